@@ -1,0 +1,158 @@
+//! The engine's settings, already validated: whoever builds one (the server from YAML, a test by hand) keeps the
+//! bounds that the fields name.
+
+use std::time::Duration;
+
+/// Which engine reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BackendKind {
+    /// io_uring through tokio-uring, one ring a core.
+    Uring,
+    /// Copies from a mapping, each batch announced to the kernel first.
+    Mmap,
+    /// Blocking `pread` on a pool of threads: the baseline.
+    Pread,
+    /// Simulated, seeded faults; only in tests (feature `sim`).
+    Sim,
+}
+
+impl BackendKind {
+    /// The word in YAML, logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Uring => "uring",
+            Self::Mmap => "mmap",
+            Self::Pread => "pread",
+            Self::Sim => "sim",
+        }
+    }
+}
+
+impl std::fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What to do where io_uring cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnUnavailable {
+    /// Refuse to start.
+    Fail,
+    /// Run on mmap, with a warning, a metric and a status line.
+    Mmap,
+}
+
+/// Whether reads bypass the page cache (uring and pread; a mapping never does).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectIo {
+    /// O_DIRECT, or the dataset does not open.
+    Required,
+    /// O_DIRECT where the file takes it.
+    Preferred,
+    /// Through the page cache.
+    Off,
+}
+
+/// Where a core's shard runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// Beside the core's connections, on the same thread: a read never crosses threads.
+    SameThread,
+    /// On a thread of its own.
+    OwnThread,
+}
+
+/// Settings of the uring backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UringConfig {
+    /// Most reads in flight a ring; cut so that all rings together stay below the device's tags. 1 to 4096.
+    pub queue_depth: u32,
+    /// See [`Placement`].
+    pub placement: Placement,
+    /// Submit to the kernel after this many reads while in-flight is low; 0: once a turn. Flushing every 4 gave
+    /// 90k instead of 79k reads/s at depth 64 (MEASURED).
+    pub eager_flush_reads: u32,
+    /// Register the response memory with the ring where RLIMIT_MEMLOCK allows.
+    pub registered_buffers: bool,
+}
+
+/// Settings of the mmap backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MmapConfig {
+    /// Threads that copy. 1 to 256.
+    pub threads: u32,
+    /// Announce each batch to the kernel (MADV_WILLNEED) before it is copied: 17k to 75k reads/s on one thread,
+    /// cold (MEASURED).
+    pub announce: bool,
+}
+
+/// Settings of the pread backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreadConfig {
+    /// Threads that read. 1 to 1024.
+    pub threads: u32,
+}
+
+/// Settings of the planner, the same for every backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanConfig {
+    /// Neighbouring extents of a batch with at most this gap are read in one. 0: only touching ones.
+    pub merge_gap_bytes: u32,
+    /// Longest single device read; longer extents are split. A multiple of 4096.
+    pub max_read_bytes: u32,
+}
+
+/// Everything the engine is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// The engine asked for.
+    pub backend: BackendKind,
+    /// What to do where it cannot be had.
+    pub on_unavailable: OnUnavailable,
+    /// Pinned network threads; each has a runtime and, with uring, a ring. At least 1.
+    pub cores: u32,
+    /// Pin core N to the Nth CPU this process may use.
+    pub pin: bool,
+    /// Response memory of the whole daemon. A multiple of 4096.
+    pub memory_budget_bytes: u64,
+    /// Most reads accepted and not submitted, a shard; beyond it a batch is refused at once.
+    pub queued_reads: u32,
+    /// Most bytes of response memory one connection may hold.
+    pub connection_bytes: u64,
+    /// Settings of uring.
+    pub uring: UringConfig,
+    /// Settings of mmap.
+    pub mmap: MmapConfig,
+    /// Settings of pread.
+    pub pread: PreadConfig,
+    /// Settings of the planner.
+    pub plan: PlanConfig,
+}
+
+impl Default for EngineConfig {
+    /// The defaults that `config/ringfetchd.yaml` documents, for one core.
+    fn default() -> Self {
+        Self {
+            backend: BackendKind::Uring,
+            on_unavailable: OnUnavailable::Mmap,
+            cores: 1,
+            pin: true,
+            memory_budget_bytes: 256 << 20,
+            queued_reads: 65_536,
+            connection_bytes: 64 << 20,
+            uring: UringConfig {
+                queue_depth: 128,
+                placement: Placement::SameThread,
+                eager_flush_reads: 4,
+                registered_buffers: true,
+            },
+            mmap: MmapConfig { threads: 2, announce: true },
+            pread: PreadConfig { threads: 32 },
+            plan: PlanConfig { merge_gap_bytes: 0, max_read_bytes: 1 << 20 },
+        }
+    }
+}
+
+/// How long an object's cached descriptor is trusted before its name is looked up again.
+pub const OBJECT_REVALIDATE_DEFAULT: Duration = Duration::from_secs(1);

@@ -1,0 +1,170 @@
+//! What can go wrong with a read. One closed set for every backend: the same cause gives the same value, whichever
+//! engine met it, so that a flip of the backend changes no client's error handling.
+
+/// Why an item, or a whole batch, could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// A block index or vector id at or past the dataset's count.
+    #[error("{what} {index} is out of range: the dataset has {count} ({what} 0 to {})", .count.saturating_sub(1))]
+    IndexOutOfRange {
+        /// `block` or `vector`.
+        what: &'static str,
+        /// The index asked for.
+        index: u64,
+        /// How many there are.
+        count: u64,
+    },
+    /// A byte range that ends past the end.
+    #[error(
+        "offset {offset} + length {length} ends past the end: there are {end} bytes, so ask for at most {}",
+        .end.saturating_sub(*.offset)
+    )]
+    RangeOutOfRange {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        length: u64,
+        /// Length of what was asked.
+        end: u64,
+    },
+    /// `offset + length` does not fit 64 bits.
+    #[error("offset {offset} + length {length} overflows 64 bits")]
+    RangeOverflow {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        length: u64,
+    },
+    /// A range of no bytes.
+    #[error("length is 0: ask for at least one byte")]
+    ZeroLength,
+    /// An item larger than one response may be.
+    #[error("the item has {length} bytes and one response holds at most {max}: fetch it in ranges")]
+    ItemTooLarge {
+        /// The item's length.
+        length: u64,
+        /// The most that is possible.
+        max: u64,
+    },
+    /// An object name that is empty, absolute, or has an empty, `.` or `..` part.
+    #[error("object name {name:?} is not valid: {reason}")]
+    ObjectNameInvalid {
+        /// The name asked for.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// No such object inside the dataset's directory (also: a link that leaves it, a directory, a device).
+    #[error("there is no object {name:?} in this dataset")]
+    ObjectNotFound {
+        /// The name asked for.
+        name: String,
+    },
+    /// The object is there and cannot be opened.
+    #[error("object {name:?} cannot be opened: {}", std::io::Error::from_raw_os_error(*.errno))]
+    ObjectUnreadable {
+        /// The name asked for.
+        name: String,
+        /// errno of the attempt.
+        errno: i32,
+    },
+    /// The file was cut short after it was opened: these bytes are gone.
+    #[error("bytes {offset}..{} are gone: the file was truncated after it was opened", .offset.saturating_add(*.length))]
+    Truncated {
+        /// File offset of the read.
+        offset: u64,
+        /// Its length.
+        length: u64,
+    },
+    /// The device or the file system failed the read.
+    #[error(
+        "reading bytes {offset}..{} failed: {}",
+        .offset.saturating_add(*.length),
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
+    Device {
+        /// errno of the attempt.
+        errno: i32,
+        /// File offset of the read.
+        offset: u64,
+        /// Its length.
+        length: u64,
+    },
+    /// A bound that holds now was met; a retry after a moment makes sense.
+    #[error("overloaded: {resource} at its limit; retry after a moment, or send less at once")]
+    Overloaded {
+        /// Which bound.
+        resource: Resource,
+    },
+    /// The deadline passed before the batch was taken up. Nothing was read.
+    #[error("the deadline passed before the read was taken up")]
+    DeadlineExceeded,
+    /// The engine is shutting down and takes no new work.
+    #[error("the daemon is draining")]
+    Draining,
+    /// The shard that had the batch failed; the daemon's log says why.
+    #[error("the engine failed while it had this read")]
+    ShardFailed,
+}
+
+/// The bounded things a batch can be refused for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Resource {
+    /// Reads queued on a shard (`limits.queued_reads`).
+    QueuedReads,
+    /// The response memory of the whole daemon (`engine.memory_budget_bytes`).
+    Memory,
+    /// One connection's share of that memory (`limits.connection_bytes`).
+    ConnectionMemory,
+}
+
+impl Resource {
+    /// The value of the metrics' `reason` label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::QueuedReads => "queued_reads",
+            Self::Memory => "memory",
+            Self::ConnectionMemory => "connection_memory",
+        }
+    }
+}
+
+impl std::fmt::Display for Resource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::QueuedReads => "queued reads are",
+            Self::Memory => "the response memory is",
+            Self::ConnectionMemory => "this connection's share of the response memory is",
+        })
+    }
+}
+
+impl ReadError {
+    /// The value of the metrics' `result` label: a closed set of few words.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::IndexOutOfRange { .. } | Self::RangeOutOfRange { .. } => "out_of_range",
+            Self::RangeOverflow { .. }
+            | Self::ZeroLength
+            | Self::ItemTooLarge { .. }
+            | Self::ObjectNameInvalid { .. } => "invalid",
+            Self::ObjectNotFound { .. } => "not_found",
+            Self::ObjectUnreadable { .. } => "unreadable",
+            Self::Truncated { .. } => "truncated",
+            Self::Device { .. } => "device_error",
+            Self::Overloaded { .. } => "overloaded",
+            Self::DeadlineExceeded => "deadline",
+            Self::Draining => "draining",
+            Self::ShardFailed => "engine_failed",
+        }
+    }
+}
+
+/// An item of a batch that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ItemError {
+    /// The item's position in the batch, from 0.
+    pub item: u32,
+    /// Why.
+    pub error: ReadError,
+}

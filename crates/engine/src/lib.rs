@@ -1,0 +1,11 @@
+//! Ringfetch's data plane: from item numbers to bytes in one aligned response buffer, over io_uring, a mapping or
+//! pread. Knows nothing of gRPC, HTTP, YAML or command lines.
+
+pub mod batch;
+pub mod buffer;
+pub mod config;
+pub mod dataset;
+pub mod engine;
+pub mod error;
+pub mod geometry;
+pub mod pattern;
