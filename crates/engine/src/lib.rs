@@ -1,6 +1,7 @@
 //! Ringfetch's data plane: from item numbers to bytes in one aligned response buffer, over io_uring, a mapping or
 //! pread. Knows nothing of gRPC, HTTP, YAML or command lines.
 
+pub(crate) mod backend;
 pub mod batch;
 pub mod buffer;
 pub mod config;

@@ -1,2 +1,2 @@
-//! stub
+//! `ringfetchd`: the composition root.
 fn main() {}

@@ -1,0 +1,54 @@
+//! A backend makes one attempt at a read: fill this memory from that place. It may return short. Continuation,
+//! end-of-file rules, errno mapping and metrics stand above it, in `shard`, written once.
+
+use crate::dataset::OpenFile;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// One attempt at one read.
+///
+/// The memory at `destination` belongs to the shard that started the attempt. It stays allocated, and nobody else
+/// touches it, until the backend has reported the attempt as finished: the shard upholds that (it leaks the memory
+/// rather than free it earlier).
+#[derive(Debug, Clone)]
+pub(crate) struct Attempt {
+    /// Chosen by the shard, below its queue depth; comes back in [`Finished`]. Unique among attempts in flight.
+    pub(crate) slot: u32,
+    /// What to read from. The attempt owns a reference, so the descriptor cannot be closed and reused under it.
+    pub(crate) file: Arc<OpenFile>,
+    /// Whether to read past the page cache. Offset, length and memory are then aligned as the file demands.
+    pub(crate) direct: bool,
+    /// File offset.
+    pub(crate) offset: u64,
+    /// Where the bytes go.
+    pub(crate) destination: *mut u8,
+    /// How many.
+    pub(crate) length: u32,
+}
+
+/// An attempt that is over: bytes read (0 is end of file), or errno.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Finished {
+    pub(crate) slot: u32,
+    pub(crate) result: Result<u32, i32>,
+}
+
+/// How attempts are made. A shard drives exactly one backend, from one thread; it never has more attempts in flight
+/// than its queue depth.
+pub(crate) trait Backend {
+    /// Tells the kernel about reads that are about to be started. A hint: may do nothing.
+    fn announce(&mut self, attempts: &[Attempt]) {
+        let _ = attempts;
+    }
+
+    /// Starts an attempt. A blocking backend makes it here and reports it from the next `poll_finished`.
+    fn start(&mut self, attempt: Attempt);
+
+    /// Makes sure that every started attempt has reached the kernel (or the pool). Returns the submissions
+    /// (system calls) that took.
+    fn flush(&mut self) -> u32;
+
+    /// Appends every attempt that is over to `finished`. `Pending` when there was none: the task is woken when there
+    /// is. Attempts may finish in any order, each exactly once.
+    fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()>;
+}

@@ -1,0 +1,1 @@
+//! The demo data set of a bare checkout.

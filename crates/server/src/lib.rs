@@ -1,0 +1,13 @@
+//! The daemon's parts; `main` composes them.
+#![forbid(unsafe_code)]
+
+pub mod admin;
+pub mod config;
+pub mod demo;
+pub mod fetch;
+pub mod grpc;
+pub mod http;
+pub mod lifecycle;
+pub mod listener;
+pub mod status;
+pub mod telemetry;
