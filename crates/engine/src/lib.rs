@@ -5,8 +5,12 @@ pub(crate) mod backend;
 pub mod batch;
 pub mod buffer;
 pub mod config;
+pub mod cpus;
 pub mod dataset;
+pub mod device;
 pub mod engine;
 pub mod error;
 pub mod geometry;
 pub mod pattern;
+
+pub use backend::probe;
