@@ -128,7 +128,6 @@ impl Arena {
 }
 
 /// A piece of the arena with one owner. What of it may be seen is set once, when its reads have finished.
-#[derive(Debug)]
 pub struct PooledBuffer {
     arena: Arc<ArenaInner>,
     allocation: Allocation<u32>,
@@ -136,6 +135,12 @@ pub struct PooledBuffer {
     capacity: usize,
     visible: std::ops::Range<usize>,
     _charge: Option<Charge>,
+}
+
+impl std::fmt::Debug for PooledBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PooledBuffer").field("capacity", &self.capacity).field("visible", &self.visible).finish()
+    }
 }
 
 // SAFETY: the piece has one owner, and its memory is not tied to a thread.

@@ -5,7 +5,7 @@
 //! announced, and the memory the kernel may still write to is leaked (see `shard`).
 
 use crate::backend::Backend;
-use crate::backend::uring::RingRuntime;
+use crate::backend::uring::{RingRuntime, UringBackend};
 use crate::metrics::ShardMetrics;
 use crate::shard::{Message, Shard};
 use std::cell::Cell;
@@ -64,7 +64,7 @@ fn pin_to(cpu: Option<usize>) {
 }
 
 /// Makes the ring's backend and registers the memory; a refusal is told, not fatal.
-fn ring_shard(ring: &RingRuntime, plan: RingPlan, shard: Unplaced) -> (Shard<impl Backend>, RingOutcome) {
+fn ring_shard(ring: &RingRuntime, plan: RingPlan, shard: Unplaced) -> (Shard<UringBackend>, RingOutcome) {
     let mut backend = ring.backend(plan.queue_depth);
     // Workers serve buffered misses only; as many as the depth can use, never the kernel's default of thousands.
     if let Err(error) = backend.cap_workers(plan.queue_depth.min(64)) {

@@ -6,7 +6,9 @@ pub mod batch;
 pub mod buffer;
 pub mod config;
 mod cores;
+pub mod cpus;
 pub mod dataset;
+pub mod device;
 pub mod engine;
 pub mod error;
 pub mod geometry;
@@ -14,3 +16,5 @@ mod metrics;
 pub mod pattern;
 mod plan;
 mod shard;
+
+pub use backend::probe;

@@ -266,7 +266,7 @@ impl Family {
         let labels = labels
             .iter()
             .map(|(name, value)| {
-                let mut pair = LabelPair::new();
+                let mut pair = LabelPair::default();
                 pair.set_name((*name).to_owned());
                 pair.set_value((*value).to_owned());
                 pair

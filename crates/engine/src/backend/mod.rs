@@ -52,3 +52,9 @@ pub(crate) trait Backend {
     /// is. Attempts may finish in any order, each exactly once.
     fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()>;
 }
+
+pub(crate) mod map;
+pub(crate) mod mmap;
+pub(crate) mod pread;
+pub mod probe;
+pub(crate) mod uring;
