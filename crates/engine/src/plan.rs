@@ -266,3 +266,7 @@ impl Open {
         });
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "the model is small")]
+mod tests;
