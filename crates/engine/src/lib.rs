@@ -14,3 +14,5 @@ pub mod geometry;
 pub mod pattern;
 
 pub use backend::probe;
+#[cfg(any(test, feature = "sim"))]
+pub use backend::sim;

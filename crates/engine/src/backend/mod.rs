@@ -54,4 +54,10 @@ pub(crate) trait Backend {
 }
 
 pub(crate) mod map;
+pub(crate) mod mmap;
+pub(crate) mod pread;
 pub mod probe;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
+#[cfg(test)]
+mod trait_suite;
