@@ -184,6 +184,22 @@ impl Engine {
     /// io_uring cannot be had and `on_unavailable` is `Fail`; or a thread, the memory or a ring cannot be had.
     pub fn start(config: &EngineConfig) -> Result<Self, StartError> {
         let (backend, _facts) = choose(config)?;
+        Self::start_on(config, backend, None)
+    }
+
+    /// Starts an engine whose one shard reads through the simulated backend in the hand of `control`, with
+    /// `queue_depth` of `config.uring`.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    #[cfg(any(test, feature = "sim"))]
+    pub fn start_sim(config: &EngineConfig, control: &crate::sim::SimControl) -> Result<Self, StartError> {
+        let requested = BackendKind::Sim;
+        let backend = BackendStatus { backend: requested, requested, reason: control.to_string() };
+        Self::start_on(config, backend, Some(control.clone()))
+    }
+
+    fn start_on(config: &EngineConfig, backend: BackendStatus, sim: Sim) -> Result<Self, StartError> {
         let arena = Arena::new(config.memory_budget_bytes).map_err(|error| {
             StartError(format!(
                 "engine.memory_budget: {} bytes cannot be reserved: {error}; ask for less",
@@ -192,7 +208,7 @@ impl Engine {
         })?;
         let (alarm_raised, alarm) = watch::channel(false);
         let alarm_raised = Alarm(Arc::new(alarm_raised));
-        let mut starter = Starter { config, arena: &arena, alarm: alarm_raised, threads: Vec::new(), shards: Vec::new() };
+        let mut starter = Starter { config, arena: &arena, alarm: alarm_raised, threads: Vec::new(), shards: Vec::new(), sim };
         let cores = starter.start(backend.backend)?;
         let Starter { threads, shards, .. } = starter;
         let rules = Rules {
@@ -424,7 +440,13 @@ struct Starter<'a> {
     alarm: Alarm,
     threads: Vec<JoinHandle<()>>,
     shards: Vec<ShardHandle>,
+    sim: Sim,
 }
+
+#[cfg(any(test, feature = "sim"))]
+type Sim = Option<crate::sim::SimControl>;
+#[cfg(not(any(test, feature = "sim")))]
+type Sim = Option<std::convert::Infallible>;
 
 impl Starter<'_> {
     fn start(&mut self, backend: BackendKind) -> Result<Vec<mpsc::UnboundedSender<Job>>, StartError> {
@@ -465,11 +487,18 @@ impl Starter<'_> {
             BackendKind::Pread => {
                 let threads = self.config.pread.threads.max(1);
                 let shard = self.shard(0, backend, threads);
-                self.blocking(shard, move || PreadBackend::new(threads as usize))?;
+                self.blocking(shard, move || PreadBackend::new(threads))?;
             }
-            BackendKind::Sim => {
-                return Err(StartError("the sim backend is made by `Engine::start_sim`".to_owned()));
-            }
+            BackendKind::Sim => match self.sim.take() {
+                #[cfg(any(test, feature = "sim"))]
+                Some(control) => {
+                    let shard = self.shard(0, backend, self.config.uring.queue_depth);
+                    self.blocking(shard, move || Ok(crate::backend::sim::SimBackend::new(&control)))?;
+                }
+                Some(_) | None => {
+                    return Err(StartError("engine.backend: sim is for tests; choose uring, mmap or pread".to_owned()));
+                }
+            },
         }
         Ok(senders)
     }

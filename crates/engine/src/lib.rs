@@ -18,3 +18,5 @@ mod plan;
 mod shard;
 
 pub use backend::probe;
+#[cfg(any(test, feature = "sim"))]
+pub use backend::sim;

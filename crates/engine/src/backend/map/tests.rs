@@ -206,8 +206,12 @@ fn child_process() {
     let Some(role) = std::env::var_os("RINGFETCH_MAP_TEST_CHILD") else {
         return;
     };
-    let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
-    rustix::process::setrlimit(rustix::process::Resource::Core, none).expect("no core files from a wanted death");
+    let none = rustix::process::Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Core, none)
+        .expect("no core files from a wanted death");
     let page = rustix::param::page_size();
     let file = file_of(&pattern(2 * page));
     if role == "previous_handler" {
