@@ -41,7 +41,7 @@ pub(crate) trait Backend {
         let _ = attempts;
     }
 
-    /// Starts an attempt. A blocking backend makes it here and reports it from the next `poll_finished`.
+    /// Starts an attempt. A blocking backend makes it in a later `poll_finished`.
     fn start(&mut self, attempt: Attempt);
 
     /// Makes sure that every started attempt has reached the kernel (or the pool). Returns the submissions
@@ -61,3 +61,4 @@ pub mod probe;
 pub mod sim;
 #[cfg(test)]
 mod trait_suite;
+pub(crate) mod uring;
