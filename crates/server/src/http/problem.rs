@@ -22,9 +22,6 @@ use ringfetch_engine::error::ReadError;
 /// The media type of every error body.
 pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 
-/// Longest `detail`, bytes: what a client sent is quoted in it, and may be long.
-const DETAIL_BYTES_MAX: usize = 1024;
-
 /// Why a request is not answered with what it asked for.
 #[derive(Debug, Clone)]
 pub(super) struct Problem {
@@ -108,12 +105,12 @@ impl Problem {
     }
 
     fn into_answer(self, instance: &str) -> Response {
-        let Self { status, slug, mut detail, field, retry_after, allowed, mut headers } = self;
-        shorten(&mut detail);
+        let Self { status: code, slug, detail, field, retry_after, allowed, mut headers } = self;
+        let detail = status::message_of(&detail);
         let body = ProblemBody {
             type_: format!("/problems/{slug}"),
             title: title(slug),
-            status: status.as_u16(),
+            status: code.as_u16(),
             detail: &detail,
             instance,
             field: field.as_deref(),
@@ -127,7 +124,7 @@ impl Problem {
         if let Some(after) = retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(retry_after_seconds(after)));
         }
-        (status, headers, Body::from(body)).into_response()
+        (code, headers, Body::from(body)).into_response()
     }
 }
 
@@ -177,7 +174,7 @@ pub(super) async fn no_such_path() -> Problem {
 }
 
 fn method_not_allowed(matched: Option<&str>, method: &Method) -> Problem {
-    let allowed = routes::methods_of(matched.unwrap_or_default());
+    let allowed = routes::methods_of(matched);
     let list = allowed.join(", ");
     let problem = Problem::new(
         StatusCode::METHOD_NOT_ALLOWED,
@@ -185,7 +182,7 @@ fn method_not_allowed(matched: Option<&str>, method: &Method) -> Problem {
         format!("{method} is not a method of this resource: use {list}"),
     );
     match HeaderValue::try_from(list) {
-        Ok(list) => problem.with_allowed(allowed).with_header(header::ALLOW, list),
+        Ok(list) => problem.with_allowed(allowed.to_vec()).with_header(header::ALLOW, list),
         Err(_) => problem,
     }
 }
@@ -204,15 +201,6 @@ fn title(slug: &str) -> String {
 fn retry_after_seconds(after: Duration) -> u64 {
     let whole = after.as_secs();
     if after.subsec_nanos() > 0 { whole.saturating_add(1) } else { whole.max(1) }
-}
-
-fn shorten(detail: &mut String) {
-    if detail.len() <= DETAIL_BYTES_MAX {
-        return;
-    }
-    let cut = (0..=DETAIL_BYTES_MAX).rev().find(|&at| detail.is_char_boundary(at)).unwrap_or(0);
-    detail.truncate(cut);
-    detail.push_str("...");
 }
 
 /// The path's parameters, percent-decoded; a path that cannot be decoded is a problem.
@@ -280,13 +268,5 @@ mod tests {
         for (ms, seconds) in [(0, 1), (1, 1), (1000, 1), (1001, 2), (2500, 3)] {
             assert_eq!(retry_after_seconds(Duration::from_millis(ms)), seconds, "{ms} ms");
         }
-    }
-
-    #[test]
-    fn a_long_detail_is_cut_at_a_character() {
-        // A detail that quotes 4 KiB of two-byte characters: cut below the bound, still valid text.
-        let mut detail = "é".repeat(2048);
-        shorten(&mut detail);
-        assert!(detail.len() <= DETAIL_BYTES_MAX + 3 && detail.ends_with("..."));
     }
 }

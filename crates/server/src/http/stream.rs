@@ -85,10 +85,9 @@ impl Reader {
     }
 
     fn window_limits(&self) -> WindowLimits {
-        let limits = self.fetcher.limits();
         WindowLimits {
-            bytes: WINDOW_BYTES_MAX.min(limits.response_bytes).min(self.fetcher.engine().response_bytes_max()),
-            extents: usize::try_from(limits.items_per_request).unwrap_or(usize::MAX),
+            bytes: WINDOW_BYTES_MAX.min(self.fetcher.item_bytes_max()),
+            extents: usize::try_from(self.fetcher.limits().items_per_request).unwrap_or(usize::MAX),
         }
     }
 
