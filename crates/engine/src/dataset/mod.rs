@@ -7,6 +7,7 @@
 mod direct;
 mod file;
 mod layout;
+mod npy;
 mod open;
 
 pub use file::OpenFile;

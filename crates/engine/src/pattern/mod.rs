@@ -5,8 +5,11 @@
 //! OOPSLA 2014). For f32 and f16 vectors the raw stream would hold NaNs: [`fill_elements`] maps it to [-1, 1).
 //! Nothing here depends on the machine: no libm, no native byte order. Writing files is in `write`.
 
-use crate::dataset::{Dtype, Layout};
-use std::path::Path;
+mod write;
+
+pub use write::{Progress, write_blocks, write_objects, write_vectors};
+
+use crate::dataset::Dtype;
 
 /// 2^64 divided by the golden ratio: SplitMix64's increment.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -108,65 +111,39 @@ pub fn object_seed(seed: u64, name: &str) -> u64 {
     })
 }
 
-/// Called with bytes written so far, now and then; returning false stops the writing.
-pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
-
-/// Writes a file of `length_bytes` of the stream.
-///
-/// # Errors
-/// errno of the writing; `Interrupted` when `progress` said to stop.
-pub fn write_blocks(
-    path: &Path,
-    seed: u64,
-    length_bytes: u64,
-    progress: Progress<'_>,
-) -> std::io::Result<()> {
-    let _ = (path, seed, length_bytes, progress);
-    todo!()
-}
-
-/// Writes `count` vectors of `dim` elements in a layout (its own header or per-record headers included).
-///
-/// # Errors
-/// As [`write_blocks`]; `InvalidInput` when the layout fixes another dtype.
-pub fn write_vectors(
-    path: &Path,
-    seed: u64,
-    layout: Layout,
-    dtype: Dtype,
-    dim: u32,
-    count: u64,
-    progress: Progress<'_>,
-) -> std::io::Result<()> {
-    let _ = (path, seed, layout, dtype, dim, count, progress);
-    todo!()
-}
-
-/// The name of object number `index` of a made directory: `shard-NN/object-NNNNNN`, 100 objects a folder.
+/// The name of object number `index` of a made directory: `shard-NN/object-NNNNNN`, 100 objects a folder. Number 12 345
+/// is `shard-123/object-012345`.
 pub fn object_name(index: u64) -> String {
-    let _ = index;
-    todo!()
+    format!("shard-{:02}/object-{index:06}", index / 100)
 }
 
 /// The length of object number `index` of a made directory: log-uniform in `min..=max` by the seed, except that the
-/// first is empty and the second has one byte.
+/// first is empty and the second has one byte. A `min` of 0 counts as 1, a `max` below `min` as `min`.
 pub fn object_length(seed: u64, index: u64, min: u64, max: u64) -> u64 {
-    let _ = (seed, index, min, max);
-    todo!()
+    if index < 2 {
+        return index;
+    }
+    let min = min.max(1);
+    let max = max.max(min);
+    // min x ratio^u with u from the top 32 bits of a word: u = 0.101 in binary is ratio^(1/2) x ratio^(1/8). Square
+    // roots and products are exact to the last bit on every machine, as powf is not.
+    let drawn = word(seed, index);
+    let mut root = (max as f64 + 1.0) / min as f64;
+    let mut length = min as f64;
+    for bit in (32..64).rev() {
+        root = root.sqrt();
+        if drawn >> bit & 1 == 1 {
+            length *= root;
+        }
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "positive, and a cast of a float saturates"
+    )]
+    let whole = length as u64;
+    whole.clamp(min, max)
 }
 
-/// Writes `count` objects below `directory`.
-///
-/// # Errors
-/// As [`write_blocks`].
-pub fn write_objects(
-    directory: &Path,
-    seed: u64,
-    count: u64,
-    length_min: u64,
-    length_max: u64,
-    progress: Progress<'_>,
-) -> std::io::Result<()> {
-    let _ = (directory, seed, count, length_min, length_max, progress);
-    todo!()
-}
+#[cfg(test)]
+mod tests;
