@@ -228,6 +228,7 @@ fn engine(mut section: Section<'_>) -> (EngineConfig, DirectIo) {
         mmap,
         pread,
         plan,
+        device_tags: default.device_tags,
     };
     (config, direct_io)
 }
