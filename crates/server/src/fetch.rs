@@ -10,6 +10,7 @@
 
 use crate::config::Limits;
 use futures_util::StreamExt as _;
+use futures_util::stream::FuturesOrdered;
 use prometheus::{IntCounter, IntCounterVec, Opts};
 use ringfetch_engine::batch::{Batch, Fetched};
 use ringfetch_engine::buffer::Share;
@@ -554,11 +555,17 @@ impl Fetcher {
                 offsets,
                 lengths,
             } => {
-                let mut opened = futures_util::stream::iter(names)
-                    .map(|name| dataset.object(name))
-                    .buffered(OPENS_AT_ONCE)
-                    .enumerate();
-                while let Some((item, object)) = opened.next().await {
+                // A plain loop where `buffered` would do: its closure over a borrowed name keeps the future from being
+                // `Send` for every lifetime, which transports need.
+                let mut waiting = names.iter();
+                let mut opening = FuturesOrdered::new();
+                for item in 0..names.len() {
+                    while opening.len() < OPENS_AT_ONCE
+                        && let Some(name) = waiting.next()
+                    {
+                        opening.push_back(dataset.object(name));
+                    }
+                    let Some(object) = opening.next().await else { break };
                     let offset = offsets.get(item).copied().unwrap_or(0);
                     let length = lengths.get(item).copied().filter(|length| *length > 0);
                     match object {

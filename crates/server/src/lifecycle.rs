@@ -4,9 +4,14 @@
 //! through one `watch` channel. Deliberately absent: restarts in place, and pausing.
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{SignalKind, signal};
+use ringfetch_engine::engine::Engine;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+
+use crate::fetch::Fetcher;
+use crate::listener::Remaining;
 
 /// What the daemon is doing. It only moves down this list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,34 +125,122 @@ impl Lifecycle {
 /// Exit code of a process that a second signal ended: 128 + SIGINT, as shells say it.
 const EXIT_SECOND_SIGNAL: i32 = 130;
 
-/// Drains on the first SIGTERM or SIGINT and ends the process at once on the second.
-///
-/// # Errors
-/// The signal handlers cannot be installed.
+/// SIGTERM and SIGINT, caught from the moment this is made.
+#[derive(Debug)]
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Takes the signals' default action away. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn install() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Drains on the first signal and ends the process at once on the second.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the signals without effect.
+    pub async fn obey(mut self, lifecycle: Lifecycle) {
+        let first = self.next().await;
+        tracing::info!(
+            signal = first,
+            "draining; a second signal ends the process at once"
+        );
+        lifecycle.start_draining();
+        let second = self.next().await;
+        tracing::warn!(
+            signal = second,
+            "second signal: ending at once, requests in flight are cut off"
+        );
+        std::process::exit(EXIT_SECOND_SIGNAL);
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// How often the cores are asked whether they live.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// Fails the daemon when one of the engine's cores has stopped. Ends when it drains.
 ///
 /// # Cancel safety
-/// Dropping the future leaves the signals without effect (their default action stays replaced).
-pub async fn drain_on_signals(lifecycle: Lifecycle) -> std::io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut next = async || {
+/// Dropping the future has no effect.
+pub async fn watch_cores(engine: Engine, lifecycle: Lifecycle) {
+    let mut ticks = tokio::time::interval(HEARTBEAT);
+    loop {
         tokio::select! {
-            _ = terminate.recv() => "SIGTERM",
-            _ = interrupt.recv() => "SIGINT",
+            () = lifecycle.draining() => return,
+            _ = ticks.tick() => {}
+        }
+        for core in 0..engine.core_count() {
+            if !engine.spawn_on(core, async || {}) {
+                lifecycle.fail(format!("core {core} has stopped"));
+            }
+        }
+    }
+}
+
+/// What a drain had to cut off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// Connections that were still open.
+    pub connections: usize,
+    /// Reads that did not complete.
+    pub reads: u64,
+}
+
+impl Drained {
+    /// Whether nothing was cut off.
+    pub fn is_clean(self) -> bool {
+        self.connections == 0 && self.reads == 0
+    }
+}
+
+/// Ends everything in order: no new requests, connections finish, reads complete. Takes at most `timeout`, of which
+/// connections get nine tenths, so that reads of those cut off can still complete.
+///
+/// # Cancel safety
+/// Do not drop the future before it is done: reads may be in flight.
+pub async fn drain(
+    fetcher: &Fetcher,
+    lifecycle: &Lifecycle,
+    ports: &[Remaining],
+    timeout: Duration,
+) -> Drained {
+    let started = Instant::now();
+    fetcher.start_draining();
+    lifecycle.start_draining();
+    let all_closed = async {
+        for port in ports {
+            port.closed().await;
         }
     };
-    let first = next().await;
-    tracing::info!(
-        signal = first,
-        "draining; a second signal ends the process at once"
-    );
-    lifecycle.start_draining();
-    let second = next().await;
-    tracing::warn!(
-        signal = second,
-        "second signal: ending at once, requests in flight are cut off"
-    );
-    std::process::exit(EXIT_SECOND_SIGNAL);
+    let in_time = tokio::time::timeout(timeout - timeout / 10, all_closed)
+        .await
+        .is_ok();
+    let connections = if in_time {
+        0
+    } else {
+        ports.iter().map(Remaining::open).sum()
+    };
+    let report = fetcher.engine().drain(started + timeout).await;
+    Drained {
+        connections,
+        reads: report.abandoned_reads,
+    }
 }
 
 #[cfg(test)]
