@@ -12,6 +12,8 @@ use ringfetch_engine::config::{
     UringConfig,
 };
 
+use ringfetch_engine::cpus::usable_cpus;
+
 use super::layers::{self, Base, Inputs};
 use super::problem::Problems;
 use super::walk::{Section, Walk};
@@ -236,9 +238,9 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     let default = Limits::default();
     let budget = engine.memory_budget_bytes;
     let items_per_request = section.small("items_per_request", default.items_per_request, 1..=1 << 20);
-    // Where nobody says otherwise, a small budget takes these two down with it.
+    // Where nobody says otherwise, a small budget takes these two down with it, so far that some answers fit at once.
     let connection_default = engine.connection_bytes.min(budget);
-    let response_default = default.response_bytes.min(budget);
+    let response_default = default.response_bytes.min(budget / 4);
     let response_bytes = section.bytes("response_bytes", response_default, PAGE_BYTES..=1 << 30, 1);
     let request_bytes = section.bytes(
         "request_bytes",
