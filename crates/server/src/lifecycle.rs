@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::fetch::Fetcher;
-use crate::listener::Listener;
+use crate::listener::Remaining;
 
 /// What the daemon is doing. It only moves down this list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -217,15 +217,15 @@ impl Drained {
 pub async fn drain(
     fetcher: &Fetcher,
     lifecycle: &Lifecycle,
-    listeners: &[Listener],
+    ports: &[Remaining],
     timeout: Duration,
 ) -> Drained {
     let started = Instant::now();
     fetcher.start_draining();
     lifecycle.start_draining();
     let all_closed = async {
-        for listener in listeners {
-            listener.closed().await;
+        for port in ports {
+            port.closed().await;
         }
     };
     let in_time = tokio::time::timeout(timeout - timeout / 10, all_closed)
@@ -234,7 +234,7 @@ pub async fn drain(
     let connections = if in_time {
         0
     } else {
-        listeners.iter().map(Listener::open).sum()
+        ports.iter().map(Remaining::open).sum()
     };
     let report = fetcher.engine().drain(started + timeout).await;
     Drained {

@@ -329,14 +329,18 @@ impl Listener {
         })
     }
 
-    /// Accepts until the daemon drains; then the port is closed for new connections as soon as this is dropped.
+    /// Accepts until the daemon drains. Then nobody can connect any more, and what is left are the open connections.
     ///
     /// # Cancel safety
-    /// Dropping the future accepts no more; connections go on.
-    pub async fn serve(&self) {
+    /// Dropping the future closes the port; connections go on.
+    pub async fn serve(self) -> Remaining {
         tokio::select! {
             () = self.lifecycle.draining() => {}
             () = self.accept() => {}
+        }
+        Remaining {
+            slots: self.slots,
+            slots_total: self.slots_total,
         }
     }
 
@@ -388,8 +392,17 @@ impl Listener {
             self.lifecycle.fail(format!("core {core} has stopped"));
         }
     }
+}
 
-    /// Resolves once no connection is open.
+/// The open connections of a port that accepts no more.
+#[derive(Debug)]
+pub struct Remaining {
+    slots: Arc<Semaphore>,
+    slots_total: u32,
+}
+
+impl Remaining {
+    /// Resolves once none is open.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -397,7 +410,7 @@ impl Listener {
         let _never_closed = self.slots.acquire_many(self.slots_total).await;
     }
 
-    /// Connections that are open.
+    /// How many are open.
     pub fn open(&self) -> usize {
         let total = usize::try_from(self.slots_total).unwrap_or(usize::MAX);
         total.saturating_sub(self.slots.available_permits())

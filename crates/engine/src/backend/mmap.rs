@@ -115,7 +115,9 @@ impl Backend for MmapBackend {
 
     fn poll_finished(&mut self, _: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
         for _ in 0..MADE_AT_ONCE {
-            let Some(attempt) = self.waiting.pop_front() else { break };
+            let Some(attempt) = self.waiting.pop_front() else {
+                break;
+            };
             self.make(attempt);
         }
         if self.made.is_empty() {
@@ -144,6 +146,9 @@ fn kept(offset: u64, length: u32, end: u64) -> u32 {
     u32::try_from(end.saturating_sub(offset)).map_or(length, |left| left.min(length))
 }
 
+/// Asked after the copies: a truncation sets the new length before it zeroes the rest of the last page (ext4, tmpfs:
+/// `truncate_setsize` and its like), so zeros that were copied imply a length that cuts them off. XFS zeroes first
+/// (`iomap_truncate_page` in `xfs_setattr_size`), which leaves it a window of microseconds, of one page, open.
 fn length_now(file: &OpenFile) -> Result<u64, i32> {
     file.current_length()
         .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
