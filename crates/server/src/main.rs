@@ -199,7 +199,7 @@ async fn serve(
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
-    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone());
+    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone(), rpc.clone());
 
     let addresses = ports.addresses();
     let mut served = vec![
