@@ -110,8 +110,15 @@ pub(super) struct ObjectPart {
 enum Columns {
     Blocks(Vec<u64>),
     Vectors(Vec<u64>),
-    Ranges { offsets: Vec<u64>, lengths: Vec<u64> },
-    Objects { names: Vec<String>, offsets: Vec<u64>, lengths: Vec<u64> },
+    Ranges {
+        offsets: Vec<u64>,
+        lengths: Vec<u64>,
+    },
+    Objects {
+        names: Vec<String>,
+        offsets: Vec<u64>,
+        lengths: Vec<u64>,
+    },
 }
 
 /// A request as every kind of it is handled.
@@ -130,7 +137,15 @@ impl Columns {
             Self::Blocks(indices) => Items::Blocks(indices),
             Self::Vectors(ids) => Items::Vectors(ids),
             Self::Ranges { offsets, lengths } => Items::Ranges { offsets, lengths },
-            Self::Objects { names, offsets, lengths } => Items::Objects { names, offsets, lengths },
+            Self::Objects {
+                names,
+                offsets,
+                lengths,
+            } => Items::Objects {
+                names,
+                offsets,
+                lengths,
+            },
         }
     }
 
@@ -150,7 +165,8 @@ impl Columns {
             Self::Ranges { lengths, .. } => lengths.windows(2).all(|pair| pair[0] == pair[1]),
             // 0 is "to the end", which is anywhere.
             Self::Objects { lengths, .. } => {
-                lengths.first().is_some_and(|first| *first > 0) && lengths.windows(2).all(|pair| pair[0] == pair[1])
+                lengths.first().is_some_and(|first| *first > 0)
+                    && lengths.windows(2).all(|pair| pair[0] == pair[1])
             }
         }
     }
@@ -163,33 +179,73 @@ trait BatchRequest: DeserializeOwned {
 
 impl BatchRequest for BlocksBatch {
     fn into_call(self) -> Result<Call, Problem> {
-        let Self { indices, fail_fast, deadline_ms } = self;
-        Ok(Call { columns: Columns::Blocks(indices), field: "indices", fail_fast, deadline_ms })
+        let Self {
+            indices,
+            fail_fast,
+            deadline_ms,
+        } = self;
+        Ok(Call {
+            columns: Columns::Blocks(indices),
+            field: "indices",
+            fail_fast,
+            deadline_ms,
+        })
     }
 }
 
 impl BatchRequest for VectorsBatch {
     fn into_call(self) -> Result<Call, Problem> {
-        let Self { ids, fail_fast, deadline_ms } = self;
-        Ok(Call { columns: Columns::Vectors(ids), field: "ids", fail_fast, deadline_ms })
+        let Self {
+            ids,
+            fail_fast,
+            deadline_ms,
+        } = self;
+        Ok(Call {
+            columns: Columns::Vectors(ids),
+            field: "ids",
+            fail_fast,
+            deadline_ms,
+        })
     }
 }
 
 impl BatchRequest for RangesBatch {
     fn into_call(self) -> Result<Call, Problem> {
-        let Self { ranges, fail_fast, deadline_ms } = self;
-        let (offsets, lengths) = ranges.into_iter().map(|range| (range.offset, range.length)).unzip();
-        Ok(Call { columns: Columns::Ranges { offsets, lengths }, field: "ranges", fail_fast, deadline_ms })
+        let Self {
+            ranges,
+            fail_fast,
+            deadline_ms,
+        } = self;
+        let (offsets, lengths) = ranges
+            .into_iter()
+            .map(|range| (range.offset, range.length))
+            .unzip();
+        Ok(Call {
+            columns: Columns::Ranges { offsets, lengths },
+            field: "ranges",
+            fail_fast,
+            deadline_ms,
+        })
     }
 }
 
 impl BatchRequest for ObjectsBatch {
     fn into_call(self) -> Result<Call, Problem> {
-        let Self { names, objects, fail_fast, deadline_ms } = self;
+        let Self {
+            names,
+            objects,
+            fail_fast,
+            deadline_ms,
+        } = self;
         let (field, columns) = match (names, objects) {
-            (Some(names), None) => {
-                ("names", Columns::Objects { names, offsets: Vec::new(), lengths: Vec::new() })
-            }
+            (Some(names), None) => (
+                "names",
+                Columns::Objects {
+                    names,
+                    offsets: Vec::new(),
+                    lengths: Vec::new(),
+                },
+            ),
             (None, Some(objects)) => {
                 let (mut names, mut offsets, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
                 for ObjectPart { name, offset, length } in objects {
@@ -197,7 +253,14 @@ impl BatchRequest for ObjectsBatch {
                     offsets.push(offset);
                     lengths.push(length);
                 }
-                ("objects", Columns::Objects { names, offsets, lengths })
+                (
+                    "objects",
+                    Columns::Objects {
+                        names,
+                        offsets,
+                        lengths,
+                    },
+                )
             }
             (None, None) | (Some(_), Some(_)) => {
                 return Err(Problem::malformed(
@@ -206,7 +269,12 @@ impl BatchRequest for ObjectsBatch {
                 ));
             }
         };
-        Ok(Call { columns, field, fail_fast, deadline_ms })
+        Ok(Call {
+            columns,
+            field,
+            fail_fast,
+            deadline_ms,
+        })
     }
 }
 
@@ -268,7 +336,10 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     let (parts, body) = request.into_parts();
     let form = preferred(&parts.headers)?;
     require_json(&parts.headers)?;
-    let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let declared = parts
+        .headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse().ok());
     let body = read_body(body, declared, app.fetcher.limits().request_bytes).await?;
     let call = parse::<R>(&body)?.into_call()?;
     drop(body);
@@ -277,11 +348,17 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     check_form(&call, form, items_max)?;
 
     let deadline = (call.deadline_ms > 0).then(|| arrival + Duration::from_millis(call.deadline_ms.into()));
-    let context = CallContext { deadline, share: super::share_of(&parts.extensions), fail_fast: call.fail_fast };
+    let context = CallContext {
+        deadline,
+        share: super::share_of(&parts.extensions),
+        fail_fast: call.fail_fast,
+    };
     let result = app.fetcher.fetch(name, call.columns.items(), context).await;
     let (_, fetched) = result.map_err(|error| in_terms_of(call.field, error))?;
     let shape = match dataset.kind() {
-        Kind::Vectors { dim, dtype, .. } if call.columns.wanted() == Wanted::Vectors => Some(Shape { dim, dtype }),
+        Kind::Vectors { dim, dtype, .. } if call.columns.wanted() == Wanted::Vectors => {
+            Some(Shape { dim, dtype })
+        }
         Kind::Vectors { .. } | Kind::Blocks { .. } | Kind::Objects => None,
     };
     encode(form, fetched, shape)
@@ -318,7 +395,10 @@ async fn read_body(body: Body, declared: Option<u64>, bytes_max: u32) -> Result<
     if declared.is_some_and(|length| length > u64::from(bytes_max)) {
         return Err(too_large());
     }
-    match Limited::new(body, usize::try_from(bytes_max).unwrap_or(usize::MAX)).collect().await {
+    match Limited::new(body, usize::try_from(bytes_max).unwrap_or(usize::MAX))
+        .collect()
+        .await
+    {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
         Err(error) => Err(Problem::malformed("body", format!("it broke off: {error}"))),
@@ -333,7 +413,8 @@ fn parse<R: DeserializeOwned>(body: &[u8]) -> Result<R, Problem> {
         let field = if path == "." { "body".to_owned() } else { path };
         Problem::malformed(field, error.inner().to_string())
     })?;
-    json.end().map_err(|error| Problem::malformed("body", error.to_string()))?;
+    json.end()
+        .map_err(|error| Problem::malformed("body", error.to_string()))?;
     Ok(value)
 }
 
@@ -381,14 +462,29 @@ mod tests {
         assert_eq!(blocks, expected);
         let vectors = call::<VectorsBatch>(r#"{"ids":[18446744073709551615]}"#).unwrap();
         assert_eq!(vectors.columns, Columns::Vectors(vec![u64::MAX]));
-        let ranges = call::<RangesBatch>(r#"{"ranges":[{"offset":5,"length":6},{"offset":7,"length":8}]}"#).unwrap();
-        assert_eq!(ranges.columns, Columns::Ranges { offsets: vec![5, 7], lengths: vec![6, 8] });
+        let ranges =
+            call::<RangesBatch>(r#"{"ranges":[{"offset":5,"length":6},{"offset":7,"length":8}]}"#).unwrap();
+        assert_eq!(
+            ranges.columns,
+            Columns::Ranges {
+                offsets: vec![5, 7],
+                lengths: vec![6, 8]
+            }
+        );
         let names = call::<ObjectsBatch>(r#"{"names":["a/b"]}"#).unwrap();
-        let whole = Columns::Objects { names: vec!["a/b".into()], offsets: vec![], lengths: vec![] };
+        let whole = Columns::Objects {
+            names: vec!["a/b".into()],
+            offsets: vec![],
+            lengths: vec![],
+        };
         assert_eq!((names.columns, names.field), (whole, "names"));
-        let parts = call::<ObjectsBatch>(r#"{"objects":[{"name":"a"},{"name":"b","offset":1,"length":2}]}"#).unwrap();
-        let columns =
-            Columns::Objects { names: vec!["a".into(), "b".into()], offsets: vec![0, 1], lengths: vec![0, 2] };
+        let parts =
+            call::<ObjectsBatch>(r#"{"objects":[{"name":"a"},{"name":"b","offset":1,"length":2}]}"#).unwrap();
+        let columns = Columns::Objects {
+            names: vec!["a".into(), "b".into()],
+            offsets: vec![0, 1],
+            lengths: vec![0, 2],
+        };
         assert_eq!((parts.columns, parts.field), (columns, "objects"));
     }
 
@@ -396,14 +492,30 @@ mod tests {
     async fn mistakes_are_named_with_their_member_and_place() {
         // Malformed and wrong JSON of every sort: 400, the member, and line and column in the message.
         for (json, field, part) in [
-            (r#"{"ranges":[{"offset":1,"length":1},{"offset":-1,"length":1}]}"#, "ranges[1].offset", "line 1 column"),
-            (r#"{"ranges":[{"offset":1}]}"#, "ranges[0]", "missing field `length`"),
-            (r#"{"ranges":[],"failfast":true}"#, "failfast", "unknown field `failfast`"),
+            (
+                r#"{"ranges":[{"offset":1,"length":1},{"offset":-1,"length":1}]}"#,
+                "ranges[1].offset",
+                "line 1 column",
+            ),
+            (
+                r#"{"ranges":[{"offset":1}]}"#,
+                "ranges[0]",
+                "missing field `length`",
+            ),
+            (
+                r#"{"ranges":[],"failfast":true}"#,
+                "failfast",
+                "unknown field `failfast`",
+            ),
             (r#"{"ranges":[]} x"#, "body", "trailing characters"),
             (r#"{}"#, "body", "missing field `ranges`"),
             ("", "body", "EOF"),
             ("{\n\"ranges\": [}", "ranges[0]", "line 2 column 12"),
-            (r#"{"ranges":[],"deadline_ms":-1}"#, "deadline_ms", "invalid value"),
+            (
+                r#"{"ranges":[],"deadline_ms":-1}"#,
+                "deadline_ms",
+                "invalid value",
+            ),
         ] {
             let (status, got_field, detail) = told(call::<RangesBatch>(json).unwrap_err()).await;
             assert_eq!((status, got_field.as_str()), (400, field), "{json}: {detail}");
@@ -440,8 +552,16 @@ mod tests {
         let ranges = |last: u64| {
             let mut lengths = vec![4; many];
             lengths[many - 1] = last;
-            let columns = Columns::Ranges { offsets: vec![0; many], lengths };
-            Call { columns, field: "ranges", fail_fast: false, deadline_ms: 0 }
+            let columns = Columns::Ranges {
+                offsets: vec![0; many],
+                lengths,
+            };
+            Call {
+                columns,
+                field: "ranges",
+                fail_fast: false,
+                deadline_ms: 0,
+            }
         };
         assert!(check_form(&ranges(4), Form::Octets, 4096).is_ok());
         assert!(check_form(&ranges(5), Form::Json, 4096).is_ok());
@@ -453,7 +573,11 @@ mod tests {
     #[test]
     fn whole_objects_have_no_common_length() {
         // Objects without lengths, with equal ones, and to their ends: only equal explicit lengths are uniform.
-        let objects = |lengths: Vec<u64>| Columns::Objects { names: vec![], offsets: vec![], lengths };
+        let objects = |lengths: Vec<u64>| Columns::Objects {
+            names: vec![],
+            offsets: vec![],
+            lengths,
+        };
         assert!(!objects(vec![]).is_uniform());
         assert!(!objects(vec![0, 0]).is_uniform());
         assert!(!objects(vec![1, 2]).is_uniform());
@@ -465,7 +589,21 @@ mod tests {
         // What a fetch says about its columns: told in the terms of the JSON.
         let error = in_terms_of("ranges", FetchError::EmptyBatch { field: "offsets" });
         assert_eq!(error, FetchError::EmptyBatch { field: "ranges" });
-        let error = in_terms_of("objects", FetchError::TooManyItems { field: "names", items: 9, max: 8 });
-        assert_eq!(error, FetchError::TooManyItems { field: "objects", items: 9, max: 8 });
+        let error = in_terms_of(
+            "objects",
+            FetchError::TooManyItems {
+                field: "names",
+                items: 9,
+                max: 8,
+            },
+        );
+        assert_eq!(
+            error,
+            FetchError::TooManyItems {
+                field: "objects",
+                items: 9,
+                max: 8
+            }
+        );
     }
 }

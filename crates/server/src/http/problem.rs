@@ -77,7 +77,11 @@ impl Problem {
 
     /// A part of the request that cannot be understood or is not allowed: answered as a malformed gRPC request is.
     pub(super) fn malformed(field: impl Into<String>, problem: impl Into<String>) -> Self {
-        FetchError::Malformed { field: field.into(), problem: problem.into() }.into()
+        FetchError::Malformed {
+            field: field.into(),
+            problem: problem.into(),
+        }
+        .into()
     }
 
     /// Names the part of the request that is wrong.
@@ -105,7 +109,15 @@ impl Problem {
     }
 
     fn into_answer(self, instance: &str) -> Response {
-        let Self { status: code, slug, detail, field, retry_after, allowed, mut headers } = self;
+        let Self {
+            status: code,
+            slug,
+            detail,
+            field,
+            retry_after,
+            allowed,
+            mut headers,
+        } = self;
         let detail = status::message_of(&detail);
         let body = ProblemBody {
             type_: format!("/problems/{slug}"),
@@ -182,7 +194,9 @@ fn method_not_allowed(matched: Option<&str>, method: &Method) -> Problem {
         format!("{method} is not a method of this resource: use {list}"),
     );
     match HeaderValue::try_from(list) {
-        Ok(list) => problem.with_allowed(allowed.to_vec()).with_header(header::ALLOW, list),
+        Ok(list) => problem
+            .with_allowed(allowed.to_vec())
+            .with_header(header::ALLOW, list),
         Err(_) => problem,
     }
 }
@@ -200,7 +214,11 @@ fn title(slug: &str) -> String {
 /// Whole seconds, rounded up and at least 1: the header has no smaller unit, and 0 would invite a busy loop.
 fn retry_after_seconds(after: Duration) -> u64 {
     let whole = after.as_secs();
-    if after.subsec_nanos() > 0 { whole.saturating_add(1) } else { whole.max(1) }
+    if after.subsec_nanos() > 0 {
+        whole.saturating_add(1)
+    } else {
+        whole.max(1)
+    }
 }
 
 /// The path's parameters, percent-decoded; a path that cannot be decoded is a problem.
