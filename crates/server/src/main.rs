@@ -20,6 +20,7 @@ use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::{self, Lifecycle, Signals};
 use ringfetch_server::listener::{self, Addresses, Bound, Cores, Listener, Port};
+use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::{admin, demo, grpc, http};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -195,8 +196,9 @@ async fn serve(
     let lifecycle = Lifecycle::new();
     let registry = telemetry.registry();
     let fetcher = Fetcher::new(engine.clone(), datasets.clone(), config.limits.clone());
-    let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), registry)?;
-    let http = http::service(fetcher.clone(), lifecycle.clone(), registry.clone())?;
+    let rpc = RpcMetrics::new(registry)?;
+    let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
+    let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
     let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone());
 
     let addresses = ports.addresses();

@@ -144,6 +144,9 @@ fn kept(offset: u64, length: u32, end: u64) -> u32 {
     u32::try_from(end.saturating_sub(offset)).map_or(length, |left| left.min(length))
 }
 
+/// Asked after the copies: a truncation sets the new length before it zeroes the rest of the last page (ext4, tmpfs:
+/// `truncate_setsize` and its like), so zeros that were copied imply a length that cuts them off. XFS zeroes first
+/// (`iomap_truncate_page` in `xfs_setattr_size`), which leaves it a window of microseconds, of one page, open.
 fn length_now(file: &OpenFile) -> Result<u64, i32> {
     file.current_length()
         .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))

@@ -136,7 +136,7 @@ fn one(backend: &mut impl Backend, file: &Arc<OpenFile>, offset: u64, length: us
 
 fn random_extents_are_right(backend: &mut impl Backend) {
     // Scenario: batches of random extents of an intact file, some past its end, some empty. Expectation: every attempt
-    // reads exactly the file's bytes up to its end, and memory past what was read is left alone by none but sim.
+    // reads exactly the file's bytes up to its end.
     let sample = Sample::new(100_000);
     let seed = fastrand::u64(..);
     println!("seed {seed}");
@@ -277,6 +277,52 @@ fn a_file_lives_as_long_as_its_attempt(backend: &mut impl Backend) {
     assert!(weak.upgrade().is_none(), "every reference went with its attempt");
 }
 
+/// A loop device over a file, detached on drop; `None` where that is not allowed.
+struct LoopDevice(std::path::PathBuf);
+
+impl LoopDevice {
+    fn over(file: &tempfile::NamedTempFile) -> Option<Self> {
+        let output = std::process::Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(file.path())
+            .output()
+            .ok()?;
+        let path = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+        (output.status.success() && !path.is_empty()).then(|| Self(path.into()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.0)
+            .status();
+    }
+}
+
+fn a_failing_device_is_eio(backend: &mut impl Backend) {
+    // Scenario: a block device (a loop device, where the test may make one) whose second half fails, because the file
+    // beneath it was cut. Expectation: bytes from the first half, EIO from the second, and the process lives.
+    let sample = Sample::new(4 << 20);
+    sample.writable().sync_all().expect("sync");
+    let Some(device) = LoopDevice::over(&sample.named) else {
+        return;
+    };
+    let file = Arc::new(OpenFile::open(&device.0, DirectIo::Off).expect("open"));
+    assert_eq!(file.length_bytes(), 4 << 20);
+    sample.writable().set_len(2 << 20).expect("truncate");
+    assert_eq!(
+        one(backend, &file, 5000, 5000).expect("the first half"),
+        sample.bytes[5000..10_000]
+    );
+    assert_eq!(one(backend, &file, 3 << 20, 5000), Err(libc::EIO));
+    assert_eq!(
+        one(backend, &file, 1 << 20, 5000).expect("it goes on"),
+        sample.bytes[1 << 20..][..5000]
+    );
+}
+
 macro_rules! suite {
     ($($module:ident: $backend:expr;)*) => {
         $(mod $module {
@@ -284,7 +330,7 @@ macro_rules! suite {
             suite!(@cases $backend;
                 random_extents_are_right, end_of_file_is_short, an_empty_file_has_no_bytes, truncation_is_short,
                 truncation_in_flight_is_never_wrong_bytes, an_idle_backend_is_pending,
-                a_file_lives_as_long_as_its_attempt);
+                a_failing_device_is_eio, a_file_lives_as_long_as_its_attempt);
         })*
     };
     (@cases $backend:expr; $($case:ident),*) => {

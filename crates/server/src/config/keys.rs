@@ -11,7 +11,6 @@ use ringfetch_engine::config::{
     BackendKind, DirectIo, EngineConfig, MmapConfig, OnUnavailable, Placement, PlanConfig, PreadConfig,
     UringConfig,
 };
-
 use ringfetch_engine::cpus::usable_cpus;
 
 use super::layers::{self, Base, Inputs};
@@ -143,8 +142,7 @@ fn engine(mut section: Section<'_>) -> (EngineConfig, DirectIo) {
     let default = EngineConfig::default();
     let backend = section.word("backend", default.backend, &BACKEND_WORDS);
     let on_unavailable = section.word("on_unavailable", default.on_unavailable, &ON_UNAVAILABLE_WORDS);
-    let usable =
-        std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
+    let usable = u32::try_from(usable_cpus().len()).unwrap_or(u32::MAX);
     let cores = match section.integer_or_word("cores", "auto", 1..=1024) {
         Some(cores) => u32::try_from(cores).unwrap_or(usable),
         None => {
@@ -238,7 +236,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     let default = Limits::default();
     let budget = engine.memory_budget_bytes;
     let items_per_request = section.small("items_per_request", default.items_per_request, 1..=1 << 20);
-    // Where nobody says otherwise, a small budget takes these two down with it, so far that some answers fit at once.
+    // Where nobody says otherwise, a small budget takes these two down with it.
     let connection_default = engine.connection_bytes.min(budget);
     let response_default = default.response_bytes.min(budget / 4);
     let response_bytes = section.bytes("response_bytes", response_default, PAGE_BYTES..=1 << 30, 1);
@@ -274,13 +272,10 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     };
     let connection_bytes = engine.connection_bytes;
     let budget_key = "engine.memory_budget";
-    at_most(
-        "limits.response_bytes",
-        response_bytes,
-        budget_key,
-        budget,
-        "such an answer has no room",
-    );
+    // The engine's rule: see `Engine::response_bytes_max`.
+    let problem = format!("is {response_bytes}, more than a quarter of {budget_key}, which is {budget}");
+    let remedy = format!("lower it, or raise {budget_key}: one answer must leave room for others");
+    walk.clash("limits.response_bytes", budget_key, response_bytes > budget / 4, problem, remedy);
     at_most(
         "limits.connection_bytes",
         connection_bytes,

@@ -119,7 +119,7 @@ mod imp {
         // SAFETY: with SA_SIGINFO the kernel passes a ucontext that is ours until the handler returns.
         let context_ref = unsafe { &mut *context.cast::<libc::ucontext_t>() };
         const RIP: usize = 16;
-        const _: () = assert!(RIP as i32 == libc::REG_RIP);
+        const _: () = assert!(libc::REG_RIP == 16);
         let rip = &mut context_ref.uc_mcontext.gregs[RIP];
         if is_fault && rip.cast_unsigned() == COPY as usize as u64 {
             *rip = (COPY_FAULTED as usize as u64).cast_signed();

@@ -120,7 +120,7 @@ fn held_attempts_wait_for_their_release() {
     // The gate is open again.
     make_all(&mut backend, &sample.file, &mut [Read::new(0, 10)]);
     assert!(control.wait_started(6, WAIT));
-    assert!(!control.wait_started(7, std::time::Duration::ZERO));
+    assert!(!control.wait_started(7, Duration::ZERO));
 }
 
 #[test]
