@@ -6,6 +6,7 @@
 
 mod batch;
 mod batch_answer;
+mod batch_request;
 mod conditional;
 mod datasets;
 mod items;

@@ -24,7 +24,10 @@ pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// Why a request is not answered with what it asked for.
 #[derive(Debug, Clone)]
-pub(super) struct Problem {
+pub(super) struct Problem(Box<Details>);
+
+#[derive(Debug, Clone)]
+struct Details {
     status: StatusCode,
     slug: &'static str,
     detail: String,
@@ -64,7 +67,7 @@ pub(super) struct ProblemBody<'a> {
 impl Problem {
     /// A problem that only HTTP has.
     pub(super) fn new(status: StatusCode, slug: &'static str, detail: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(Details {
             status,
             slug,
             detail: detail.into(),
@@ -72,7 +75,7 @@ impl Problem {
             retry_after: None,
             allowed: None,
             headers: HeaderMap::new(),
-        }
+        }))
     }
 
     /// A part of the request that cannot be understood or is not allowed: answered as a malformed gRPC request is.
@@ -86,30 +89,30 @@ impl Problem {
 
     /// Names the part of the request that is wrong.
     pub(super) fn with_field(mut self, field: impl Into<Cow<'static, str>>) -> Self {
-        self.field = Some(field.into());
+        self.0.field = Some(field.into());
         self
     }
 
     /// Says when a retry makes sense.
     pub(super) fn with_retry_after(mut self, after: Duration) -> Self {
-        self.retry_after = Some(after);
+        self.0.retry_after = Some(after);
         self
     }
 
     /// Says what would have been accepted.
     pub(super) fn with_allowed(mut self, allowed: Vec<&'static str>) -> Self {
-        self.allowed = Some(allowed);
+        self.0.allowed = Some(allowed);
         self
     }
 
     /// Adds a header to the answer.
     pub(super) fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
-        self.headers.insert(name, value);
+        self.0.headers.insert(name, value);
         self
     }
 
     fn into_answer(self, instance: &str) -> Response {
-        let Self {
+        let Details {
             status: code,
             slug,
             detail,
@@ -117,7 +120,7 @@ impl Problem {
             retry_after,
             allowed,
             mut headers,
-        } = self;
+        } = *self.0;
         let detail = status::message_of(&detail);
         let body = ProblemBody {
             type_: format!("/problems/{slug}"),
@@ -144,8 +147,8 @@ impl From<FetchError> for Problem {
     fn from(error: FetchError) -> Self {
         let answer = status::of_fetch(&error);
         let mut problem = Self::new(answer.http, answer.slug, error.to_string());
-        problem.field = status::field_of(&error).map(|field| Cow::Owned(field.to_owned()));
-        problem.retry_after = answer.retry_after;
+        problem.0.field = status::field_of(&error).map(|field| Cow::Owned(field.to_owned()));
+        problem.0.retry_after = answer.retry_after;
         problem
     }
 }
@@ -158,7 +161,7 @@ impl From<ReadError> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut response = self.status.into_response();
+        let mut response = self.0.status.into_response();
         response.extensions_mut().insert(self);
         response
     }
