@@ -12,8 +12,11 @@ use std::time::{Duration, Instant};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let argument = |index: usize, default: &str| arguments.get(index).map_or(default, String::as_str).to_owned();
-    let path = arguments.first().ok_or("usage: engine_load FILE [BACKEND [BATCH [OUTSTANDING [SECONDS]]]]")?;
+    let argument =
+        |index: usize, default: &str| arguments.get(index).map_or(default, String::as_str).to_owned();
+    let path = arguments
+        .first()
+        .ok_or("usage: engine_load FILE [BACKEND [BATCH [OUTSTANDING [SECONDS]]]]")?;
     let backend = match argument(1, "uring").as_str() {
         "uring" => BackendKind::Uring,
         "mmap" => BackendKind::Mmap,
@@ -24,7 +27,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let batch_items: usize = argument(2, "64").parse()?;
     let outstanding: usize = argument(3, "1").parse()?;
     let seconds: u64 = argument(4, "3").parse()?;
-    let mut config = EngineConfig { backend, ..EngineConfig::default() };
+    let mut config = EngineConfig {
+        backend,
+        ..EngineConfig::default()
+    };
     config.mmap.announce = argument(1, "") != "mmap-plain";
     config.mmap.threads = 1;
     for (name, value) in std::env::vars() {
@@ -40,7 +46,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dataset = Arc::new(Dataset::open(&DatasetSpec {
         name: "file".to_owned(),
         paths: vec![path.into()],
-        kind: KindSpec::Blocks { block_bytes: 4096, partial_tail: PartialTail::Ignore },
+        kind: KindSpec::Blocks {
+            block_bytes: 4096,
+            partial_tail: PartialTail::Ignore,
+        },
         direct_io: DirectIo::Preferred,
     })?);
     let engine = Engine::start(&config)?;
@@ -50,8 +59,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let started = Instant::now();
     let (done, wait) = std::sync::mpsc::channel();
     for slot in 0..outstanding {
-        let (engine_here, dataset, reads, done) =
-            (engine.clone(), Arc::clone(&dataset), Arc::clone(&reads), done.clone());
+        let (engine_here, dataset, reads, done) = (
+            engine.clone(),
+            Arc::clone(&dataset),
+            Arc::clone(&reads),
+            done.clone(),
+        );
         engine.spawn_on(slot % engine.core_count(), move || async move {
             let mut random = fastrand::Rng::with_seed(slot as u64);
             while Instant::now() < until {
@@ -82,8 +95,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let elapsed = started.elapsed().as_secs_f64();
     let total = reads.load(Ordering::Relaxed) as f64;
     let cpu = (cpu_seconds() - before) * 1e6 / total.max(1.0);
-    let status: Vec<(u64, u64)> =
-        engine.shards().iter().map(|shard| (shard.device_reads_total, shard.submissions_total)).collect();
+    let status: Vec<(u64, u64)> = engine
+        .shards()
+        .iter()
+        .map(|shard| (shard.device_reads_total, shard.submissions_total))
+        .collect();
     println!(
         "{backend} batch {batch_items} outstanding {outstanding}: {:.0} reads/s, {cpu:.2} us CPU a read, (device reads, submissions) {status:?}",
         total / elapsed

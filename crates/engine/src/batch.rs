@@ -69,7 +69,11 @@ impl Batch {
     /// Appends a whole block. The dataset must be of kind blocks.
     pub fn push_block(&mut self, index: u64) {
         let Kind::Blocks { block_bytes, count } = self.dataset.kind() else {
-            return self.push_failed(ReadError::IndexOutOfRange { what: "block", index, count: 0 });
+            return self.push_failed(ReadError::IndexOutOfRange {
+                what: "block",
+                index,
+                count: 0,
+            });
         };
         match geometry::block_extent(index, block_bytes, count) {
             Ok(extent) => self.push_extent(extent),
@@ -79,10 +83,26 @@ impl Batch {
 
     /// Appends a vector's elements. The dataset must be of kind vectors.
     pub fn push_vector(&mut self, id: u64) {
-        let Kind::Vectors { vector_bytes, stride_bytes, base_offset, count, .. } = self.dataset.kind() else {
-            return self.push_failed(ReadError::IndexOutOfRange { what: "vector", index: id, count: 0 });
+        let Kind::Vectors {
+            vector_bytes,
+            stride_bytes,
+            base_offset,
+            count,
+            ..
+        } = self.dataset.kind()
+        else {
+            return self.push_failed(ReadError::IndexOutOfRange {
+                what: "vector",
+                index: id,
+                count: 0,
+            });
         };
-        let grid = VectorGrid { base_offset, stride_bytes, vector_bytes, count };
+        let grid = VectorGrid {
+            base_offset,
+            stride_bytes,
+            vector_bytes,
+            count,
+        };
         match geometry::vector_extent(id, grid) {
             Ok(extent) => self.push_extent(extent),
             Err(error) => self.push_failed(error),
@@ -118,7 +138,9 @@ impl Batch {
                 self.files.len() - 1
             }
         };
-        let Some(item) = self.open_item(extent) else { return };
+        let Some(item) = self.open_item(extent) else {
+            return;
+        };
         let target = self.data_bytes;
         push_segment(&mut self.segments, file, item, extent, target);
         self.data_bytes += extent.length;
@@ -152,7 +174,9 @@ impl Batch {
     }
 
     fn push_extent(&mut self, extent: Extent) {
-        let Some(item) = self.open_item(extent) else { return };
+        let Some(item) = self.open_item(extent) else {
+            return;
+        };
         let mut target = self.data_bytes;
         let segments = &mut self.segments;
         self.dataset.locate(extent, &mut |file, part| {
@@ -167,11 +191,17 @@ impl Batch {
         let item = self.next_item();
         match u32::try_from(extent.length) {
             Ok(length) if extent.length <= ITEM_BYTES_MAX => {
-                self.items.push(Item { offset: extent.offset, length });
+                self.items.push(Item {
+                    offset: extent.offset,
+                    length,
+                });
                 Some(item)
             }
             Ok(_) | Err(_) => {
-                self.push_failed(ReadError::ItemTooLarge { length: extent.length, max: ITEM_BYTES_MAX });
+                self.push_failed(ReadError::ItemTooLarge {
+                    length: extent.length,
+                    max: ITEM_BYTES_MAX,
+                });
                 None
             }
         }
@@ -224,7 +254,10 @@ impl Lengths {
     pub(crate) fn of(items: &[Item]) -> Self {
         let first = items.first().map_or(0, |item| item.length);
         if items.iter().all(|item| item.length == first) {
-            Self::Uniform { item_bytes: first, items: u32::try_from(items.len()).unwrap_or(u32::MAX) }
+            Self::Uniform {
+                item_bytes: first,
+                items: u32::try_from(items.len()).unwrap_or(u32::MAX),
+            }
         } else {
             Self::Each(items.iter().map(|item| item.length).collect())
         }

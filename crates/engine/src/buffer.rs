@@ -37,7 +37,10 @@ unsafe impl Sync for ArenaInner {}
 
 impl std::fmt::Debug for ArenaInner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Arena").field("length", &self.length).field("in_use", &self.in_use_bytes).finish()
+        f.debug_struct("Arena")
+            .field("length", &self.length)
+            .field("in_use", &self.in_use_bytes)
+            .finish()
     }
 }
 
@@ -78,7 +81,14 @@ impl Arena {
         // pages bounds the nodes; 128 Ki is the allocator's own default and enough for most budgets.
         let nodes = pages.saturating_mul(2).clamp(1024, 1 << 20);
         let allocator = Mutex::new(Allocator::with_max_allocs(pages, nodes));
-        Ok(Self { inner: Arc::new(ArenaInner { base, length, allocator, in_use_bytes: AtomicU64::new(0) }) })
+        Ok(Self {
+            inner: Arc::new(ArenaInner {
+                base,
+                length,
+                allocator,
+                in_use_bytes: AtomicU64::new(0),
+            }),
+        })
     }
 
     /// Takes `bytes` (rounded up to pages), charged to `share` as well.
@@ -87,17 +97,32 @@ impl Arena {
     /// `Overloaded`: the arena has no such piece free, or the share is used up.
     pub fn reserve(&self, bytes: u64, share: Option<&Arc<Share>>) -> Result<PooledBuffer, ReadError> {
         let pages = bytes.div_ceil(PAGE_BYTES).max(1);
-        let charge = share.map(|share| Share::charge(share, pages * PAGE_BYTES)).transpose()?;
-        let overloaded = ReadError::Overloaded { resource: Resource::Memory };
-        let Ok(pages_u32) = u32::try_from(pages) else { return Err(overloaded) };
-        let mut allocator = self.inner.allocator.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(allocation) = allocator.allocate(pages_u32) else { return Err(overloaded) };
+        let charge = share
+            .map(|share| Share::charge(share, pages * PAGE_BYTES))
+            .transpose()?;
+        let overloaded = ReadError::Overloaded {
+            resource: Resource::Memory,
+        };
+        let Ok(pages_u32) = u32::try_from(pages) else {
+            return Err(overloaded);
+        };
+        let mut allocator = self
+            .inner
+            .allocator
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(allocation) = allocator.allocate(pages_u32) else {
+            return Err(overloaded);
+        };
         drop(allocator);
         let capacity = pages * PAGE_BYTES;
         self.inner.in_use_bytes.fetch_add(capacity, Ordering::Relaxed);
         // Worked: allocation.offset 3 -> bytes 12288..; below `length`, which is a usize.
         let offset = u64::from(allocation.offset) * PAGE_BYTES;
-        #[expect(clippy::cast_possible_truncation, reason = "both are below `length`, which is a usize")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "both are below `length`, which is a usize"
+        )]
         let (offset, capacity) = (offset as usize, capacity as usize);
         // SAFETY: `offset + capacity <= length`: the allocator hands out pages below its size only.
         let base = unsafe { self.inner.base.add(offset) };
@@ -139,7 +164,10 @@ pub struct PooledBuffer {
 
 impl std::fmt::Debug for PooledBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PooledBuffer").field("capacity", &self.capacity).field("visible", &self.visible).finish()
+        f.debug_struct("PooledBuffer")
+            .field("capacity", &self.capacity)
+            .field("visible", &self.visible)
+            .finish()
     }
 }
 
@@ -170,7 +198,11 @@ impl PooledBuffer {
 
     /// The visible bytes as `Bytes`; the pages return to the arena when the last clone or slice is dropped.
     pub(crate) fn into_bytes(self) -> Bytes {
-        if self.visible.is_empty() { Bytes::new() } else { Bytes::from_owner(self) }
+        if self.visible.is_empty() {
+            Bytes::new()
+        } else {
+            Bytes::from_owner(self)
+        }
     }
 }
 
@@ -179,15 +211,24 @@ impl AsRef<[u8]> for PooledBuffer {
         // SAFETY: `visible` lies within the piece, its bytes have been written by finished reads (the shard sets it
         // only then), and nobody writes to them any more.
         unsafe {
-            std::slice::from_raw_parts(self.base.as_ptr().cast_const().add(self.visible.start), self.visible.len())
+            std::slice::from_raw_parts(
+                self.base.as_ptr().cast_const().add(self.visible.start),
+                self.visible.len(),
+            )
         }
     }
 }
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        self.arena.in_use_bytes.fetch_sub(self.capacity as u64, Ordering::Relaxed);
-        self.arena.allocator.lock().unwrap_or_else(PoisonError::into_inner).free(self.allocation);
+        self.arena
+            .in_use_bytes
+            .fetch_sub(self.capacity as u64, Ordering::Relaxed);
+        self.arena
+            .allocator
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .free(self.allocation);
     }
 }
 
@@ -201,7 +242,10 @@ pub struct Share {
 impl Share {
     /// A share of `limit_bytes`.
     pub fn new(limit_bytes: u64) -> Arc<Self> {
-        Arc::new(Self { limit_bytes, used_bytes: AtomicU64::new(0) })
+        Arc::new(Self {
+            limit_bytes,
+            used_bytes: AtomicU64::new(0),
+        })
     }
 
     /// Bytes charged now.
@@ -210,12 +254,19 @@ impl Share {
     }
 
     fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, ReadError> {
-        let charged = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|sum| *sum <= self.limit_bytes)
-        });
+        let charged = self
+            .used_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                used.checked_add(bytes).filter(|sum| *sum <= self.limit_bytes)
+            });
         match charged {
-            Ok(_) => Ok(Charge { share: Arc::clone(self), bytes }),
-            Err(_) => Err(ReadError::Overloaded { resource: Resource::ConnectionMemory }),
+            Ok(_) => Ok(Charge {
+                share: Arc::clone(self),
+                bytes,
+            }),
+            Err(_) => Err(ReadError::Overloaded {
+                resource: Resource::ConnectionMemory,
+            }),
         }
     }
 }
@@ -244,7 +295,9 @@ mod tests {
         assert_eq!(arena.in_use_bytes(), 1 << 20);
         assert_eq!(
             arena.reserve(1, None).unwrap_err(),
-            ReadError::Overloaded { resource: Resource::Memory }
+            ReadError::Overloaded {
+                resource: Resource::Memory
+            }
         );
         held.sort_by_key(|piece| piece.as_mut_ptr() as usize);
         for pair in held.windows(2) {
@@ -265,7 +318,9 @@ mod tests {
         assert_eq!(share.used_bytes(), 8192);
         assert_eq!(
             arena.reserve(1, Some(&share)).unwrap_err(),
-            ReadError::Overloaded { resource: Resource::ConnectionMemory }
+            ReadError::Overloaded {
+                resource: Resource::ConnectionMemory
+            }
         );
         buffer.set_visible(0..5000);
         let bytes = buffer.into_bytes();

@@ -150,9 +150,15 @@ impl Default for EngineConfig {
                 eager_flush_reads: 4,
                 registered_buffers: true,
             },
-            mmap: MmapConfig { threads: 2, announce: true },
+            mmap: MmapConfig {
+                threads: 2,
+                announce: true,
+            },
             pread: PreadConfig { threads: 32 },
-            plan: PlanConfig { merge_gap_bytes: 0, max_read_bytes: 1 << 20 },
+            plan: PlanConfig {
+                merge_gap_bytes: 0,
+                max_read_bytes: 1 << 20,
+            },
         }
     }
 }

@@ -71,9 +71,15 @@ fn ring_shard(ring: &RingRuntime, plan: RingPlan, shard: Unplaced) -> (Shard<Uri
         tracing::debug!(%error, "the kernel's worker threads cannot be capped");
     }
     let outcome = plan.register.and_then(|(base, bytes)| {
-        backend.register_memory(base as *mut u8, bytes).err().map(|error| error.to_string())
+        backend
+            .register_memory(base as *mut u8, bytes)
+            .err()
+            .map(|error| error.to_string())
     });
-    (Shard::new(backend, shard.inbox, shard.metrics, plan.eager_flush_reads), outcome)
+    (
+        Shard::new(backend, shard.inbox, shard.metrics, plan.eager_flush_reads),
+        outcome,
+    )
 }
 
 /// Runs a shard to its end, and raises the alarm if that end is a panic.
@@ -103,15 +109,19 @@ pub(crate) fn start_core(
     alarm: Alarm,
 ) -> io::Result<(thread::JoinHandle<()>, RingOutcome)> {
     let (started, start) = oneshot::channel::<io::Result<RingOutcome>>();
-    let handle = thread::Builder::new().name(format!("rf-core-{core}")).spawn(move || {
-        pin_to(cpu);
-        CURRENT_CORE.set(Some(core));
-        match ring {
-            Some((plan, shard)) => on_ring(plan, shard, Some(jobs), alarm, started),
-            None => on_plain(started, async move { run_jobs(jobs).await }),
-        }
-    })?;
-    let outcome = start.blocking_recv().map_err(|_| io::Error::other("the thread ended while it started"))??;
+    let handle = thread::Builder::new()
+        .name(format!("rf-core-{core}"))
+        .spawn(move || {
+            pin_to(cpu);
+            CURRENT_CORE.set(Some(core));
+            match ring {
+                Some((plan, shard)) => on_ring(plan, shard, Some(jobs), alarm, started),
+                None => on_plain(started, async move { run_jobs(jobs).await }),
+            }
+        })?;
+    let outcome = start
+        .blocking_recv()
+        .map_err(|_| io::Error::other("the thread ended while it started"))??;
     Ok((handle, outcome))
 }
 
@@ -126,8 +136,12 @@ pub(crate) fn start_ring_shard(
 ) -> io::Result<(thread::JoinHandle<()>, RingOutcome)> {
     let (started, start) = oneshot::channel::<io::Result<RingOutcome>>();
     let name = format!("rf-shard-{}", shard.metrics.shard);
-    let handle = thread::Builder::new().name(name).spawn(move || on_ring(plan, shard, None, alarm, started))?;
-    let outcome = start.blocking_recv().map_err(|_| io::Error::other("the thread ended while it started"))??;
+    let handle = thread::Builder::new()
+        .name(name)
+        .spawn(move || on_ring(plan, shard, None, alarm, started))?;
+    let outcome = start
+        .blocking_recv()
+        .map_err(|_| io::Error::other("the thread ended while it started"))??;
     Ok((handle, outcome))
 }
 
@@ -152,7 +166,9 @@ pub(crate) fn start_blocking_shard<B: Backend + 'static>(
         let shard = Shard::new(backend, shard.inbox, shard.metrics, 0);
         on_plain(started, supervise(shard, metrics, alarm));
     })?;
-    start.blocking_recv().map_err(|_| io::Error::other("the thread ended while it started"))??;
+    start
+        .blocking_recv()
+        .map_err(|_| io::Error::other("the thread ended while it started"))??;
     Ok(handle)
 }
 

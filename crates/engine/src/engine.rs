@@ -126,7 +126,10 @@ struct ShardHandle {
 
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("backend", &self.backend).field("shards", &self.shards.len()).finish()
+        f.debug_struct("Engine")
+            .field("backend", &self.backend)
+            .field("shards", &self.shards.len())
+            .finish()
     }
 }
 
@@ -141,7 +144,9 @@ impl Future for Ticket {
     type Output = Result<Fetched, ReadError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<Self::Output> {
-        Pin::new(&mut self.answer).poll(cx).map(|answer| answer.unwrap_or(Err(ReadError::ShardFailed)))
+        Pin::new(&mut self.answer)
+            .poll(cx)
+            .map(|answer| answer.unwrap_or(Err(ReadError::ShardFailed)))
     }
 }
 
@@ -160,18 +165,39 @@ fn choose(config: &EngineConfig) -> Result<(BackendStatus, Option<UringFacts>), 
     let requested = config.backend;
     if requested != BackendKind::Uring {
         let reason = "chosen by configuration".to_owned();
-        return Ok((BackendStatus { backend: requested, requested, reason }, None));
+        return Ok((
+            BackendStatus {
+                backend: requested,
+                requested,
+                reason,
+            },
+            None,
+        ));
     }
     let decide = |refusal: UringRefusal| match config.on_unavailable {
-        OnUnavailable::Mmap if refusal.may_fall_back() => {
-            Ok((BackendStatus { backend: BackendKind::Mmap, requested, reason: refusal.to_string() }, None))
+        OnUnavailable::Mmap if refusal.may_fall_back() => Ok((
+            BackendStatus {
+                backend: BackendKind::Mmap,
+                requested,
+                reason: refusal.to_string(),
+            },
+            None,
+        )),
+        OnUnavailable::Mmap | OnUnavailable::Fail => {
+            Err(StartError(format!("engine.backend: uring: {refusal}")))
         }
-        OnUnavailable::Mmap | OnUnavailable::Fail => Err(StartError(format!("engine.backend: uring: {refusal}"))),
     };
     match probe::probe() {
         Ok(facts) => {
             let reason = format!("io_uring works here (kernel {})", facts.kernel_release);
-            Ok((BackendStatus { backend: requested, requested, reason }, Some(facts)))
+            Ok((
+                BackendStatus {
+                    backend: requested,
+                    requested,
+                    reason,
+                },
+                Some(facts),
+            ))
         }
         Err(refusal) => decide(refusal),
     }
@@ -195,7 +221,11 @@ impl Engine {
     #[cfg(any(test, feature = "sim"))]
     pub fn start_sim(config: &EngineConfig, control: &crate::sim::SimControl) -> Result<Self, StartError> {
         let requested = BackendKind::Sim;
-        let backend = BackendStatus { backend: requested, requested, reason: control.to_string() };
+        let backend = BackendStatus {
+            backend: requested,
+            requested,
+            reason: control.to_string(),
+        };
         Self::start_on(config, backend, Some(control.clone()))
     }
 
@@ -208,7 +238,14 @@ impl Engine {
         })?;
         let (alarm_raised, alarm) = watch::channel(false);
         let alarm_raised = Alarm(Arc::new(alarm_raised));
-        let mut starter = Starter { config, arena: &arena, alarm: alarm_raised, threads: Vec::new(), shards: Vec::new(), sim };
+        let mut starter = Starter {
+            config,
+            arena: &arena,
+            alarm: alarm_raised,
+            threads: Vec::new(),
+            shards: Vec::new(),
+            sim,
+        };
         let cores = starter.start(backend.backend)?;
         let Starter { threads, shards, .. } = starter;
         let rules = Rules {
@@ -273,7 +310,10 @@ impl Engine {
         }
         let max = self.response_bytes_max();
         if batch.data_bytes() > max {
-            return Err(ReadError::ItemTooLarge { length: batch.data_bytes(), max });
+            return Err(ReadError::ItemTooLarge {
+                length: batch.data_bytes(),
+                max,
+            });
         }
         let shard = inner.choose_shard().ok_or(ReadError::ShardFailed)?;
         let plan = plan::plan(&batch, inner.rules);
@@ -292,10 +332,18 @@ impl Engine {
             Err(error)
         };
         if queued > 0 && queued + reads > i64::from(inner.config.queued_reads) {
-            return refuse(ReadError::Overloaded { resource: Resource::QueuedReads });
+            return refuse(ReadError::Overloaded {
+                resource: Resource::QueuedReads,
+            });
         }
         let (reply, answer) = oneshot::channel();
-        let Batch { dataset, files, items, errors, .. } = batch;
+        let Batch {
+            dataset,
+            files,
+            items,
+            errors,
+            ..
+        } = batch;
         let work = Work {
             dataset,
             files,
@@ -311,12 +359,16 @@ impl Engine {
         };
         match shard.inbox.try_send(Message::Work(Box::new(work))) {
             Ok(()) => Ok(Ticket { answer }),
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                refuse(ReadError::Overloaded { resource: Resource::QueuedReads })
-            }
+            Err(mpsc::error::TrySendError::Full(_)) => refuse(ReadError::Overloaded {
+                resource: Resource::QueuedReads,
+            }),
             Err(mpsc::error::TrySendError::Closed(_)) => {
                 let draining = inner.draining.load(Ordering::Relaxed);
-                refuse(if draining { ReadError::Draining } else { ReadError::ShardFailed })
+                refuse(if draining {
+                    ReadError::Draining
+                } else {
+                    ReadError::ShardFailed
+                })
             }
         }
     }
@@ -369,7 +421,10 @@ impl Engine {
     /// A name is taken.
     pub fn register_metrics(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
         let shards = self.inner.shard_metrics();
-        registry.register(Box::new(EngineCollector::new(shards, self.inner.backend.clone())?))
+        registry.register(Box::new(EngineCollector::new(
+            shards,
+            self.inner.backend.clone(),
+        )?))
     }
 
     /// Resolves when a shard has failed, which only a defect can cause: the process should then drain and end, so that
@@ -409,14 +464,21 @@ impl Engine {
             let queued = u64::try_from(shard.metrics.queued.load(Ordering::Relaxed)).unwrap_or(0);
             u64::from(shard.metrics.in_flight.load(Ordering::Relaxed)) + queued
         };
-        let abandoned_reads = if threads.is_empty() { 0 } else { inner.shards.iter().map(left).sum() };
+        let abandoned_reads = if threads.is_empty() {
+            0
+        } else {
+            inner.shards.iter().map(left).sum()
+        };
         DrainReport { abandoned_reads }
     }
 }
 
 impl Inner {
     fn shard_metrics(&self) -> Vec<Arc<ShardMetrics>> {
-        self.shards.iter().map(|shard| Arc::clone(&shard.metrics)).collect()
+        self.shards
+            .iter()
+            .map(|shard| Arc::clone(&shard.metrics))
+            .collect()
     }
 
     fn choose_shard(&self) -> Option<&ShardHandle> {
@@ -426,10 +488,12 @@ impl Inner {
         // The least loaded; among equals in turn, so that idle shards share.
         let first = self.next_shard.fetch_add(1, Ordering::Relaxed);
         let count = self.shards.len();
-        (0..count).filter_map(|index| self.shards.get((first.wrapping_add(index)) % count)).min_by_key(|shard| {
-            let in_flight = i64::from(shard.metrics.in_flight.load(Ordering::Relaxed));
-            shard.metrics.queued.load(Ordering::Relaxed) + in_flight
-        })
+        (0..count)
+            .filter_map(|index| self.shards.get((first.wrapping_add(index)) % count))
+            .min_by_key(|shard| {
+                let in_flight = i64::from(shard.metrics.in_flight.load(Ordering::Relaxed));
+                shard.metrics.queued.load(Ordering::Relaxed) + in_flight
+            })
     }
 }
 
@@ -452,15 +516,27 @@ impl Starter<'_> {
     fn start(&mut self, backend: BackendKind) -> Result<Vec<mpsc::UnboundedSender<Job>>, StartError> {
         let cores = self.config.cores.max(1);
         let cpus = crate::cpus::usable_cpus();
-        let same_thread = backend == BackendKind::Uring && self.config.uring.placement == Placement::SameThread;
+        let same_thread =
+            backend == BackendKind::Uring && self.config.uring.placement == Placement::SameThread;
         let mut senders = Vec::new();
         for core in 0..cores {
             let index = core as usize;
             let (sender, jobs) = mpsc::unbounded_channel();
-            let cpu = if self.config.pin { cpus.get(index % cpus.len().max(1)).copied() } else { None };
-            let ring = same_thread.then(|| (self.ring_plan(), self.shard(core, backend, self.ring_plan().queue_depth)));
-            let (thread, outcome) = cores::start_core(index, cpu, jobs, ring, self.alarm.clone())
-                .map_err(|error| StartError(format!("core {core} cannot start: {error}{}", remedy(&error))))?;
+            let cpu = if self.config.pin {
+                cpus.get(index % cpus.len().max(1)).copied()
+            } else {
+                None
+            };
+            let ring = same_thread.then(|| {
+                (
+                    self.ring_plan(),
+                    self.shard(core, backend, self.ring_plan().queue_depth),
+                )
+            });
+            let (thread, outcome) =
+                cores::start_core(index, cpu, jobs, ring, self.alarm.clone()).map_err(|error| {
+                    StartError(format!("core {core} cannot start: {error}{}", remedy(&error)))
+                })?;
             Self::report(core, outcome);
             self.threads.push(thread);
             senders.push(sender);
@@ -472,7 +548,9 @@ impl Starter<'_> {
                     let plan = self.ring_plan();
                     let shard = self.shard(number, backend, plan.queue_depth);
                     let (thread, outcome) = cores::start_ring_shard(plan, shard, self.alarm.clone())
-                        .map_err(|error| StartError(format!("ring {number} cannot start: {error}{}", remedy(&error))))?;
+                        .map_err(|error| {
+                            StartError(format!("ring {number} cannot start: {error}{}", remedy(&error)))
+                        })?;
                     Self::report(number, outcome);
                     self.threads.push(thread);
                 }
@@ -495,8 +573,12 @@ impl Starter<'_> {
                     let shard = self.shard(0, backend, self.config.uring.queue_depth);
                     self.blocking(shard, move || Ok(crate::backend::sim::SimBackend::new(&control)))?;
                 }
-                Some(_) | None => {
-                    return Err(StartError("engine.backend: sim is for tests; choose uring, mmap or pread".to_owned()));
+                #[cfg(not(any(test, feature = "sim")))]
+                Some(never) => match never {},
+                None => {
+                    return Err(StartError(
+                        "engine.backend: sim is for tests; choose uring, mmap or pread".to_owned(),
+                    ));
                 }
             },
         }
@@ -518,7 +600,10 @@ impl Starter<'_> {
     fn shard(&mut self, number: u32, backend: BackendKind, depth: u32) -> Unplaced {
         let (sender, inbox) = mpsc::channel(INBOX_BATCHES);
         let metrics = ShardMetrics::new(number, backend, depth);
-        self.shards.push(ShardHandle { inbox: sender, metrics: Arc::clone(&metrics) });
+        self.shards.push(ShardHandle {
+            inbox: sender,
+            metrics: Arc::clone(&metrics),
+        });
         Unplaced { inbox, metrics }
     }
 

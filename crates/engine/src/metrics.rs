@@ -15,9 +15,28 @@ use std::time::Duration;
 /// Upper bounds of the duration histograms, nanoseconds: 1-2-5 from 1 us to 10 s (TRAPS 27: the library's default
 /// begins at 5 ms, far above a device).
 const DURATION_BOUNDS_NS: [u64; 22] = [
-    1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000,
-    10_000_000, 20_000_000, 50_000_000, 100_000_000, 200_000_000, 500_000_000, 1_000_000_000, 2_000_000_000,
-    5_000_000_000, 10_000_000_000,
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    50_000_000,
+    100_000_000,
+    200_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_000_000_000,
+    5_000_000_000,
+    10_000_000_000,
 ];
 
 /// Upper bounds of the counting histograms (queue depth, batch items): powers of two.
@@ -25,7 +44,10 @@ const COUNT_BOUNDS: [u64; 14] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 20
 
 /// Adds to a counter that only this thread writes.
 fn add(counter: &AtomicU64, value: u64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
+    counter.store(
+        counter.load(Ordering::Relaxed).wrapping_add(value),
+        Ordering::Relaxed,
+    );
 }
 
 /// A histogram written by one thread.
@@ -104,7 +126,12 @@ impl DatasetCounters {
 
     pub(crate) fn count_failed(&self, label: &'static str, reads: u64) {
         if reads > 0 {
-            *self.failed.lock().unwrap_or_else(PoisonError::into_inner).entry(label).or_default() += reads;
+            *self
+                .failed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .entry(label)
+                .or_default() += reads;
         }
     }
 }
@@ -181,12 +208,27 @@ impl ShardMetrics {
 
 /// Sums over shards, for the status answer.
 pub(crate) fn totals(shards: &[Arc<ShardMetrics>]) -> Totals {
-    let mut totals = Totals { reads: 0, read_errors: 0, read_bytes: 0, total_seconds: Vec::new() };
+    let mut totals = Totals {
+        reads: 0,
+        read_errors: 0,
+        read_bytes: 0,
+        total_seconds: Vec::new(),
+    };
     let mut time = HistogramTotal::default();
     for shard in shards {
         shard.total_time.merge_into(&mut time);
-        for (_, dataset) in shard.datasets.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let failed: u64 = dataset.failed.lock().unwrap_or_else(PoisonError::into_inner).values().sum();
+        for (_, dataset) in shard
+            .datasets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+        {
+            let failed: u64 = dataset
+                .failed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .values()
+                .sum();
             totals.reads += dataset.ok.load(Ordering::Relaxed) + failed;
             totals.read_errors += failed;
             totals.read_bytes += dataset.bytes.load(Ordering::Relaxed);
@@ -226,15 +268,36 @@ const HELP: [(&str, &str); 13] = [
         "Time of a read: waiting in the queue, on the device, and in total from acceptance to answer.",
     ),
     ("ringfetch_in_flight_reads", "Reads submitted and not completed."),
-    ("ringfetch_queue_depth", "Reads in flight seen at each submission, itself included."),
-    ("ringfetch_queue_depth_limit", "The most reads a shard keeps in flight."),
+    (
+        "ringfetch_queue_depth",
+        "Reads in flight seen at each submission, itself included.",
+    ),
+    (
+        "ringfetch_queue_depth_limit",
+        "The most reads a shard keeps in flight.",
+    ),
     ("ringfetch_queued_reads", "Reads accepted and not submitted."),
     ("ringfetch_batch_items", "Items of each batch."),
-    ("ringfetch_device_reads_total", "Reads sent to the device, after merging and splitting."),
-    ("ringfetch_device_read_bytes_total", "Bytes asked of the device, after merging and alignment."),
-    ("ringfetch_submissions_total", "System calls that submitted reads."),
-    ("ringfetch_shard_failures_total", "Shards that stopped because of a defect; the log says which."),
-    ("ringfetch_backend_info", "1, with the backend in use, the one asked for, and why."),
+    (
+        "ringfetch_device_reads_total",
+        "Reads sent to the device, after merging and splitting.",
+    ),
+    (
+        "ringfetch_device_read_bytes_total",
+        "Bytes asked of the device, after merging and alignment.",
+    ),
+    (
+        "ringfetch_submissions_total",
+        "System calls that submitted reads.",
+    ),
+    (
+        "ringfetch_shard_failures_total",
+        "Shards that stopped because of a defect; the log says which.",
+    ),
+    (
+        "ringfetch_backend_info",
+        "1, with the backend in use, the one asked for, and why.",
+    ),
 ];
 
 impl EngineCollector {
@@ -246,7 +309,11 @@ impl EngineCollector {
             .iter()
             .map(|(name, help)| Desc::new((*name).to_owned(), (*help).to_owned(), Vec::new(), HashMap::new()))
             .collect::<Result<_, _>>()?;
-        Ok(Self { shards, backend, descriptions })
+        Ok(Self {
+            shards,
+            backend,
+            descriptions,
+        })
     }
 }
 
@@ -254,7 +321,10 @@ struct Family(MetricFamily);
 
 impl Family {
     fn new(name: &str, kind: MetricType) -> Self {
-        let help = HELP.iter().find(|(known, _)| *known == name).map_or("", |(_, help)| help);
+        let help = HELP
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map_or("", |(_, help)| help);
         let mut family = MetricFamily::default();
         family.set_name(name.to_owned());
         family.set_help(help.to_owned());
@@ -353,22 +423,41 @@ impl Collector for EngineCollector {
             submissions.counter(&labels, shard.submissions.load(Ordering::Relaxed));
             failures.counter(&labels, shard.failures.load(Ordering::Relaxed));
             shard.batch_items.merge_into(&mut batches);
-            shard.queue_time.merge_into(stages.entry((backend, "queue")).or_default());
-            shard.device_time.merge_into(stages.entry((backend, "device")).or_default());
-            shard.total_time.merge_into(stages.entry((backend, "total")).or_default());
-            for (_, dataset) in shard.datasets.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            shard
+                .queue_time
+                .merge_into(stages.entry((backend, "queue")).or_default());
+            shard
+                .device_time
+                .merge_into(stages.entry((backend, "device")).or_default());
+            shard
+                .total_time
+                .merge_into(stages.entry((backend, "total")).or_default());
+            for (_, dataset) in shard
+                .datasets
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .iter()
+            {
                 let backend = BackendKindOrd(dataset.backend.as_str());
                 let name = dataset.dataset.clone();
                 *by_result.entry((name.clone(), backend, RESULT_OK)).or_default() +=
                     dataset.ok.load(Ordering::Relaxed);
-                for (label, count) in dataset.failed.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+                for (label, count) in dataset
+                    .failed
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .iter()
+                {
                     *by_result.entry((name.clone(), backend, label)).or_default() += count;
                 }
                 *by_dataset.entry((name, backend)).or_default() += dataset.bytes.load(Ordering::Relaxed);
             }
         }
         for ((dataset, backend, result), count) in &by_result {
-            reads.counter(&[("dataset", dataset), ("backend", backend.0), ("result", result)], *count);
+            reads.counter(
+                &[("dataset", dataset), ("backend", backend.0), ("result", result)],
+                *count,
+            );
         }
         for ((dataset, backend), count) in &by_dataset {
             bytes.counter(&[("dataset", dataset), ("backend", backend.0)], *count);
@@ -391,8 +480,19 @@ impl Collector for EngineCollector {
             1.0,
         );
         [
-            reads, bytes, duration, in_flight, depth, limit, queued, items, device_reads, device_bytes, submissions,
-            failures, info,
+            reads,
+            bytes,
+            duration,
+            in_flight,
+            depth,
+            limit,
+            queued,
+            items,
+            device_reads,
+            device_bytes,
+            submissions,
+            failures,
+            info,
         ]
         .into_iter()
         .map(|family| family.0)

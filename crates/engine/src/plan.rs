@@ -105,7 +105,10 @@ fn align_down(value: u64, alignment: u32) -> u64 {
 /// The batch's `data_bytes` is below 2^32 (the engine checks), file offsets are below 2^63 (the kernel's own limit).
 pub(crate) fn plan(batch: &Batch, rules: Rules) -> Plan {
     let total = u32::try_from(batch.data_bytes()).unwrap_or(u32::MAX);
-    let mut plan = Plan { data_bytes: total, ..Plan::default() };
+    let mut plan = Plan {
+        data_bytes: total,
+        ..Plan::default()
+    };
     let mut parts = split(batch, rules);
     let lone = batch.segments.len() == 1;
     if let (true, Some(first)) = (lone, parts.first()) {
@@ -136,7 +139,10 @@ pub(crate) fn plan(batch: &Batch, rules: Rules) -> Plan {
         if let Some(open) = &open {
             plan.pieces.push(Piece {
                 item: part.segment.item,
-                #[expect(clippy::cast_possible_truncation, reason = "a read has at most max_read_bytes, a u32")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "a read has at most max_read_bytes, a u32"
+                )]
                 source: (part.segment.offset - open.start) as u32,
                 target: part.segment.target,
                 length: part.segment.length,
@@ -155,9 +161,11 @@ fn split(batch: &Batch, rules: Rules) -> Vec<Part> {
     for segment in &batch.segments {
         let file = batch.files.get(segment.file as usize);
         let (direct, alignment, memory_alignment) = match file {
-            Some(file) if rules.direct && file.direct_fd().is_some() => {
-                (true, file.offset_alignment().max(1), file.memory_alignment().max(1))
-            }
+            Some(file) if rules.direct && file.direct_fd().is_some() => (
+                true,
+                file.offset_alignment().max(1),
+                file.memory_alignment().max(1),
+            ),
             Some(_) | None => (false, 1, 1),
         };
         let mut rest = *segment;
@@ -166,12 +174,22 @@ fn split(batch: &Batch, rules: Rules) -> Vec<Part> {
             let available = cut - rest.offset;
             let segment = rest;
             if u64::from(rest.length) <= available {
-                parts.push(Part { segment, direct, alignment, memory_alignment });
+                parts.push(Part {
+                    segment,
+                    direct,
+                    alignment,
+                    memory_alignment,
+                });
                 break;
             }
             #[expect(clippy::cast_possible_truncation, reason = "available < rest.length, a u32")]
             let length = available as u32;
-            parts.push(Part { segment: Segment { length, ..segment }, direct, alignment, memory_alignment });
+            parts.push(Part {
+                segment: Segment { length, ..segment },
+                direct,
+                alignment,
+                memory_alignment,
+            });
             rest.offset = cut;
             rest.length -= length;
             rest.target = rest.target.saturating_add(length);
@@ -206,10 +224,16 @@ impl Open {
         };
         // Bytes behind it only when it is the last of the response: the buffer is padded there.
         let last = segment.target.saturating_add(segment.length) == data_end;
-        let in_place = place.filter(|place| {
-            place % part.memory_alignment == 0 && (end == part.end() || last)
-        });
-        Self { part, start, end, needed_end: part.end(), in_place, first_piece }
+        let in_place =
+            place.filter(|place| place % part.memory_alignment == 0 && (end == part.end() || last));
+        Self {
+            part,
+            start,
+            end,
+            needed_end: part.end(),
+            in_place,
+            first_piece,
+        }
     }
 
     /// Takes a further part into this read, if it is a neighbour and the read stays short enough.
@@ -239,8 +263,14 @@ impl Open {
     }
 
     fn close(self, plan: &mut Plan) {
-        #[expect(clippy::cast_possible_truncation, reason = "both are at most max_read_bytes, a u32")]
-        let (length, needed) = ((self.end - self.start) as u32, (self.needed_end - self.start) as u32);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "both are at most max_read_bytes, a u32"
+        )]
+        let (length, needed) = (
+            (self.end - self.start) as u32,
+            (self.needed_end - self.start) as u32,
+        );
         let place = match self.in_place {
             Some(place) => {
                 plan.data_bytes = plan.data_bytes.max(place.saturating_add(length));

@@ -165,7 +165,12 @@ impl<B: Backend> Shard<B> {
             let _gone = work.reply.send(Err(ReadError::DeadlineExceeded));
             return;
         }
-        let active = Active { work, counters, next_read: 0, in_flight: 0 };
+        let active = Active {
+            work,
+            counters,
+            next_read: 0,
+            in_flight: 0,
+        };
         if reads == 0 {
             return self.answer(active, Instant::now());
         }
@@ -181,7 +186,9 @@ impl<B: Backend> Shard<B> {
     }
 
     fn unqueue(&self, reads: usize) {
-        self.metrics.queued.fetch_sub(i64::try_from(reads).unwrap_or(i64::MAX), Ordering::Relaxed);
+        self.metrics
+            .queued
+            .fetch_sub(i64::try_from(reads).unwrap_or(i64::MAX), Ordering::Relaxed);
     }
 
     /// Starts reads, oldest batch first, until the queue depth is reached.
@@ -202,13 +209,22 @@ impl<B: Backend> Shard<B> {
             let queued_ns = nanoseconds(now.saturating_duration_since(active.work.accepted));
             while active.next_read < total {
                 let Some(slot) = self.free_slots.pop() else { break };
-                let Some(read) = active.work.plan.reads.get(active.next_read).copied() else { break };
+                let Some(read) = active.work.plan.reads.get(active.next_read).copied() else {
+                    break;
+                };
                 active.next_read += 1;
                 active.in_flight += 1;
                 self.unstarted -= 1;
                 started += 1;
                 self.metrics.queue_time.observe(queued_ns, 1);
-                let state = Slot { active: key, read, from: 0, reached: 0, interrupted: 0, started: now };
+                let state = Slot {
+                    active: key,
+                    read,
+                    from: 0,
+                    reached: 0,
+                    interrupted: 0,
+                    started: now,
+                };
                 if let Some(attempt) = attempt_of(slot, &state, &active.work) {
                     self.attempts.push(attempt);
                 }
@@ -255,9 +271,13 @@ impl<B: Backend> Shard<B> {
 
     /// Looks at one finished attempt: the read is done, goes on, or has failed.
     fn finish(&mut self, finished: Finished, now: Instant) {
-        let Some(place) = self.slots.get_mut(finished.slot as usize) else { return };
+        let Some(place) = self.slots.get_mut(finished.slot as usize) else {
+            return;
+        };
         let Some(mut slot) = place.take() else { return };
-        let Some(active) = self.actives.get_mut(slot.active).and_then(Option::as_mut) else { return };
+        let Some(active) = self.actives.get_mut(slot.active).and_then(Option::as_mut) else {
+            return;
+        };
         let read = slot.read;
         let again = match finished.result {
             Ok(bytes) => {
@@ -285,14 +305,18 @@ impl<B: Backend> Shard<B> {
         }
         self.free_slots.push(finished.slot);
         active.in_flight -= 1;
-        self.metrics.device_time.observe(nanoseconds(now.saturating_duration_since(slot.started)), 1);
+        self.metrics
+            .device_time
+            .observe(nanoseconds(now.saturating_duration_since(slot.started)), 1);
         let errno = finished.result.err();
         if errno.is_some() && read.pieces > 1 {
             // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
             // that every backend fails the same items.
             let singles = split_pieces(&mut active.work.plan, &read);
             self.unstarted += singles;
-            self.metrics.queued.fetch_add(i64::try_from(singles).unwrap_or(0), Ordering::Relaxed);
+            self.metrics
+                .queued
+                .fetch_add(i64::try_from(singles).unwrap_or(0), Ordering::Relaxed);
             if !self.to_start.contains(&slot.active) {
                 self.to_start.push_front(slot.active);
             }
@@ -314,7 +338,16 @@ impl<B: Backend> Shard<B> {
 
     fn answer(&self, active: Active, now: Instant) {
         let Active { work, counters, .. } = active;
-        let Work { items, mut errors, plan, buffer, accepted, fail_fast, reply, .. } = *work;
+        let Work {
+            items,
+            mut errors,
+            plan,
+            buffer,
+            accepted,
+            fail_fast,
+            reply,
+            ..
+        } = *work;
         let count = items.len() as u64;
         if reply.is_closed() {
             counters.count_failed(RESULT_ABANDONED, count);
@@ -332,17 +365,26 @@ impl<B: Backend> Shard<B> {
             }
             Some(buffer) => compact(buffer, plan.lead_bytes as usize, &items, &errors),
             None if errors.is_empty() => (bytes::Bytes::new(), Lengths::of(&items)),
-            None => (bytes::Bytes::new(), Lengths::Each(items.iter().map(|item| item.length).collect())),
+            None => (
+                bytes::Bytes::new(),
+                Lengths::Each(items.iter().map(|item| item.length).collect()),
+            ),
         };
         // Counted before it is answered: whoever has the answer finds it in the metrics.
         counters.count_ok(count - errors.len() as u64, data.len() as u64);
         for error in &errors {
             counters.count_failed(error.error.label(), 1);
         }
-        self.metrics.total_time.observe(nanoseconds(now.saturating_duration_since(accepted)), count);
+        self.metrics
+            .total_time
+            .observe(nanoseconds(now.saturating_duration_since(accepted)), count);
         let answer = match errors.first() {
             Some(first) if fail_fast => Err(first.error.clone()),
-            Some(_) | None => Ok(Fetched { data, lengths, errors }),
+            Some(_) | None => Ok(Fetched {
+                data,
+                lengths,
+                errors,
+            }),
         };
         // A receiver that is gone wants no answer; the memory returns to the pool here.
         let _gone = reply.send(answer);
@@ -371,12 +413,19 @@ impl<B: Backend> Future for Shard<B> {
                 for one in finished.drain(..) {
                     shard.finish(one, now);
                 }
-                shard.metrics.in_flight.store(shard.in_flight(), Ordering::Relaxed);
+                shard
+                    .metrics
+                    .in_flight
+                    .store(shard.in_flight(), Ordering::Relaxed);
             }
             shard.finished = finished;
             if polled.is_pending() {
                 let idle = shard.in_flight() == 0 && shard.to_start.is_empty() && shard.attempts.is_empty();
-                return if idle && shard.inbox_ended { Poll::Ready(()) } else { Poll::Pending };
+                return if idle && shard.inbox_ended {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                };
             }
         }
     }
@@ -388,7 +437,12 @@ impl<B: Backend> Drop for Shard<B> {
             return;
         }
         // The kernel may still write to these batches' memory. Never freed is safe; freed is not (TRAPS 2).
-        for active in self.actives.iter_mut().filter_map(Option::take).filter(|active| active.in_flight > 0) {
+        for active in self
+            .actives
+            .iter_mut()
+            .filter_map(Option::take)
+            .filter(|active| active.in_flight > 0)
+        {
             let Active { work, .. } = active;
             let Work { buffer, scratch, .. } = *work;
             std::mem::forget(buffer);
@@ -425,16 +479,27 @@ fn deliver(work: &mut Work, read: &PlannedRead, reached: u32, errno: Option<i32>
     let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
     for piece in work.plan.pieces.get(pieces).unwrap_or_default() {
         if piece.source + piece.length > reached {
-            let Some(item) = work.items.get(piece.item as usize) else { continue };
+            let Some(item) = work.items.get(piece.item as usize) else {
+                continue;
+            };
             let (offset, length) = (item.offset, u64::from(item.length));
             let error = match errno {
-                Some(errno) => ReadError::Device { errno, offset, length },
+                Some(errno) => ReadError::Device {
+                    errno,
+                    offset,
+                    length,
+                },
                 None => ReadError::Truncated { offset, length },
             };
-            work.errors.push(ItemError { item: piece.item, error });
+            work.errors.push(ItemError {
+                item: piece.item,
+                error,
+            });
             continue;
         }
-        let Some(data) = work.buffer.as_ref() else { continue };
+        let Some(data) = work.buffer.as_ref() else {
+            continue;
+        };
         let (from, place) = match read.place {
             Place::Data(place) if place + piece.source == piece.target => continue,
             Place::Data(place) => (data.as_mut_ptr(), place),
@@ -448,7 +513,11 @@ fn deliver(work: &mut Work, read: &PlannedRead, reached: u32, errno: Option<i32>
         // `target + length` within the response, both inside their buffers by the planner's invariant. In one buffer
         // (a duplicate) the two do not overlap: an item's bytes belong to it alone.
         unsafe {
-            std::ptr::copy(from.add(source), data.as_mut_ptr().add(target), piece.length as usize);
+            std::ptr::copy(
+                from.add(source),
+                data.as_mut_ptr().add(target),
+                piece.length as usize,
+            );
         }
     }
 }
@@ -460,7 +529,9 @@ fn split_pieces(plan: &mut Plan, read: &PlannedRead) -> usize {
     for piece in &singles {
         // Worked, alignment 512: a piece of 400 bytes at 700 in the read is read from 512 to 1536, needed to 1100.
         let start = piece.source - piece.source % read.alignment;
-        let end = (piece.source + piece.length).next_multiple_of(read.alignment).min(read.length);
+        let end = (piece.source + piece.length)
+            .next_multiple_of(read.alignment)
+            .min(read.length);
         let place = match read.place {
             Place::Data(place) => Place::Data(place + start),
             Place::Scratch(place) => Place::Scratch(place + start),
@@ -474,7 +545,10 @@ fn split_pieces(plan: &mut Plan, read: &PlannedRead) -> usize {
             pieces: 1,
             ..*read
         });
-        plan.pieces.push(Piece { source: piece.source - start, ..*piece });
+        plan.pieces.push(Piece {
+            source: piece.source - start,
+            ..*piece
+        });
     }
     singles.len()
 }

@@ -115,7 +115,9 @@ impl Backend for MmapBackend {
 
     fn poll_finished(&mut self, _: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
         for _ in 0..MADE_AT_ONCE {
-            let Some(attempt) = self.waiting.pop_front() else { break };
+            let Some(attempt) = self.waiting.pop_front() else {
+                break;
+            };
             self.make(attempt);
         }
         if self.made.is_empty() {

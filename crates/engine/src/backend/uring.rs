@@ -72,7 +72,9 @@ impl RingRuntime {
 
 /// Descriptors of this process that are rings.
 fn rings() -> HashSet<RawFd> {
-    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return HashSet::new() };
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
+        return HashSet::new();
+    };
     entries
         .flatten()
         .filter(|entry| {
@@ -105,7 +107,12 @@ impl Wake for SlotWaker {
         }
         // Many reads finish in one pass of the driver: the dispatcher is woken for the first.
         if !self.ready.any.swap(true, Ordering::AcqRel) {
-            let waker = self.ready.dispatcher.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let waker = self
+                .ready
+                .dispatcher
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
             if let Some(waker) = waker {
                 waker.wake();
             }
@@ -165,10 +172,23 @@ impl UringBackend {
             dispatcher: Mutex::new(None),
         });
         let wakers = (0..queue_depth)
-            .map(|slot| Waker::from(Arc::new(SlotWaker { ready: Arc::clone(&ready), slot })))
+            .map(|slot| {
+                Waker::from(Arc::new(SlotWaker {
+                    ready: Arc::clone(&ready),
+                    slot,
+                }))
+            })
             .collect();
         let operations = (0..queue_depth).map(|_| None).collect();
-        Self { ring, operations, wakers, ready, unsubmitted: 0, registered: None, early: Vec::new() }
+        Self {
+            ring,
+            operations,
+            wakers,
+            ready,
+            unsubmitted: 0,
+            registered: None,
+            early: Vec::new(),
+        }
     }
 
     /// Registers the response memory with the ring, so that a read need not look its pages up. Pins all of it.
@@ -176,7 +196,9 @@ impl UringBackend {
     /// # Errors
     /// errno: ENOMEM when RLIMIT_MEMLOCK is below what it takes; the backend then goes on without.
     pub(crate) fn register_memory(&mut self, base: *mut u8, bytes: usize) -> io::Result<()> {
-        let Some(ring) = self.ring else { return Err(io::Error::from_raw_os_error(libc::EBADF)) };
+        let Some(ring) = self.ring else {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        };
         let pieces: Vec<libc::iovec> = (0..bytes.div_ceil(REGISTERED_BUFFER_BYTES_MAX))
             .map(|index| {
                 let start = index * REGISTERED_BUFFER_BYTES_MAX;
@@ -201,14 +223,19 @@ impl UringBackend {
         if result < 0 {
             return Err(io::Error::last_os_error());
         }
-        self.registered = Some(Registered { base: base as usize, bytes });
+        self.registered = Some(Registered {
+            base: base as usize,
+            bytes,
+        });
         Ok(())
     }
 
     /// Caps the kernel's worker threads, which serve buffered reads that miss the page cache and multiply without
     /// bound otherwise (TRAPS 14).
     pub(crate) fn cap_workers(&self, bounded: u32) -> io::Result<()> {
-        let Some(ring) = self.ring else { return Err(io::Error::from_raw_os_error(libc::EBADF)) };
+        let Some(ring) = self.ring else {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        };
         const IORING_REGISTER_IOWQ_MAX_WORKERS: libc::c_uint = 19;
         let mut limits: [libc::c_uint; 2] = [bounded, bounded];
         // SAFETY: `ring` is this thread's open ring and `limits` is the array of two that the call reads and writes.
@@ -221,7 +248,11 @@ impl UringBackend {
                 2 as libc::c_uint,
             )
         };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
 
     /// Looks at one operation; stores its waker when it is not over.
@@ -242,14 +273,26 @@ impl UringBackend {
 
 impl Backend for UringBackend {
     fn start(&mut self, attempt: Attempt) {
-        let Attempt { slot, file, direct, offset, destination, length } = attempt;
+        let Attempt {
+            slot,
+            file,
+            direct,
+            offset,
+            destination,
+            length,
+        } = attempt;
         let descriptor: BorrowedFd<'_> = match file.direct_fd() {
             Some(direct_descriptor) if direct => direct_descriptor,
             Some(_) | None => file.buffered_fd(),
         };
         let fd = types::Fd(descriptor.as_raw_fd());
-        let entry = match self.registered.and_then(|registered| registered.index(destination, length)) {
-            Some(index) => opcode::ReadFixed::new(fd, destination, length, index).offset(offset).build(),
+        let entry = match self
+            .registered
+            .and_then(|registered| registered.index(destination, length))
+        {
+            Some(index) => opcode::ReadFixed::new(fd, destination, length, index)
+                .offset(offset)
+                .build(),
             None => opcode::Read::new(fd, destination, length).offset(offset).build(),
         };
         let operation = UnsubmittedOneshot::new(file, Outcome, entry).submit();
@@ -293,8 +336,15 @@ impl Backend for UringBackend {
 
     fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
         {
-            let mut dispatcher = self.ready.dispatcher.lock().unwrap_or_else(PoisonError::into_inner);
-            if !dispatcher.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            let mut dispatcher = self
+                .ready
+                .dispatcher
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if !dispatcher
+                .as_ref()
+                .is_some_and(|waker| waker.will_wake(cx.waker()))
+            {
                 *dispatcher = Some(cx.waker().clone());
             }
         }
@@ -304,7 +354,11 @@ impl Backend for UringBackend {
         let before = finished.len();
         finished.append(&mut self.early);
         for word in 0..self.ready.words.len() {
-            let mut bits = self.ready.words.get(word).map_or(0, |bits| bits.swap(0, Ordering::Acquire));
+            let mut bits = self
+                .ready
+                .words
+                .get(word)
+                .map_or(0, |bits| bits.swap(0, Ordering::Acquire));
             while bits != 0 {
                 let bit = bits.trailing_zeros();
                 bits &= bits - 1;
@@ -312,6 +366,10 @@ impl Backend for UringBackend {
                 finished.extend(self.poll_slot(slot));
             }
         }
-        if finished.len() > before { Poll::Ready(()) } else { Poll::Pending }
+        if finished.len() > before {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     }
 }

@@ -26,11 +26,18 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     let dataset = Dataset::open(&DatasetSpec {
         name: "model".to_owned(),
         paths,
-        kind: KindSpec::Blocks { block_bytes: 1, partial_tail: PartialTail::Refuse },
+        kind: KindSpec::Blocks {
+            block_bytes: 1,
+            partial_tail: PartialTail::Refuse,
+        },
         direct_io: DirectIo::Required,
     })
     .unwrap();
-    World { _directory: directory, dataset: Arc::new(dataset), model }
+    World {
+        _directory: directory,
+        dataset: Arc::new(dataset),
+        model,
+    }
 });
 
 /// What a device does: fills each read's place from the file, up to the end of the file.
@@ -41,7 +48,11 @@ fn execute(plan: &Plan, files: &[&[u8]]) -> Vec<u8> {
     for read in &plan.reads {
         let file = files[read.file as usize];
         let (from, length) = (read.offset as usize, read.length as usize);
-        assert_eq!(read.offset % u64::from(read.alignment), 0, "offset off its alignment");
+        assert_eq!(
+            read.offset % u64::from(read.alignment),
+            0,
+            "offset off its alignment"
+        );
         assert_eq!(read.length % read.alignment, 0, "length off its alignment");
         assert!(read.needed <= read.length && from + read.needed as usize <= file.len());
         let arrives = &file[from..file.len().min(from + length)];
@@ -63,7 +74,10 @@ fn execute(plan: &Plan, files: &[&[u8]]) -> Vec<u8> {
     }
     for read in &plan.reads {
         for piece in &plan.pieces[read.first_piece as usize..(read.first_piece + read.pieces) as usize] {
-            assert!(piece.source + piece.length <= read.needed, "a piece reaches past what is needed");
+            assert!(
+                piece.source + piece.length <= read.needed,
+                "a piece reaches past what is needed"
+            );
             let (target, length) = (piece.target as usize, piece.length as usize);
             match read.place {
                 Place::Data(place) => {
@@ -86,7 +100,10 @@ fn items() -> impl Strategy<Value = Vec<(usize, usize)>> {
     let near = (0..40_usize, 1..400_usize).prop_map(|(step, length)| (step * 400, length));
     let item = prop_oneof![any, aligned, near];
     prop::collection::vec(item, 1..40).prop_map(|items| {
-        items.into_iter().map(|(offset, length)| (offset, length.min(FILE_BYTES - offset))).collect()
+        items
+            .into_iter()
+            .map(|(offset, length)| (offset, length.min(FILE_BYTES - offset)))
+            .collect()
     })
 }
 
@@ -124,7 +141,15 @@ fn planned(ranges: &[(u64, u64)]) -> Plan {
     for (offset, length) in ranges {
         batch.push_range(*offset, *length);
     }
-    plan(&batch, Rules { direct: true, merge: true, merge_gap_bytes: 0, max_read_bytes: 1 << 20 })
+    plan(
+        &batch,
+        Rules {
+            direct: true,
+            merge: true,
+            merge_gap_bytes: 0,
+            max_read_bytes: 1 << 20,
+        },
+    )
 }
 
 /// Sixty-four scattered aligned blocks are sixty-four reads in place: no scratch, no copy.
@@ -133,7 +158,11 @@ fn aligned_blocks_need_no_scratch() {
     let plan = planned(&[(8192, 4096), (0, 4096), (16_384, 4096)]);
     assert_eq!(plan.scratch_bytes, 0);
     assert_eq!(plan.reads.len(), 3);
-    assert!(plan.reads.iter().all(|read| matches!(read.place, Place::Data(_)) && read.pieces == 1));
+    assert!(
+        plan.reads
+            .iter()
+            .all(|read| matches!(read.place, Place::Data(_)) && read.pieces == 1)
+    );
 }
 
 /// The same block five times is one read and four copies.
@@ -156,7 +185,10 @@ fn a_sequential_run_is_one_read_in_place() {
 #[test]
 fn a_lone_unaligned_range_has_a_lead_instead_of_scratch() {
     let plan = planned(&[(700, 5000)]);
-    assert_eq!((plan.lead_bytes, plan.scratch_bytes, plan.reads.len()), (700 % 512, 0, 1));
+    assert_eq!(
+        (plan.lead_bytes, plan.scratch_bytes, plan.reads.len()),
+        (700 % 512, 0, 1)
+    );
     assert_eq!((plan.reads[0].offset, plan.reads[0].needed), (512, 188 + 5000));
 }
 
