@@ -7,5 +7,6 @@ mod grpc {
     mod fetch;
     mod refused;
     mod served;
+    mod sockets;
     mod stream;
 }
