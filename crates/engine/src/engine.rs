@@ -339,14 +339,14 @@ impl Engine {
         let (reply, answer) = oneshot::channel();
         let Batch {
             dataset,
-            files,
+            objects,
             items,
             errors,
             ..
         } = batch;
         let work = Work {
             dataset,
-            files,
+            objects,
             items,
             errors,
             plan,

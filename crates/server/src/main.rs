@@ -7,6 +7,7 @@
 mod cli;
 mod healthcheck;
 
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,7 +15,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
+use ringfetch_engine::config::EngineConfig;
 use ringfetch_engine::dataset::{Dataset, DatasetSpec};
+use ringfetch_engine::device::queue_tags;
 use ringfetch_engine::engine::Engine;
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
@@ -156,7 +159,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
             (ports, open_datasets(&config.datasets)?)
         }
     };
-    let engine = Engine::start(&config.engine)?;
+    let engine = Engine::start(&EngineConfig { device_tags: fewest_tags(&datasets), ..config.engine.clone() })?;
     let most = engine.response_bytes_max();
     if config.limits.response_bytes > most {
         let asked = config.limits.response_bytes;
@@ -200,7 +203,7 @@ async fn serve(
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
-    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone(), rpc.clone());
+    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone(), rpc);
 
     let addresses = ports.addresses();
     let mut served = vec![
@@ -263,6 +266,12 @@ async fn serve(
     }
     tracing::info!("drained");
     Ok(())
+}
+
+/// Tags of the device with the fewest: the rings together must stay below them (TRAPS 15).
+fn fewest_tags(datasets: &[Arc<Dataset>]) -> Option<u32> {
+    let paths = datasets.iter().flat_map(|dataset| &dataset.spec().paths);
+    paths.filter_map(|path| queue_tags(File::open(path).ok()?)).min()
 }
 
 /// Connections and open objects are files; the soft limit is 1024 on most systems, for the sake of programs that use
