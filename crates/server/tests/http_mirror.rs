@@ -1,6 +1,7 @@
 //! The HTTP service over a real engine and real files, without sockets: what needs bytes, time and changing files.
 
 #![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "helpers of tests: a failure is the test's")]
 
 use axum::Router;
 use axum::body::Body;
