@@ -199,6 +199,7 @@ async fn serve(
     let lifecycle = Lifecycle::new();
     let registry = telemetry.registry();
     let fetcher = Fetcher::new(engine.clone(), datasets.clone(), config.limits.clone());
+    fetcher.register_metrics(registry)?;
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());

@@ -68,7 +68,7 @@ pub(super) async fn until<T>(deadline: Option<Instant>, work: impl Future<Output
 fn lengths_unless(lengths: Lengths, implied: u32) -> Vec<u32> {
     match lengths {
         Lengths::Uniform { item_bytes, .. } if item_bytes == implied => Vec::new(),
-        other => every_length(other),
+        Lengths::Uniform { .. } | Lengths::Each(_) => every_length(lengths),
     }
 }
 

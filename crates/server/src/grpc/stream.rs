@@ -294,3 +294,6 @@ impl<B, S, Fut, E: FnOnce(Code)> Drop for StreamBody<B, S, Fut, E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

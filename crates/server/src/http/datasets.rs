@@ -86,9 +86,27 @@ impl DatasetView {
     fn new(dataset: &Dataset, backend: &BackendStatus) -> Self {
         let (block_bytes, vectors) = match dataset.kind() {
             Kind::Blocks { block_bytes, .. } => (Some(block_bytes), None),
-            Kind::Vectors { layout, dim, dtype, vector_bytes, stride_bytes, base_offset, count: _ } => {
+            Kind::Vectors {
+                layout,
+                dim,
+                dtype,
+                vector_bytes,
+                stride_bytes,
+                base_offset,
+                count: _,
+            } => {
                 let (dtype, layout) = (dtype.as_str(), layout.as_str());
-                (None, Some(VectorShapeView { dim, dtype, layout, vector_bytes, stride_bytes, base_offset }))
+                (
+                    None,
+                    Some(VectorShapeView {
+                        dim,
+                        dtype,
+                        layout,
+                        vector_bytes,
+                        stride_bytes,
+                        base_offset,
+                    }),
+                )
             }
             Kind::Objects => (None, None),
         };
@@ -101,7 +119,11 @@ impl DatasetView {
             count: dataset.count(),
             block_bytes,
             vectors,
-            etag: if has_space { dataset.etag().to_owned() } else { String::new() },
+            etag: if has_space {
+                dataset.etag().to_owned()
+            } else {
+                String::new()
+            },
             read_path: ReadPathView {
                 backend: backend.backend.as_str(),
                 requested: backend.requested.as_str(),
@@ -122,7 +144,12 @@ impl DatasetView {
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<DatasetList> {
     let backend = app.fetcher.engine().backend();
     let datasets = app.fetcher.datasets();
-    Json(DatasetList { datasets: datasets.iter().map(|dataset| DatasetView::new(dataset, &backend)).collect() })
+    Json(DatasetList {
+        datasets: datasets
+            .iter()
+            .map(|dataset| DatasetView::new(dataset, &backend))
+            .collect(),
+    })
 }
 
 /// Describes a dataset.
@@ -176,7 +203,11 @@ pub(super) fn dataset_of_kind(app: &App, name: &str, wanted: Wanted) -> Result<A
         Kind::Vectors { .. } => "its vectors/{id}, bytes, vectors:batchFetch or ranges:batchFetch",
         Kind::Objects => "its objects/{object}, objects or objects:batchFetch",
     };
-    Err(FetchError::WrongKind { name: name.to_owned(), kind: kind_word(kind), remedy })
+    Err(FetchError::WrongKind {
+        name: name.to_owned(),
+        kind: kind_word(kind),
+        remedy,
+    })
 }
 
 fn kind_word(kind: Kind) -> &'static str {

@@ -81,7 +81,11 @@ pub(super) struct WindowedBody {
 impl Reader {
     /// A reader for one answer on the connection that `share` belongs to.
     pub(super) fn new(fetcher: Fetcher, share: Option<Arc<Share>>, source: Source) -> Self {
-        Self { fetcher, share, source }
+        Self {
+            fetcher,
+            share,
+            source,
+        }
     }
 
     fn window_limits(&self) -> WindowLimits {
@@ -100,7 +104,11 @@ impl Reader {
                 lengths.push(extent.length);
             }
         }
-        let mut data = if offsets.is_empty() { Bytes::new() } else { self.fetch_extents(&offsets, &lengths).await? };
+        let mut data = if offsets.is_empty() {
+            Bytes::new()
+        } else {
+            self.fetch_extents(&offsets, &lengths).await?
+        };
         let mut frames = Vec::with_capacity(window.len());
         for piece in window {
             match piece {
@@ -119,16 +127,28 @@ impl Reader {
     }
 
     async fn fetch_extents(&self, offsets: &[u64], lengths: &[u64]) -> Result<Bytes, WindowError> {
-        let context = CallContext { deadline: None, share: self.share.clone(), fail_fast: true };
+        let context = CallContext {
+            deadline: None,
+            share: self.share.clone(),
+            fail_fast: true,
+        };
         match &self.source {
             Source::Space(dataset) => {
                 let items = Items::Ranges { offsets, lengths };
                 let (now, fetched) = self.fetcher.fetch(dataset.name(), items, context).await?;
-                if now.etag() == dataset.etag() { Ok(fetched.data) } else { Err(WindowError::Changed) }
+                if now.etag() == dataset.etag() {
+                    Ok(fetched.data)
+                } else {
+                    Err(WindowError::Changed)
+                }
             }
             Source::Object { dataset, name, etag } => {
                 let names = vec![name.clone(); offsets.len()];
-                let items = Items::Objects { names: &names, offsets, lengths };
+                let items = Items::Objects {
+                    names: &names,
+                    offsets,
+                    lengths,
+                };
                 let result = self.fetcher.fetch(dataset.name(), items, context).await;
                 // Looked at after the read: versions only go forward, so if this is still the one asked about, the
                 // read was of it too. Before the result is: a shorter successor shows as a range past the end.
@@ -158,7 +178,10 @@ impl Reader {
 
 /// Whether the same request may succeed in a moment.
 fn is_transient(error: &FetchError) -> bool {
-    matches!(error, FetchError::TooManyRequests { .. } | FetchError::Read(ReadError::Overloaded { .. }))
+    matches!(
+        error,
+        FetchError::TooManyRequests { .. } | FetchError::Read(ReadError::Overloaded { .. })
+    )
 }
 
 /// How long to wait before each further attempt.
@@ -220,11 +243,15 @@ impl WindowedBody {
             return Poll::Ready(Some(result));
         }
         if self.fetching.is_none() {
-            let Some(window) = self.plan.next() else { return Poll::Ready(None) };
+            let Some(window) = self.plan.next() else {
+                return Poll::Ready(None);
+            };
             let reader = Arc::clone(&self.reader);
             self.fetching = Some(Box::pin(async move { reader.fetch_patiently(&window).await }));
         }
-        let Some(fetching) = self.fetching.as_mut() else { return Poll::Ready(None) };
+        let Some(fetching) = self.fetching.as_mut() else {
+            return Poll::Ready(None);
+        };
         let result = ready!(fetching.as_mut().poll(cx));
         self.fetching = None;
         Poll::Ready(Some(result))
@@ -264,8 +291,12 @@ impl http_body::Body for WindowedBody {
         {
             this.fetched = result;
         }
-        let Some(frame) = this.ready.pop_front() else { return Poll::Ready(None) };
-        this.left_bytes = this.left_bytes.saturating_sub(u64::try_from(frame.len()).unwrap_or(u64::MAX));
+        let Some(frame) = this.ready.pop_front() else {
+            return Poll::Ready(None);
+        };
+        this.left_bytes = this
+            .left_bytes
+            .saturating_sub(u64::try_from(frame.len()).unwrap_or(u64::MAX));
         Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 
@@ -291,16 +322,24 @@ mod tests {
         assert_eq!(waits[1], WAIT_FIRST * 2);
         assert!(waits.iter().all(|wait| *wait <= WAIT_LONGEST));
         let total: Duration = waits.iter().sum();
-        assert!(total <= WAIT_TOTAL && total > WAIT_TOTAL - WAIT_LONGEST - WAIT_LONGEST, "{total:?}");
+        assert!(
+            total <= WAIT_TOTAL && total > WAIT_TOTAL - WAIT_LONGEST - WAIT_LONGEST,
+            "{total:?}"
+        );
     }
 
     #[test]
     fn only_bounds_that_pass_are_waited_for() {
         // Overload of either kind is transient; a lost range, a drain and a lasting limit are not.
         assert!(is_transient(&FetchError::TooManyRequests { max: 1 }));
-        assert!(is_transient(&FetchError::Read(ReadError::Overloaded { resource: Resource::Memory })));
+        assert!(is_transient(&FetchError::Read(ReadError::Overloaded {
+            resource: Resource::Memory
+        })));
         assert!(!is_transient(&FetchError::Read(ReadError::Draining)));
-        assert!(!is_transient(&FetchError::Read(ReadError::Truncated { offset: 0, length: 1 })));
+        assert!(!is_transient(&FetchError::Read(ReadError::Truncated {
+            offset: 0,
+            length: 1
+        })));
         assert!(!is_transient(&FetchError::ResponseTooLarge { bytes: 2, max: 1 }));
     }
 }

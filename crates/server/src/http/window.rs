@@ -53,8 +53,14 @@ pub(super) struct Plan {
 impl Plan {
     /// A plan for a whole body.
     pub(super) fn new(pieces: Vec<Piece>, limits: WindowLimits) -> Self {
-        let limits = WindowLimits { bytes: limits.bytes.max(1), extents: limits.extents.max(1) };
-        Self { left: pieces.into(), limits }
+        let limits = WindowLimits {
+            bytes: limits.bytes.max(1),
+            extents: limits.extents.max(1),
+        };
+        Self {
+            left: pieces.into(),
+            limits,
+        }
     }
 
     /// Nothing more to hand out.
@@ -87,11 +93,17 @@ impl Iterator for Plan {
                 self.left.push_front(piece);
                 break;
             }
-            window.push(Piece::Extent(Extent { offset: extent.offset, length: taken }));
+            window.push(Piece::Extent(Extent {
+                offset: extent.offset,
+                length: taken,
+            }));
             room.bytes -= taken;
             room.extents -= 1;
             if taken < extent.length {
-                let rest = Extent { offset: extent.offset + taken, length: extent.length - taken };
+                let rest = Extent {
+                    offset: extent.offset + taken,
+                    length: extent.length - taken,
+                };
                 self.left.push_front(Piece::Extent(rest));
                 break;
             }
@@ -130,7 +142,13 @@ mod tests {
     fn a_long_extent_is_cut_at_aligned_offsets() {
         // 3 MiB from offset 500, windows of 1 MiB: the first is shorter, the others begin at multiples of 4096.
         let mib = 1 << 20;
-        let plan = Plan::new(vec![extent(500, 3 * mib)], WindowLimits { bytes: mib, extents: 8 });
+        let plan = Plan::new(
+            vec![extent(500, 3 * mib)],
+            WindowLimits {
+                bytes: mib,
+                extents: 8,
+            },
+        );
         let windows: Vec<_> = plan.collect();
         let expected = vec![
             vec![extent(500, mib - 500)],
@@ -144,9 +162,17 @@ mod tests {
     #[test]
     fn small_pieces_share_a_window() {
         // Ten ranges of 4 KiB with text between: one window, hence one batch.
-        let pieces: Vec<Piece> =
-            (0..10).flat_map(|i| [Piece::Text(Bytes::from_static(b"x")), extent(i * 8192, 4096)]).collect();
-        let windows: Vec<_> = Plan::new(pieces.clone(), WindowLimits { bytes: 1 << 20, extents: 64 }).collect();
+        let pieces: Vec<Piece> = (0..10)
+            .flat_map(|i| [Piece::Text(Bytes::from_static(b"x")), extent(i * 8192, 4096)])
+            .collect();
+        let windows: Vec<_> = Plan::new(
+            pieces.clone(),
+            WindowLimits {
+                bytes: 1 << 20,
+                extents: 64,
+            },
+        )
+        .collect();
         assert_eq!(windows, [pieces]);
     }
 
@@ -154,7 +180,14 @@ mod tests {
     fn a_window_has_a_bounded_number_of_extents() {
         // Five one-byte ranges, two a window: three windows.
         let pieces: Vec<Piece> = (0..5).map(|i| extent(i * 10, 1)).collect();
-        let windows: Vec<_> = Plan::new(pieces, WindowLimits { bytes: 1 << 20, extents: 2 }).collect();
+        let windows: Vec<_> = Plan::new(
+            pieces,
+            WindowLimits {
+                bytes: 1 << 20,
+                extents: 2,
+            },
+        )
+        .collect();
         assert_eq!(windows.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 1]);
     }
 
