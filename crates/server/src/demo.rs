@@ -15,6 +15,7 @@ use ringfetch_engine::engine::BackendStatus;
 use ringfetch_engine::pattern;
 use serde_yaml::{Mapping, Value};
 
+use crate::config::GRPC_PORT;
 use crate::listener::Addresses;
 
 /// Where the data lies unless `--demo-dir` says otherwise.
@@ -216,6 +217,12 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
     let mut out = String::from("\n");
     out.push_str(&table(&rows));
     let Addresses { grpc, http, admin } = addresses;
+    // The command line knows the default address by itself.
+    let grpc_flag = if grpc.port() == GRPC_PORT {
+        String::new()
+    } else {
+        format!(" --grpc http://{grpc}")
+    };
     let admin = admin.map_or_else(|| "off".to_owned(), |address| address.to_string());
     let _infallible = write!(
         out,
@@ -228,7 +235,7 @@ admin    {admin}
 Try:
   curl -s http://{http}/v1/datasets/blocks/blocks/7 | xxd | head -2
   grpcurl -plaintext -d '{{\"dataset\":\"vectors\",\"ids\":[17,4711,5]}}' {grpc} ringfetch.v1.FetchService/FetchVectors
-  cargo run --release -p ringfetch-cli -- load --dataset blocks --seconds 5 --verify
+  cargo run --release -p ringfetch-cli -- load{grpc_flag} --dataset blocks --seconds 5 --verify
 
 The other engine:
   RINGFETCH__ENGINE__BACKEND=mmap cargo run --release

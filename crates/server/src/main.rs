@@ -159,7 +159,10 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
             (ports, open_datasets(&config.datasets)?)
         }
     };
-    let engine = Engine::start(&EngineConfig { device_tags: fewest_tags(&datasets), ..config.engine.clone() })?;
+    let engine = Engine::start(&EngineConfig {
+        device_tags: fewest_tags(&datasets),
+        ..config.engine.clone()
+    })?;
     let most = engine.response_bytes_max();
     if config.limits.response_bytes > most {
         let asked = config.limits.response_bytes;

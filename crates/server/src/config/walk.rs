@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 
 use serde_yaml::Value;
 
-use super::layers::{Content, Node, join};
+use super::layers::{Content, Node, SECTION_ALLOWED, join};
 use super::problem::{Problem, Source};
 use super::size;
 
@@ -201,12 +201,7 @@ impl<'w> Section<'w> {
                 ..
             }) => entries = found,
             Some(Node { content, source }) => {
-                walk.complain(
-                    &path,
-                    content.describe(),
-                    "it is a section of keys".to_owned(),
-                    source,
-                );
+                walk.complain(&path, content.describe(), SECTION_ALLOWED.to_owned(), source);
             }
         }
         Self { walk, path, entries }
@@ -332,7 +327,7 @@ impl<'w> Section<'w> {
         } else {
             String::new()
         };
-        let allowed = format!("{from} to {to}, {of}as {}", size::ALLOWED);
+        let allowed = format!("{from} to {to}, {of}written as {}", size::ALLOWED);
         let parse = |content: &Content| {
             let value = match content {
                 Content::Text(text) => size::parse(text)?,
