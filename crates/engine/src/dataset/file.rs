@@ -1,0 +1,358 @@
+//! One open file: its descriptors, and its length and identity as they were at open.
+//!
+//! A file is read through `buffered` or, where it takes O_DIRECT, past the page cache through `direct`: two open file
+//! descriptions of the same inode (checked). Both are closed together, when the last reference goes. Absent: reading;
+//! backends borrow the descriptors.
+
+use super::direct::{self, Alignment};
+use crate::config::DirectIo;
+use crate::geometry::Extent;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::any::Any;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How often a file that is replaced between the opening of its two descriptors is opened anew.
+const REPLACED_ATTEMPTS: u32 = 4;
+
+/// One open file or block device. Reads own a reference, so that a descriptor is never closed under them.
+#[derive(Debug)]
+pub struct OpenFile {
+    /// Unique in this process, never reused: what caches key on.
+    pub(crate) id: u64,
+    /// Whatever the backend keeps with a file (a mapping, a registration); dropped with it.
+    pub(crate) attached: OnceLock<Box<dyn Any + Send + Sync>>,
+    buffered: File,
+    direct: Option<File>,
+    alignment: Alignment,
+    is_block_device: bool,
+    identity: Identity,
+    etag: String,
+}
+
+/// What makes a file the one that was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// The device it is on, or for a block device the device it is.
+    dev: u64,
+    ino: u64,
+    length_bytes: u64,
+    mtime_s: i64,
+    mtime_ns: u64,
+}
+
+/// Why a path cannot be opened as a file.
+#[derive(Debug)]
+pub(super) enum FileError {
+    /// The open, or a question about the open file, failed.
+    Open(io::Error),
+    /// It is no regular file and no block device, but this.
+    NotAFile(&'static str),
+    /// Direct I/O is required and this file refuses it, for this reason.
+    DirectRefused(String),
+    /// The first block cannot be read.
+    TrialRead(io::Error),
+}
+
+impl From<io::Error> for FileError {
+    fn from(error: io::Error) -> Self {
+        Self::Open(error)
+    }
+}
+
+impl From<Errno> for FileError {
+    fn from(errno: Errno) -> Self {
+        Self::Open(errno.into())
+    }
+}
+
+/// What may be opened as a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Accept {
+    /// Regular files and block devices.
+    FilesAndDevices,
+    /// Regular files.
+    FilesOnly,
+}
+
+/// How a file is to be opened.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    pub(super) accept: Accept,
+    pub(super) direct_io: DirectIo,
+    /// The device on which a trial read is not needed, because one succeeded there.
+    pub(super) tried_dev: Option<u64>,
+}
+
+/// Flags of every open. NONBLOCK: a fifo must not hang the opener; it is cleared on what turns out to be a file.
+pub(super) const OPEN_FLAGS: OFlags = OFlags::RDONLY
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY);
+
+impl OpenFile {
+    /// Opens one regular file or block device by its path.
+    ///
+    /// # Errors
+    /// errno of the open; `InvalidInput` when it is no file or block device, or direct I/O is required and refused.
+    pub fn open(path: impl AsRef<Path>, direct_io: DirectIo) -> io::Result<Self> {
+        let wish = Wish {
+            accept: Accept::FilesAndDevices,
+            direct_io,
+            tried_dev: None,
+        };
+        match Self::open_path(path.as_ref(), wish) {
+            Ok((file, _)) => Ok(file),
+            Err(FileError::Open(error) | FileError::TrialRead(error)) => Err(error),
+            Err(FileError::NotAFile(found)) => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("is {found}, not a file"),
+            )),
+            Err(FileError::DirectRefused(reason)) => Err(io::Error::new(io::ErrorKind::InvalidInput, reason)),
+        }
+    }
+
+    /// As [`OpenFile::open`]; with the reason when direct I/O was preferred and the file refuses it.
+    pub(super) fn open_path(path: &Path, wish: Wish) -> Result<(Self, Option<String>), FileError> {
+        Self::open_with(wish, |flags| {
+            rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))
+        })
+    }
+
+    /// Opens a file through `open`, which resolves a name with the flags it is given, once or twice.
+    pub(super) fn open_with(
+        wish: Wish,
+        open: impl Fn(OFlags) -> Result<OwnedFd, Errno>,
+    ) -> Result<(Self, Option<String>), FileError> {
+        for _ in 0..REPLACED_ATTEMPTS {
+            let mut file = Self::from_descriptor(open(OPEN_FLAGS)?, wish.accept)?;
+            if wish.direct_io == DirectIo::Off || file.length_bytes() == 0 {
+                return Ok((file, None));
+            }
+            match file.add_direct(&open, wish.tried_dev)? {
+                DirectOutcome::Added => return Ok((file, None)),
+                DirectOutcome::Refused(reason) if wish.direct_io == DirectIo::Required => {
+                    return Err(FileError::DirectRefused(reason));
+                }
+                DirectOutcome::Refused(reason) => return Ok((file, Some(reason))),
+                DirectOutcome::Replaced => {}
+            }
+        }
+        Err(Errno::STALE.into())
+    }
+
+    fn from_descriptor(descriptor: OwnedFd, accept: Accept) -> Result<Self, FileError> {
+        let found = rustix::fs::fstat(&descriptor)?;
+        let is_block_device = match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile => false,
+            FileType::BlockDevice if accept == Accept::FilesAndDevices => true,
+            other => return Err(FileError::NotAFile(describe(other))),
+        };
+        clear_nonblock(&descriptor)?;
+        let identity = Identity::of(&descriptor)?;
+        Ok(Self {
+            id: next_id(),
+            attached: OnceLock::new(),
+            buffered: File::from(descriptor),
+            direct: None,
+            alignment: Alignment::NONE,
+            is_block_device,
+            identity,
+            etag: etag_of([identity]),
+        })
+    }
+
+    fn add_direct(
+        &mut self,
+        open: impl Fn(OFlags) -> Result<OwnedFd, Errno>,
+        tried_dev: Option<u64>,
+    ) -> Result<DirectOutcome, FileError> {
+        let descriptor = match open(OPEN_FLAGS | OFlags::DIRECT) {
+            Ok(descriptor) => descriptor,
+            Err(errno) if direct::is_refusal(&errno.into()) => {
+                return Ok(DirectOutcome::Refused(refusal(errno.into())));
+            }
+            Err(errno) => return Err(errno.into()),
+        };
+        let second = Identity::of(&descriptor)?;
+        if (second.dev, second.ino) != (self.identity.dev, self.identity.ino) {
+            return Ok(DirectOutcome::Replaced);
+        }
+        clear_nonblock(&descriptor)?;
+        let file = File::from(descriptor);
+        let alignment = match direct::alignment(&file, self.is_block_device) {
+            Ok(alignment) => alignment,
+            Err(reason) => return Ok(DirectOutcome::Refused(reason)),
+        };
+        if tried_dev != Some(self.identity.dev) {
+            match direct::trial_read(&file, alignment) {
+                Ok(()) => {}
+                Err(error) if direct::is_refusal(&error) => {
+                    return Ok(DirectOutcome::Refused(refusal(error)));
+                }
+                Err(error) => return Err(FileError::TrialRead(error)),
+            }
+        }
+        self.direct = Some(file);
+        self.alignment = alignment;
+        Ok(DirectOutcome::Added)
+    }
+
+    /// Gives the direct descriptor up: another file of the dataset has none.
+    pub(super) fn drop_direct(&mut self) {
+        self.direct = None;
+        self.alignment = Alignment::NONE;
+    }
+
+    /// Length at open.
+    pub fn length_bytes(&self) -> u64 {
+        self.identity.length_bytes
+    }
+
+    /// Strong entity tag (a digest of device, inode, length, mtime), unquoted. A block device has no mtime that
+    /// follows its content: its tag holds for as long as the device is not written to.
+    pub fn etag(&self) -> &str {
+        &self.etag
+    }
+
+    /// The extent of all its bytes.
+    pub fn whole(&self) -> Extent {
+        Extent {
+            offset: 0,
+            length: self.length_bytes(),
+        }
+    }
+
+    /// Reads through the page cache.
+    pub(crate) fn buffered_fd(&self) -> BorrowedFd<'_> {
+        self.buffered.as_fd()
+    }
+
+    /// Reads past the page cache, aligned to [`Self::offset_alignment`] and [`Self::memory_alignment`].
+    pub(crate) fn direct_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.direct.as_ref().map(AsFd::as_fd)
+    }
+
+    /// What offset and length of a read must be multiples of; 1 when there is no direct descriptor.
+    pub(crate) fn offset_alignment(&self) -> u32 {
+        self.alignment.offset_bytes
+    }
+
+    /// What a read's memory must be a multiple of; 1 when there is no direct descriptor.
+    pub(crate) fn memory_alignment(&self) -> u32 {
+        self.alignment.memory_bytes
+    }
+
+    /// Length now; of a block device the length at open.
+    ///
+    /// # Errors
+    /// errno of fstat.
+    pub(crate) fn current_length(&self) -> io::Result<u64> {
+        if self.is_block_device {
+            return Ok(self.identity.length_bytes);
+        }
+        Ok(self.buffered.metadata()?.len())
+    }
+
+    pub(super) fn buffered(&self) -> &File {
+        &self.buffered
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    pub(super) fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+}
+
+enum DirectOutcome {
+    Added,
+    Refused(String),
+    Replaced,
+}
+
+impl Identity {
+    pub(super) fn of(descriptor: impl AsFd) -> Result<Self, Errno> {
+        let found = rustix::fs::fstat(&descriptor)?;
+        let is_block_device = FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice;
+        let length_bytes = if is_block_device {
+            // st_size of a device is 0; its end is where a seek arrives (the BLKGETSIZE64 of lseek(2)).
+            rustix::fs::seek(&descriptor, rustix::fs::SeekFrom::End(0))?
+        } else {
+            u64::try_from(found.st_size).unwrap_or(0)
+        };
+        Ok(Self {
+            dev: if is_block_device {
+                found.st_rdev
+            } else {
+                found.st_dev
+            },
+            ino: found.st_ino,
+            length_bytes,
+            mtime_s: found.st_mtime,
+            mtime_ns: found.st_mtime_nsec,
+        })
+    }
+
+    pub(super) fn dev(self) -> u64 {
+        self.dev
+    }
+}
+
+/// One tag for files in this order: 128 bits of FNV-1a (Fowler, Noll, Vo; draft-eastlake-fnv) over their identities.
+/// A digest, so that inode numbers, which name files to NFS servers, do not leave the machine.
+pub(super) fn etag_of(files: impl IntoIterator<Item = Identity>) -> String {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let mut hash = OFFSET;
+    for file in files {
+        let mtime_s = file.mtime_s.cast_unsigned();
+        for word in [file.dev, file.ino, file.length_bytes, mtime_s, file.mtime_ns] {
+            for byte in word.to_le_bytes() {
+                hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+            }
+        }
+    }
+    format!("{hash:032x}")
+}
+
+/// A number that nothing else in this process has.
+pub(super) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// io_uring answers EAGAIN for a read that would block on a descriptor with O_NONBLOCK, in place of waiting for it
+/// (io_uring/rw.c, REQ_F_NOWAIT), so no file keeps the flag.
+fn clear_nonblock(descriptor: &OwnedFd) -> Result<(), Errno> {
+    let flags = rustix::fs::fcntl_getfl(descriptor)?;
+    rustix::fs::fcntl_setfl(descriptor, flags - OFlags::NONBLOCK)
+}
+
+fn refusal(error: io::Error) -> String {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::INVAL) => "EINVAL".to_owned(),
+        Some(_) | None => error.to_string(),
+    }
+}
+
+/// A kind of file for people.
+pub(super) fn describe(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a regular file",
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a fifo",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice => "a character device",
+        FileType::BlockDevice => "a block device",
+        FileType::Unknown => "of an unknown kind",
+    }
+}

@@ -1,0 +1,254 @@
+//! From a specification to an open dataset: files, then their shape, then one decision about direct I/O for all of
+//! them. Every error names the field of the configuration and what would mend it.
+
+use super::direct::{self, Alignment};
+use super::file::{self, Accept, FileError, OpenFile, Wish};
+use super::{Dataset, DatasetSpec, DirectFacts, Kind, KindSpec, OpenError, PartialTail, layout};
+use crate::config::DirectIo;
+use crate::geometry::FileSpan;
+use rustix::io::Errno;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Makes the errors of one dataset.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Blame<'a> {
+    pub(super) dataset: &'a str,
+}
+
+impl Blame<'_> {
+    pub(super) fn field(self, field: &'static str, problem: impl Into<String>) -> OpenError {
+        OpenError {
+            dataset: self.dataset.to_owned(),
+            field,
+            problem: problem.into(),
+        }
+    }
+
+    pub(super) fn io(self, path: &Path, error: &io::Error) -> OpenError {
+        self.field("path", format!("{}: {}", path.display(), open_problem(error)))
+    }
+}
+
+/// What an errno of an open means for the person who wrote the path.
+fn open_problem(error: &io::Error) -> String {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOENT) => "does not exist: correct the path, or make the file first".to_owned(),
+        Some(Errno::ACCESS | Errno::PERM) => {
+            "permission denied: let the daemon's user read it, and search every directory above it".to_owned()
+        }
+        Some(Errno::MFILE | Errno::NFILE) => {
+            "out of file descriptors: raise the limit (ulimit -n, LimitNOFILE), or serve fewer files"
+                .to_owned()
+        }
+        Some(Errno::NOTDIR) => "a part of the path is not a directory: correct the path".to_owned(),
+        Some(Errno::LOOP) => "too many symbolic links: correct the path".to_owned(),
+        Some(_) | None => format!("cannot be opened: {error}"),
+    }
+}
+
+pub(super) fn open(spec: &DatasetSpec) -> Result<Dataset, OpenError> {
+    let blame = Blame { dataset: &spec.name };
+    check_name(blame)?;
+    if spec.paths.is_empty() {
+        return Err(blame.field(
+            "path",
+            "is missing: name a file, or several that form one address space",
+        ));
+    }
+    let (files, direct) = open_files(spec, blame)?;
+    let span = FileSpan::new(files.iter().map(OpenFile::length_bytes)).ok_or_else(|| {
+        blame.field(
+            "path",
+            "the files together hold more than 2^64 bytes: serve fewer",
+        )
+    })?;
+    let (kind, length_bytes) = match spec.kind {
+        KindSpec::Blocks {
+            block_bytes,
+            partial_tail,
+        } => blocks(block_bytes, partial_tail, span.length_bytes(), blame)?,
+        KindSpec::Vectors {
+            layout,
+            dim,
+            dtype,
+            header_bytes,
+        } => {
+            let wanted = layout::Wanted {
+                layout,
+                dim,
+                dtype,
+                header_bytes,
+            };
+            let kind = layout::read_shape(wanted, &files, &spec.paths, span.length_bytes(), blame)?;
+            (kind, span.length_bytes())
+        }
+        KindSpec::Objects { .. } => return Err(blame.field("kind", "objects")),
+    };
+    Ok(Dataset {
+        id: file::next_id(),
+        spec: spec.clone(),
+        kind,
+        etag: file::etag_of(files.iter().map(OpenFile::identity)),
+        files: files.into_iter().map(Arc::new).collect(),
+        span,
+        length_bytes,
+        direct,
+    })
+}
+
+fn check_name(blame: Blame<'_>) -> Result<(), OpenError> {
+    let mut bytes = blame.dataset.bytes();
+    let good = blame.dataset.len() <= 128
+        && bytes.next().is_some_and(|first| first.is_ascii_alphanumeric())
+        && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if good {
+        return Ok(());
+    }
+    Err(blame.field(
+        "name",
+        "must be 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-', and begin with a letter or a digit",
+    ))
+}
+
+/// Blocks over the whole address space: 10 000 bytes in blocks of 4096 are 2 blocks and a remainder of 1808.
+fn blocks(
+    block_bytes: u32,
+    partial_tail: PartialTail,
+    length_bytes: u64,
+    blame: Blame<'_>,
+) -> Result<(Kind, u64), OpenError> {
+    let wide = u64::from(block_bytes);
+    let (Some(count), Some(remainder)) = (length_bytes.checked_div(wide), length_bytes.checked_rem(wide))
+    else {
+        return Err(blame.field("block_bytes", "is 0: a block has at least 1 byte"));
+    };
+    if remainder != 0 && partial_tail == PartialTail::Refuse {
+        return Err(blame.field(
+            "block_bytes",
+            format!(
+                "{length_bytes} bytes are no multiple of {block_bytes}: {remainder} bytes remain after {count} \
+                 blocks; set partial_tail: ignore to leave them out, or another block_bytes"
+            ),
+        ));
+    }
+    if count == 0 {
+        return Err(blame.field(
+            "block_bytes",
+            format!("the dataset has {length_bytes} bytes, not one block of {block_bytes}: set a smaller block_bytes"),
+        ));
+    }
+    Ok((Kind::Blocks { block_bytes, count }, length_bytes - remainder))
+}
+
+fn open_files(spec: &DatasetSpec, blame: Blame<'_>) -> Result<(Vec<OpenFile>, DirectFacts), OpenError> {
+    let wish = Wish {
+        accept: Accept::FilesAndDevices,
+        direct_io: spec.direct_io,
+        tried_dev: None,
+    };
+    let mut files = Vec::with_capacity(spec.paths.len());
+    let mut refusal = None;
+    for path in &spec.paths {
+        let (file, reason) =
+            OpenFile::open_path(path, wish).map_err(|error| file_problem(path, error, blame))?;
+        if file.length_bytes() == 0 {
+            return Err(blame.field(
+                "path",
+                format!(
+                    "{} is empty: there is nothing to serve; write it first, or leave it out",
+                    path.display()
+                ),
+            ));
+        }
+        if let Some(reason) = reason {
+            refusal.get_or_insert_with(|| refusal_reason(path, &reason));
+        }
+        files.push(file);
+    }
+    let facts = match (spec.direct_io, refusal) {
+        (DirectIo::Off, _) => DirectFacts::buffered("off by configuration"),
+        (DirectIo::Preferred | DirectIo::Required, Some(reason)) => {
+            // One file through the page cache and the next past it would be a dataset with two latencies.
+            files.iter_mut().for_each(OpenFile::drop_direct);
+            DirectFacts::buffered(reason)
+        }
+        (DirectIo::Preferred | DirectIo::Required, None) => direct_facts(&files, &spec.paths),
+    };
+    Ok((files, facts))
+}
+
+pub(super) fn refusal_reason(path: &Path, reason: &str) -> String {
+    format!(
+        "the file system of {} refuses O_DIRECT ({reason}): reads go through the page cache",
+        path.display()
+    )
+}
+
+fn direct_facts(files: &[OpenFile], paths: &[PathBuf]) -> DirectFacts {
+    let alignments = files.iter().map(OpenFile::alignment);
+    let alignment = alignments.reduce(Alignment::coarser).unwrap_or(Alignment::NONE);
+    let in_memory = files
+        .iter()
+        .zip(paths)
+        .find(|(file, _)| direct::is_on_tmpfs(file.buffered()));
+    DirectFacts::aligned(alignment, in_memory.map(|(_, path)| path.as_path()))
+}
+
+impl DirectFacts {
+    pub(super) fn buffered(reason: impl Into<String>) -> Self {
+        Self {
+            direct: false,
+            reason: reason.into(),
+            offset_alignment_bytes: 1,
+            memory_alignment_bytes: 1,
+        }
+    }
+
+    pub(super) fn aligned(alignment: Alignment, in_memory: Option<&Path>) -> Self {
+        let Alignment {
+            offset_bytes,
+            memory_bytes,
+            source,
+        } = alignment;
+        let mut reason = format!("O_DIRECT, {offset_bytes}-byte alignment {source}");
+        if let Some(path) = in_memory {
+            reason.push_str(&format!(
+                "; {} is on tmpfs: this measures memory, not a device",
+                path.display()
+            ));
+        }
+        Self {
+            direct: true,
+            reason,
+            offset_alignment_bytes: offset_bytes,
+            memory_alignment_bytes: memory_bytes,
+        }
+    }
+}
+
+pub(super) fn file_problem(path: &Path, error: FileError, blame: Blame<'_>) -> OpenError {
+    let shown = path.display();
+    match error {
+        FileError::Open(error) => blame.io(path, &error),
+        FileError::NotAFile("a directory") => blame.field(
+            "path",
+            format!("{shown} is a directory: name a file or a block device, or set kind: objects to serve its files"),
+        ),
+        FileError::NotAFile(found) => {
+            blame.field("path", format!("{shown} is {found}: name a regular file or a block device"))
+        }
+        FileError::DirectRefused(reason) => blame.field(
+            "direct_io",
+            format!(
+                "required, but the file system of {shown} refuses O_DIRECT ({reason}): set direct_io: preferred or \
+                 off, or move the file to a local file system"
+            ),
+        ),
+        FileError::TrialRead(error) => blame.field(
+            "path",
+            format!("{shown}: its first block cannot be read: {error}; check the device (the kernel log says more)"),
+        ),
+    }
+}
