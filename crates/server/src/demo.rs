@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
+use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::{Dataset, Dtype, Kind, Layout};
 use ringfetch_engine::engine::BackendStatus;
 use ringfetch_engine::pattern;
@@ -204,7 +205,9 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
             ),
             Kind::Objects => ("objects".to_owned(), OBJECTS.to_string(), "-".to_owned()),
         };
-        let direct = if dataset.direct().direct { "yes" } else { "no" };
+        // A mapping reads through the page cache, whatever the file would take.
+        let direct = dataset.direct().direct && backend.backend != BackendKind::Mmap;
+        let direct = if direct { "yes" } else { "no" };
         rows.push([
             dataset.name().to_owned(),
             kind,
@@ -224,6 +227,11 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
         format!(" --grpc http://{grpc}")
     };
     let admin = admin.map_or_else(|| "off".to_owned(), |address| address.to_string());
+    let other = if backend.requested == BackendKind::Mmap {
+        BackendKind::Uring
+    } else {
+        BackendKind::Mmap
+    };
     let _infallible = write!(
         out,
         "
@@ -238,7 +246,7 @@ Try:
   cargo run --release -p ringfetch-cli -- load{grpc_flag} --dataset blocks --seconds 5 --verify
 
 The other engine:
-  RINGFETCH__ENGINE__BACKEND=mmap cargo run --release
+  RINGFETCH__ENGINE__BACKEND={other} cargo run --release
 ",
         backend.backend, backend.reason
     );

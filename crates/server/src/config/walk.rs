@@ -421,9 +421,13 @@ impl<'w> Section<'w> {
         range: RangeInclusive<u64>,
     ) -> Option<u64> {
         let allowed = format!("{word}, or a whole number, {} to {}", range.start(), range.end());
-        let parse = |content: &Content| match content {
-            Content::Text(text) if text == word => Ok(None),
-            other => integer(other, &range).map(Some),
+        let parse = |content: &Content| {
+            let is_word = matches!(content, Content::Text(text) if text == word);
+            if is_word {
+                Ok(None)
+            } else {
+                integer(content, &range).map(Some)
+            }
         };
         let write = |value: &Option<u64>| value.map_or_else(|| word.into(), Into::into);
         let value = self.read(name, &allowed, parse, write);
