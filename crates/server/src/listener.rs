@@ -364,8 +364,8 @@ impl Conversation {
             .timer(TokioTimer::new())
             .keep_alive(true)
             .header_read_timeout(HEAD_TIMEOUT)
-            .max_buf_size(HTTP1_BUFFER_BYTES)
-            .pipeline_flush(true);
+            // And no `pipeline_flush`: with it hyper copies bodies into its own memory, without a bound.
+            .max_buf_size(HTTP1_BUFFER_BYTES);
         builder
             .http2()
             .timer(TokioTimer::new())
