@@ -1,62 +1,243 @@
 //! A batch: many items of one dataset, checked and laid out in one response buffer before anything is queued.
+//!
+//! Items lie back to back in request order. An item that is known to fail takes no room; one that fails on the device
+//! is cut out afterwards (ADR 0007).
 
-use crate::dataset::{Dataset, OpenFile};
+use crate::dataset::{Dataset, Kind, OpenFile};
 use crate::error::{ItemError, ReadError};
+use crate::geometry::{self, Extent, VectorGrid};
 use bytes::Bytes;
 use std::sync::Arc;
 
+/// Longest single item: lengths and places in a response are 32-bit on the wire.
+const ITEM_BYTES_MAX: u64 = 1 << 31;
+
 /// Items to read, in response order. An item that cannot be is recorded as an error and takes no room.
 #[derive(Debug)]
-pub struct Batch {}
+pub struct Batch {
+    pub(crate) dataset: Arc<Dataset>,
+    /// The objects it reads; other kinds read the dataset's own files.
+    pub(crate) objects: Vec<Arc<OpenFile>>,
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) items: Vec<Item>,
+    pub(crate) errors: Vec<ItemError>,
+    data_bytes: u64,
+}
+
+/// The part of one item that lies in one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Segment {
+    /// Index into the dataset's files, or into `Batch::objects`.
+    pub(crate) file: u32,
+    /// The item's position in the batch.
+    pub(crate) item: u32,
+    /// File offset.
+    pub(crate) offset: u64,
+    /// Bytes; at least 1.
+    pub(crate) length: u32,
+    /// Where the first byte belongs in the response.
+    pub(crate) target: u32,
+}
+
+/// What was asked for, for the layout and for error messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Item {
+    /// Offset in the address space or the object.
+    pub(crate) offset: u64,
+    /// Bytes in the response; 0 for an item that is known to fail.
+    pub(crate) length: u32,
+}
 
 impl Batch {
     /// An empty batch with room for `items`.
     pub fn new(dataset: Arc<Dataset>, items: usize) -> Self {
-        let _ = (dataset, items);
-        todo!()
+        Self {
+            dataset,
+            objects: Vec::new(),
+            segments: Vec::with_capacity(items),
+            items: Vec::with_capacity(items),
+            errors: Vec::new(),
+            data_bytes: 0,
+        }
     }
+
+    /// The dataset it reads.
+    pub fn dataset(&self) -> &Arc<Dataset> {
+        &self.dataset
+    }
+
     /// Appends a whole block. The dataset must be of kind blocks.
     pub fn push_block(&mut self, index: u64) {
-        let _ = index;
-        todo!()
+        let Kind::Blocks { block_bytes, count } = self.dataset.kind() else {
+            return self.push_failed(ReadError::IndexOutOfRange {
+                what: "block",
+                index,
+                count: 0,
+            });
+        };
+        match geometry::block_extent(index, block_bytes, count) {
+            Ok(extent) => self.push_extent(extent),
+            Err(error) => self.push_failed(error),
+        }
     }
+
     /// Appends a vector's elements. The dataset must be of kind vectors.
     pub fn push_vector(&mut self, id: u64) {
-        let _ = id;
-        todo!()
+        let Kind::Vectors {
+            vector_bytes,
+            stride_bytes,
+            base_offset,
+            count,
+            ..
+        } = self.dataset.kind()
+        else {
+            return self.push_failed(ReadError::IndexOutOfRange {
+                what: "vector",
+                index: id,
+                count: 0,
+            });
+        };
+        let grid = VectorGrid {
+            base_offset,
+            stride_bytes,
+            vector_bytes,
+            count,
+        };
+        match geometry::vector_extent(id, grid) {
+            Ok(extent) => self.push_extent(extent),
+            Err(error) => self.push_failed(error),
+        }
     }
+
     /// Appends a byte range of the address space. The dataset must be of kind blocks or vectors.
     pub fn push_range(&mut self, offset: u64, length: u64) {
-        let _ = (offset, length);
-        todo!()
+        match geometry::check_range(offset, length, self.dataset.length_bytes()) {
+            Ok(extent) => self.push_extent(extent),
+            Err(error) => self.push_failed(error),
+        }
     }
+
     /// Appends `length` bytes (`None`: to the end) of an object from `offset`. A whole empty object is an item of
     /// no bytes.
     pub fn push_object(&mut self, object: &Arc<OpenFile>, offset: u64, length: Option<u64>) {
-        let _ = (object, offset, length);
-        todo!()
+        let end = object.length_bytes();
+        let length = match length {
+            Some(length) => length,
+            None if offset == end => return self.items.push(Item { offset, length: 0 }),
+            // Past the end: one byte, so that the check below refuses it as a range past the end.
+            None => end.saturating_sub(offset).max(1),
+        };
+        let extent = match geometry::check_range(offset, length, end) {
+            Ok(extent) => extent,
+            Err(error) => return self.push_failed(error),
+        };
+        let file = match self.objects.iter().rposition(|file| Arc::ptr_eq(file, object)) {
+            Some(known) => known,
+            None => {
+                self.objects.push(Arc::clone(object));
+                self.objects.len() - 1
+            }
+        };
+        let Some(item) = self.open_item(extent) else {
+            return;
+        };
+        let target = self.data_bytes;
+        push_segment(&mut self.segments, file, item, extent, target);
+        self.data_bytes += extent.length;
     }
+
     /// Appends an item that is already known to fail.
     pub fn push_failed(&mut self, error: ReadError) {
-        let _ = error;
-        todo!()
+        let item = self.next_item();
+        self.errors.push(ItemError { item, error });
+        self.items.push(Item { offset: 0, length: 0 });
     }
+
     /// Items so far, failed ones included.
     pub fn len(&self) -> usize {
-        todo!()
+        self.items.len()
     }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.items.is_empty()
     }
+
     /// Bytes of the response so far.
     pub fn data_bytes(&self) -> u64 {
-        todo!()
+        self.data_bytes
     }
+
     /// The errors so far, in item order.
     pub fn errors(&self) -> &[ItemError] {
-        todo!()
+        &self.errors
     }
+
+    /// The file of a segment.
+    pub(crate) fn file(&self, index: u32) -> Option<&Arc<OpenFile>> {
+        file_of(&self.dataset, &self.objects, index)
+    }
+
+    fn push_extent(&mut self, extent: Extent) {
+        let Some(item) = self.open_item(extent) else {
+            return;
+        };
+        let mut target = self.data_bytes;
+        let segments = &mut self.segments;
+        self.dataset.locate(extent, &mut |file, part| {
+            push_segment(segments, file, item, part, target);
+            target += part.length;
+        });
+        self.data_bytes += extent.length;
+    }
+
+    /// Records the item, or the error of one that is too long for any response.
+    fn open_item(&mut self, extent: Extent) -> Option<u32> {
+        let item = self.next_item();
+        match u32::try_from(extent.length) {
+            Ok(length) if extent.length <= ITEM_BYTES_MAX => {
+                self.items.push(Item {
+                    offset: extent.offset,
+                    length,
+                });
+                Some(item)
+            }
+            Ok(_) | Err(_) => {
+                self.push_failed(ReadError::ItemTooLarge {
+                    length: extent.length,
+                    max: ITEM_BYTES_MAX,
+                });
+                None
+            }
+        }
+    }
+
+    fn next_item(&self) -> u32 {
+        u32::try_from(self.items.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// File `index` of a batch: an objects dataset has no files of its own.
+pub(crate) fn file_of<'a>(
+    dataset: &'a Dataset,
+    objects: &'a [Arc<OpenFile>],
+    index: u32,
+) -> Option<&'a Arc<OpenFile>> {
+    dataset
+        .files()
+        .get(index as usize)
+        .or_else(|| objects.get(index as usize))
+}
+
+/// A batch of over 4 GiB would not fit `target`; the engine refuses one by `data_bytes` before it looks here.
+fn push_segment(segments: &mut Vec<Segment>, file: usize, item: u32, part: Extent, target: u64) {
+    segments.push(Segment {
+        file: u32::try_from(file).unwrap_or(u32::MAX),
+        item,
+        offset: part.offset,
+        length: u32::try_from(part.length).unwrap_or(u32::MAX),
+        target: u32::try_from(target).unwrap_or(u32::MAX),
+    });
 }
 
 /// A finished batch.
@@ -83,4 +264,19 @@ pub enum Lengths {
     },
     /// One length an item; 0 for a failed one.
     Each(Vec<u32>),
+}
+
+impl Lengths {
+    /// The lengths of items of which none failed.
+    pub(crate) fn of(items: &[Item]) -> Self {
+        let first = items.first().map_or(0, |item| item.length);
+        if items.iter().all(|item| item.length == first) {
+            Self::Uniform {
+                item_bytes: first,
+                items: u32::try_from(items.len()).unwrap_or(u32::MAX),
+            }
+        } else {
+            Self::Each(items.iter().map(|item| item.length).collect())
+        }
+    }
 }

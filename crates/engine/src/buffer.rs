@@ -1,5 +1,334 @@
-//! Response memory: one aligned arena under one byte budget, and each connection's share of it.
+//! Response memory: one page-aligned arena under one byte budget, and each connection's share of it.
+//!
+//! The arena is a single anonymous mapping, cut into 4 KiB pages by `offset-allocator` (constant time, best fit by bins).
+//! The budget *is* the arena, so that nothing else has to count, and one region is all that a ring has to register.
+//! A [`PooledBuffer`] gives its pages back when it is dropped; as `Bytes` it travels into a response body uncopied.
+//!
+//! Absent on purpose: zeroing. A buffer's bytes become visible only up to what a read reported as arrived.
 
-/// A connection's share of the response memory.
+use crate::error::{ReadError, Resource};
+use bytes::Bytes;
+use offset_allocator::{Allocation, Allocator};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Granularity of the arena, and the strictest memory alignment a direct read may ask for here.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// The whole response memory of a daemon. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Arena {
+    inner: Arc<ArenaInner>,
+}
+
+struct ArenaInner {
+    base: NonNull<u8>,
+    length: usize,
+    allocator: Mutex<Allocator<u32>>,
+    in_use_bytes: AtomicU64,
+}
+
+// SAFETY: `base` points to a mapping that lives as long as the value and is only handed out in disjoint pieces, each
+// owned by one `PooledBuffer`.
+unsafe impl Send for ArenaInner {}
+// SAFETY: as above; the allocator is behind a mutex.
+unsafe impl Sync for ArenaInner {}
+
+impl std::fmt::Debug for ArenaInner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Arena")
+            .field("length", &self.length)
+            .field("in_use", &self.in_use_bytes)
+            .finish()
+    }
+}
+
+impl Drop for ArenaInner {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `length` are exactly what mmap returned in `Arena::new`, and every piece holds an `Arc`
+        // of this value, so none is left.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+        if let Err(errno) = unmapped {
+            tracing::error!(%errno, "the response memory cannot be unmapped");
+        }
+    }
+}
+
+impl Arena {
+    /// Reserves `budget_bytes` (rounded up to pages) of address space; pages become resident as they are first used.
+    ///
+    /// # Errors
+    /// errno of mmap, or `InvalidInput` for a budget of nothing or of more than 2^32 pages (16 TiB).
+    pub fn new(budget_bytes: u64) -> std::io::Result<Self> {
+        let invalid = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
+        let pages = u32::try_from(budget_bytes.div_ceil(PAGE_BYTES)).map_err(|_| invalid())?;
+        let length = usize::try_from(u64::from(pages) * PAGE_BYTES).map_err(|_| invalid())?;
+        if length == 0 {
+            return Err(invalid());
+        }
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                length,
+                rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+                rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE,
+            )
+        }?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(invalid)?;
+        // Every live allocation has at least one page and at most one free neighbour on either side, so twice the
+        // pages bounds the nodes; 128 Ki is the allocator's own default and enough for most budgets.
+        let nodes = pages.saturating_mul(2).clamp(1024, 1 << 20);
+        let allocator = Mutex::new(Allocator::with_max_allocs(pages, nodes));
+        Ok(Self {
+            inner: Arc::new(ArenaInner {
+                base,
+                length,
+                allocator,
+                in_use_bytes: AtomicU64::new(0),
+            }),
+        })
+    }
+
+    /// Takes `bytes` (rounded up to pages), charged to `share` as well.
+    ///
+    /// # Errors
+    /// `Overloaded`: the arena has no such piece free, or the share is used up.
+    pub fn reserve(&self, bytes: u64, share: Option<&Arc<Share>>) -> Result<PooledBuffer, ReadError> {
+        let pages = bytes.div_ceil(PAGE_BYTES).max(1);
+        let charge = share
+            .map(|share| Share::charge(share, pages * PAGE_BYTES))
+            .transpose()?;
+        let overloaded = ReadError::Overloaded {
+            resource: Resource::Memory,
+        };
+        let Ok(pages_u32) = u32::try_from(pages) else {
+            return Err(overloaded);
+        };
+        let mut allocator = self
+            .inner
+            .allocator
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(allocation) = allocator.allocate(pages_u32) else {
+            return Err(overloaded);
+        };
+        drop(allocator);
+        let capacity = pages * PAGE_BYTES;
+        self.inner.in_use_bytes.fetch_add(capacity, Ordering::Relaxed);
+        // Worked: allocation.offset 3 -> bytes 12288..; below `length`, which is a usize.
+        let offset = u64::from(allocation.offset) * PAGE_BYTES;
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "both are below `length`, which is a usize"
+        )]
+        let (offset, capacity) = (offset as usize, capacity as usize);
+        // SAFETY: `offset + capacity <= length`: the allocator hands out pages below its size only.
+        let base = unsafe { self.inner.base.add(offset) };
+        Ok(PooledBuffer {
+            arena: Arc::clone(&self.inner),
+            allocation,
+            base,
+            capacity,
+            visible: 0..0,
+            _charge: charge,
+        })
+    }
+
+    /// Bytes handed out now.
+    pub fn in_use_bytes(&self) -> u64 {
+        self.inner.in_use_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The budget.
+    pub fn budget_bytes(&self) -> u64 {
+        self.inner.length as u64
+    }
+
+    /// The region, for registration with a ring: (address, bytes).
+    pub(crate) fn region(&self) -> (*mut u8, usize) {
+        (self.inner.base.as_ptr(), self.inner.length)
+    }
+}
+
+/// A piece of the arena with one owner. What of it may be seen is set once, when its reads have finished.
+pub struct PooledBuffer {
+    arena: Arc<ArenaInner>,
+    allocation: Allocation<u32>,
+    base: NonNull<u8>,
+    capacity: usize,
+    visible: std::ops::Range<usize>,
+    _charge: Option<Charge>,
+}
+
+impl std::fmt::Debug for PooledBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PooledBuffer")
+            .field("capacity", &self.capacity)
+            .field("visible", &self.visible)
+            .finish()
+    }
+}
+
+// SAFETY: the piece has one owner, and its memory is not tied to a thread.
+unsafe impl Send for PooledBuffer {}
+// SAFETY: through a shared reference the memory can only be read.
+unsafe impl Sync for PooledBuffer {}
+
+impl PooledBuffer {
+    /// Bytes that can be written: a multiple of the page size, page aligned.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Where the memory begins. Whoever writes through it holds the buffer alive until it is done.
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Says which bytes have arrived and may be seen.
+    ///
+    /// # Panics
+    /// Never for a range within the capacity; debug builds assert it.
+    pub(crate) fn set_visible(&mut self, range: std::ops::Range<usize>) {
+        debug_assert!(range.start <= range.end && range.end <= self.capacity);
+        self.visible = range;
+    }
+
+    /// The visible bytes as `Bytes`; the pages return to the arena when the last clone or slice is dropped.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        if self.visible.is_empty() {
+            Bytes::new()
+        } else {
+            Bytes::from_owner(self)
+        }
+    }
+}
+
+impl AsRef<[u8]> for PooledBuffer {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `visible` lies within the piece, its bytes have been written by finished reads (the shard sets it
+        // only then), and nobody writes to them any more.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.base.as_ptr().cast_const().add(self.visible.start),
+                self.visible.len(),
+            )
+        }
+    }
+}
+
+impl Drop for PooledBuffer {
+    fn drop(&mut self) {
+        self.arena
+            .in_use_bytes
+            .fetch_sub(self.capacity as u64, Ordering::Relaxed);
+        self.arena
+            .allocator
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .free(self.allocation);
+    }
+}
+
+/// A connection's share of the response memory, so that one slow client cannot hold the pool.
 #[derive(Debug)]
-pub struct Share {}
+pub struct Share {
+    limit_bytes: u64,
+    used_bytes: AtomicU64,
+}
+
+impl Share {
+    /// A share of `limit_bytes`.
+    pub fn new(limit_bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit_bytes,
+            used_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Bytes charged now.
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, ReadError> {
+        let charged = self
+            .used_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                used.checked_add(bytes).filter(|sum| *sum <= self.limit_bytes)
+            });
+        match charged {
+            Ok(_) => Ok(Charge {
+                share: Arc::clone(self),
+                bytes,
+            }),
+            Err(_) => Err(ReadError::Overloaded {
+                resource: Resource::ConnectionMemory,
+            }),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Charge {
+    share: Arc<Share>,
+    bytes: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.share.used_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pieces are aligned, disjoint, refused when the budget is used up, and usable again once dropped.
+    #[test]
+    fn pieces_are_disjoint_and_return() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let mut held: Vec<PooledBuffer> = (0..256).map(|_| arena.reserve(4096, None).unwrap()).collect();
+        assert_eq!(arena.in_use_bytes(), 1 << 20);
+        assert_eq!(
+            arena.reserve(1, None).unwrap_err(),
+            ReadError::Overloaded {
+                resource: Resource::Memory
+            }
+        );
+        held.sort_by_key(|piece| piece.as_mut_ptr() as usize);
+        for pair in held.windows(2) {
+            assert_eq!(pair[0].as_mut_ptr() as usize % 4096, 0);
+            assert!(pair[0].as_mut_ptr() as usize + pair[0].capacity() <= pair[1].as_mut_ptr() as usize);
+        }
+        drop(held);
+        assert_eq!(arena.in_use_bytes(), 0);
+        assert_eq!(arena.reserve(1 << 20, None).unwrap().capacity(), 1 << 20);
+    }
+
+    /// A share refuses what is over its limit, naming itself, and is credited when bytes made of it are dropped.
+    #[test]
+    fn a_share_is_charged_until_the_last_slice_is_gone() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let share = Share::new(8192);
+        let mut buffer = arena.reserve(5000, Some(&share)).unwrap();
+        assert_eq!(share.used_bytes(), 8192);
+        assert_eq!(
+            arena.reserve(1, Some(&share)).unwrap_err(),
+            ReadError::Overloaded {
+                resource: Resource::ConnectionMemory
+            }
+        );
+        buffer.set_visible(0..5000);
+        let bytes = buffer.into_bytes();
+        let slice = bytes.slice(10..20);
+        drop(bytes);
+        assert_eq!(share.used_bytes(), 8192);
+        drop(slice);
+        assert_eq!(share.used_bytes(), 0);
+        assert_eq!(arena.in_use_bytes(), 0);
+    }
+}

@@ -120,6 +120,8 @@ pub struct EngineConfig {
     pub queued_reads: u32,
     /// Most bytes of response memory one connection may hold.
     pub connection_bytes: u64,
+    /// Tags (nr_requests) of the device with the fewest beneath the datasets; None: unknown, no cut.
+    pub device_tags: Option<u32>,
     /// Settings of uring.
     pub uring: UringConfig,
     /// Settings of mmap.
@@ -141,15 +143,22 @@ impl Default for EngineConfig {
             memory_budget_bytes: 256 << 20,
             queued_reads: 65_536,
             connection_bytes: 64 << 20,
+            device_tags: None,
             uring: UringConfig {
                 queue_depth: 128,
                 placement: Placement::SameThread,
                 eager_flush_reads: 4,
                 registered_buffers: true,
             },
-            mmap: MmapConfig { threads: 2, announce: true },
+            mmap: MmapConfig {
+                threads: 2,
+                announce: true,
+            },
             pread: PreadConfig { threads: 32 },
-            plan: PlanConfig { merge_gap_bytes: 0, max_read_bytes: 1 << 20 },
+            plan: PlanConfig {
+                merge_gap_bytes: 0,
+                max_read_bytes: 1 << 20,
+            },
         }
     }
 }

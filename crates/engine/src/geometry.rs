@@ -120,7 +120,7 @@ pub fn check_range(offset: u64, length: u64, end: u64) -> Result<Extent, ReadErr
 }
 
 /// Files laid end to end as one address space.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileSpan {
     /// Where each file ends in the address space; not decreasing.
     ends: Vec<u64>,

@@ -5,8 +5,18 @@ pub(crate) mod backend;
 pub mod batch;
 pub mod buffer;
 pub mod config;
+mod cores;
+pub mod cpus;
 pub mod dataset;
+pub mod device;
 pub mod engine;
 pub mod error;
 pub mod geometry;
+mod metrics;
 pub mod pattern;
+mod plan;
+mod shard;
+
+pub use backend::probe;
+#[cfg(any(test, feature = "sim"))]
+pub use backend::sim;

@@ -1,1 +1,329 @@
-//! The demo data set of a bare checkout.
+//! What runs without a configuration: a directory of self-describing data, made once, and what to do with it.
+//!
+//! Nothing is overwritten that this module did not make: a half-made directory is known by its marker and made anew;
+//! files of the same names without a marker are an error. Bytes are `pattern`'s, seed [`SEED`], so any reader can
+//! check them.
+
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
+use ringfetch_engine::dataset::{Dataset, Dtype, Kind, Layout};
+use ringfetch_engine::engine::BackendStatus;
+use ringfetch_engine::pattern;
+use serde_yaml::{Mapping, Value};
+
+use crate::config::GRPC_PORT;
+use crate::listener::Addresses;
+
+/// Where the data lies unless `--demo-dir` says otherwise.
+pub const DIRECTORY_DEFAULT: &str = "ringfetch-demo";
+/// Seed of all demo data.
+pub const SEED: u64 = 42;
+
+const BLOCKS_BYTES: u64 = 128 << 20;
+const BLOCK_BYTES: u32 = 4096;
+const VECTORS: u64 = 65_536;
+const VECTOR_DIM: u32 = 128;
+const OBJECTS: u64 = 200;
+const OBJECT_BYTES_MIN: u64 = 1;
+const OBJECT_BYTES_MAX: u64 = 512 << 10;
+
+const BLOCKS_NAME: &str = "blocks.bin";
+const VECTORS_NAME: &str = "vectors.npy";
+const OBJECTS_NAME: &str = "objects";
+/// Present while the data is being made, or after that was cut short.
+const PARTIAL_NAME: &str = ".ringfetch-demo-partial";
+/// Present once the data is whole.
+const COMPLETE_NAME: &str = ".ringfetch-demo-complete";
+
+/// Why there is no demo data. The message names the directory and the remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("demo directory {}: {problem}", .directory.display())]
+pub struct DemoError {
+    /// The directory.
+    pub directory: PathBuf,
+    /// What is wrong and what would mend it.
+    pub problem: String,
+}
+
+/// The demo's configuration: its `datasets`, everything else as by default.
+pub fn dataset_list(directory: &Path) -> Value {
+    let entry = |name: &str, kind: &str, file: &str| {
+        let path = directory.join(file).to_string_lossy().into_owned();
+        let mut entry = Mapping::new();
+        for (key, value) in [("name", name), ("kind", kind), ("path", &path)] {
+            entry.insert(key.into(), value.into());
+        }
+        entry
+    };
+    let mut blocks = entry("blocks", "blocks", BLOCKS_NAME);
+    blocks.insert("block_bytes".into(), BLOCK_BYTES.into());
+    let vectors = entry("vectors", "vectors", VECTORS_NAME);
+    let objects = entry("objects", "objects", OBJECTS_NAME);
+    let datasets: Vec<Value> = [blocks, vectors, objects]
+        .into_iter()
+        .map(Value::Mapping)
+        .collect();
+    Value::Mapping(Mapping::from_iter([("datasets".into(), datasets.into())]))
+}
+
+/// Makes the data unless it is there. Blocking; shows progress on a terminal.
+///
+/// # Errors
+/// The directory cannot be written, holds somebody else's files, is being made by another process, or the disk is
+/// too full.
+pub fn prepare(directory: &Path) -> Result<(), DemoError> {
+    let fail = |problem: String| DemoError {
+        directory: directory.to_owned(),
+        problem,
+    };
+    let errno = |what: &str, error: &std::io::Error| {
+        fail(format!(
+            "{what}: {error}; choose another one with --demo-dir, or serve your own data with --config"
+        ))
+    };
+    let complete = directory.join(COMPLETE_NAME);
+    if complete.exists() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(directory).map_err(|error| errno("cannot be made", &error))?;
+    let partial = directory.join(PARTIAL_NAME);
+    let was_cut_short = partial.exists();
+    let lock = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&partial);
+    let lock: File = lock.map_err(|error| errno("cannot be written", &error))?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(fail(
+                "another process is making it; wait for that one, or use --demo-dir".to_owned(),
+            ));
+        }
+        Err(TryLockError::Error(error)) => return Err(errno("cannot be locked", &error)),
+    }
+    for name in [BLOCKS_NAME, VECTORS_NAME, OBJECTS_NAME] {
+        let path = directory.join(name);
+        if path.symlink_metadata().is_err() {
+            continue;
+        }
+        if !was_cut_short {
+            let _best_effort = std::fs::remove_file(&partial);
+            return Err(fail(format!(
+                "it has {name}, which was not made by this demo; choose another one with --demo-dir"
+            )));
+        }
+        let removed = if name == OBJECTS_NAME {
+            std::fs::remove_dir_all(&path)
+        } else {
+            std::fs::remove_file(&path)
+        };
+        removed.map_err(|error| errno(&format!("{name} was half made and cannot be removed"), &error))?;
+    }
+    let needed = total_bytes();
+    if let Ok(space) = rustix::fs::statvfs(directory) {
+        let free = space.f_bavail.saturating_mul(space.f_frsize);
+        if free < needed {
+            let (needed, free) = (BinaryBytes(needed), BinaryBytes(free));
+            return Err(fail(format!(
+                "the demo's data has {needed} and the disk has {free} free; make room, or use --demo-dir elsewhere"
+            )));
+        }
+    }
+    make(directory, needed).map_err(|error| errno("writing failed", &error))?;
+    std::fs::rename(&partial, &complete).map_err(|error| errno("cannot be completed", &error))
+}
+
+fn vectors_bytes() -> u64 {
+    VECTORS * u64::from(VECTOR_DIM) * 4
+}
+
+fn total_bytes() -> u64 {
+    let object = |index| pattern::object_length(SEED, index, OBJECT_BYTES_MIN, OBJECT_BYTES_MAX);
+    BLOCKS_BYTES + vectors_bytes() + (0..OBJECTS).map(object).sum::<u64>()
+}
+
+fn make(directory: &Path, total_bytes: u64) -> std::io::Result<()> {
+    // Drawn to stderr, and hidden by indicatif where that is no terminal.
+    let bar = ProgressBar::new(total_bytes);
+    if let Ok(style) =
+        ProgressStyle::with_template("making {msg:12} [{bar:40}] {binary_bytes}/{binary_total_bytes}")
+    {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    let (blocks, vectors) = (BLOCKS_BYTES, vectors_bytes());
+    let from = |done: u64| {
+        let bar = &bar;
+        move |bytes: u64| {
+            bar.set_position(done + bytes);
+            true
+        }
+    };
+    bar.set_message("blocks");
+    pattern::write_blocks(&directory.join(BLOCKS_NAME), SEED, blocks, &mut from(0))?;
+    bar.set_message("vectors");
+    let path = directory.join(VECTORS_NAME);
+    pattern::write_vectors(
+        &path,
+        SEED,
+        Layout::Npy,
+        Dtype::F32,
+        VECTOR_DIM,
+        VECTORS,
+        &mut from(blocks),
+    )?;
+    bar.set_message("objects");
+    let path = directory.join(OBJECTS_NAME);
+    std::fs::create_dir_all(&path)?;
+    let progress = &mut from(blocks + vectors);
+    pattern::write_objects(&path, SEED, OBJECTS, OBJECT_BYTES_MIN, OBJECT_BYTES_MAX, progress)?;
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// What to print once the demo serves: what there is, by which backend and why, and commands to paste.
+pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &Addresses) -> String {
+    let mut rows = vec![["dataset", "kind", "count", "size", "backend", "direct"].map(str::to_owned)];
+    for dataset in datasets {
+        let size = || BinaryBytes(dataset.length_bytes()).to_string();
+        let (kind, count, size) = match dataset.kind() {
+            Kind::Blocks { block_bytes, count } => {
+                (format!("blocks of {block_bytes} B"), count.to_string(), size())
+            }
+            Kind::Vectors {
+                dim, dtype, count, ..
+            } => (
+                format!("vectors, {dim} x {}", dtype_name(dtype)),
+                count.to_string(),
+                size(),
+            ),
+            Kind::Objects => ("objects".to_owned(), OBJECTS.to_string(), "-".to_owned()),
+        };
+        let direct = if dataset.direct().direct { "yes" } else { "no" };
+        rows.push([
+            dataset.name().to_owned(),
+            kind,
+            count,
+            size,
+            backend.backend.to_string(),
+            direct.to_owned(),
+        ]);
+    }
+    let mut out = String::from("\n");
+    out.push_str(&table(&rows));
+    let Addresses { grpc, http, admin } = addresses;
+    // The command line knows the default address by itself.
+    let grpc_flag = if grpc.port() == GRPC_PORT {
+        String::new()
+    } else {
+        format!(" --grpc http://{grpc}")
+    };
+    let admin = admin.map_or_else(|| "off".to_owned(), |address| address.to_string());
+    let _infallible = write!(
+        out,
+        "
+backend  {}: {}
+gRPC     {grpc}
+HTTP     http://{http}
+admin    {admin}
+
+Try:
+  curl -s http://{http}/v1/datasets/blocks/blocks/7 | xxd | head -2
+  grpcurl -plaintext -d '{{\"dataset\":\"vectors\",\"ids\":[17,4711,5]}}' {grpc} ringfetch.v1.FetchService/FetchVectors
+  cargo run --release -p ringfetch-cli -- load{grpc_flag} --dataset blocks --seconds 5 --verify
+
+The other engine:
+  RINGFETCH__ENGINE__BACKEND=mmap cargo run --release
+",
+        backend.backend, backend.reason
+    );
+    out
+}
+
+fn dtype_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "f32",
+        Dtype::F16 => "f16",
+        Dtype::U8 => "u8",
+        Dtype::I8 => "i8",
+        Dtype::I32 => "i32",
+    }
+}
+
+/// Columns as wide as their widest cell, two spaces between them.
+fn table<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> String {
+    let width = |column: usize| {
+        rows.iter()
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: [usize; COLUMNS] = std::array::from_fn(width);
+    let mut out = String::new();
+    for row in rows {
+        let cells: Vec<String> = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        out.push_str(cells.join("  ").trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned() {
+        // Scenario: cells of different widths. Expectation: every column begins at one place, no trailing blanks.
+        let rows = [["a", "kind"], ["longer", "x"]].map(|row| row.map(str::to_owned));
+        assert_eq!(table(&rows), "a       kind\nlonger  x\n");
+    }
+
+    #[test]
+    fn files_of_others_are_left_alone() {
+        // Scenario: the directory has a blocks.bin that the demo did not make. Expectation: an error that names it and
+        // the flag; the file is untouched, and no marker claims it.
+        let directory = tempfile::tempdir().expect("a directory");
+        let theirs = directory.path().join(BLOCKS_NAME);
+        std::fs::write(&theirs, b"theirs").expect("write");
+        let error = prepare(directory.path()).expect_err("must refuse").to_string();
+        assert!(
+            error.contains(BLOCKS_NAME) && error.contains("--demo-dir"),
+            "{error}"
+        );
+        assert_eq!(std::fs::read(&theirs).expect("read"), b"theirs");
+        assert!(!directory.path().join(PARTIAL_NAME).exists());
+    }
+
+    #[test]
+    fn a_complete_directory_is_used_as_it_is() {
+        // Scenario: the marker of a finished demo. Expectation: nothing is made.
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join(COMPLETE_NAME), b"").expect("write");
+        prepare(directory.path()).expect("complete");
+        assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 1);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_an_error() {
+        // Scenario: the demo directory would lie below a file. Expectation: an error that names the directory and the
+        // flag.
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("file");
+        std::fs::write(&file, b"").expect("write");
+        let error = prepare(&file.join("demo")).expect_err("must fail").to_string();
+        assert!(
+            error.contains("file/demo") && error.contains("--demo-dir"),
+            "{error}"
+        );
+    }
+}

@@ -1,157 +1,143 @@
 //! Reads as requests ask for them, whatever transport they came by: checks a request whole before anything is queued.
+//!
+//! Checked in this order: draining, the dataset, its kind, the lists, the number of items, the requests in flight,
+//! the deadline, the bytes of the answer. A slot among the requests in flight is taken before objects are opened,
+//! so that a refused request costs no system call; it is given back when the answer is there (the memory budget
+//! bounds what is written out after that).
+//!
+//! Deliberately absent: codes and status (`status` has the table), and waiting for room: what is over a bound is
+//! refused at once.
 
+mod rejection;
+mod request;
+
+pub use self::request::{CallContext, FetchError, Items};
+
+use self::rejection::Rejections;
+use self::request::{check, too_large};
 use crate::config::Limits;
-use ringfetch_engine::batch::Fetched;
-use ringfetch_engine::buffer::Share;
-use ringfetch_engine::dataset::Dataset;
-use ringfetch_engine::engine::Engine;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesOrdered;
+use ringfetch_engine::batch::{Batch, Fetched};
+use ringfetch_engine::dataset::{Dataset, Kind, OpenFile};
+use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_engine::error::ReadError;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-/// The items of one request.
-#[derive(Debug, Clone, Copy)]
-pub enum Items<'a> {
-    /// Block indices.
-    Blocks(&'a [u64]),
-    /// Vector ids.
-    Vectors(&'a [u64]),
-    /// Byte ranges of the address space; both lists have the same length.
-    Ranges {
-        /// First bytes.
-        offsets: &'a [u64],
-        /// Lengths, each at least 1.
-        lengths: &'a [u64],
-    },
-    /// Objects.
-    Objects {
-        /// Names.
-        names: &'a [String],
-        /// Empty (from the beginning), or one for each name.
-        offsets: &'a [u64],
-        /// Empty (to the end), or one for each name; 0 means to the end.
-        lengths: &'a [u64],
-    },
+/// Objects of one request that are opened at the same time. Misses go to the blocking pool, 512 threads by default:
+/// one request must not take them all.
+const OPENS_AT_ONCE: usize = 16;
+
+/// Datasets that an error names.
+const KNOWN_NAMES_MAX: usize = 16;
+
+/// Longest dataset name there can be; a longer one that was asked for is cut where it is repeated.
+const NAME_CHARS_MAX: usize = 128;
+
+/// A place among the requests in flight; given back on drop.
+#[derive(Debug)]
+struct InFlight<'a> {
+    count: &'a AtomicU32,
 }
 
-/// What a transport knows about a request.
-#[derive(Debug, Clone, Default)]
-pub struct CallContext {
-    /// When the answer stops being worth anything.
-    pub deadline: Option<Instant>,
-    /// The connection's share of the response memory.
-    pub share: Option<Arc<Share>>,
-    /// Whether the first item error is to fail the request.
-    pub fail_fast: bool,
+impl<'a> InFlight<'a> {
+    fn enter(count: &'a AtomicU32, max: u32) -> Result<Self, FetchError> {
+        // `fetch_add` first: two that race for the last place cannot both get it. The guard takes the count back
+        // where there was none left.
+        let before = count.fetch_add(1, Ordering::Relaxed);
+        let entered = Self { count };
+        if before < max {
+            Ok(entered)
+        } else {
+            Err(FetchError::TooManyRequests { max })
+        }
+    }
 }
 
-/// Why a request failed as a whole.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FetchError {
-    /// No such dataset.
-    #[error("dataset: there is no dataset {name:?}; there are: {known}")]
-    DatasetNotFound {
-        /// The name asked for.
-        name: String,
-        /// The names there are, comma separated.
-        known: String,
-    },
-    /// The dataset is of another kind than the method is for.
-    #[error("dataset: {name:?} is of kind {kind}; use {remedy}")]
-    WrongKind {
-        /// The name asked for.
-        name: String,
-        /// What it is.
-        kind: &'static str,
-        /// What to call instead.
-        remedy: &'static str,
-    },
-    /// No items.
-    #[error("{field}: the batch is empty: ask for at least one item")]
-    EmptyBatch {
-        /// The request field.
-        field: &'static str,
-    },
-    /// Lists that must pair up do not.
-    #[error("{field}: {got} entries for {expected} {of}: the lists must have the same length")]
-    ListsDiffer {
-        /// The request field that is off.
-        field: &'static str,
-        /// Its length.
-        got: usize,
-        /// The other field.
-        of: &'static str,
-        /// The other field's length.
-        expected: usize,
-    },
-    /// More items than one request may have.
-    #[error("{field}: {items} items, and one request may have {max} (limits.items_per_request): split the batch")]
-    TooManyItems {
-        /// The request field.
-        field: &'static str,
-        /// How many.
-        items: usize,
-        /// The limit.
-        max: u32,
-    },
-    /// A larger answer than one request may have.
-    #[error("the answer would have {bytes} bytes, and one may have {max} (limits.response_bytes): split the batch")]
-    ResponseTooLarge {
-        /// How many.
-        bytes: u64,
-        /// The limit.
-        max: u64,
-    },
-    /// More requests in flight than allowed.
-    #[error("overloaded: {max} requests are in flight (limits.requests_in_flight); retry after a moment")]
-    TooManyRequests {
-        /// The limit.
-        max: u32,
-    },
-    /// A malformed request.
-    #[error("{field}: {problem}")]
-    Malformed {
-        /// The request field.
-        field: String,
-        /// What is wrong and what would mend it.
-        problem: String,
-    },
-    /// The engine's answer.
-    #[error(transparent)]
-    Read(#[from] ReadError),
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    engine: Engine,
+    datasets: Arc<BTreeMap<String, Arc<Dataset>>>,
+    limits: Limits,
+    in_flight: AtomicU32,
+    draining: AtomicBool,
+    rejections: Rejections,
 }
 
 /// One way to read, shared by every transport. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Fetcher {}
+pub struct Fetcher {
+    inner: Arc<Inner>,
+}
 
 impl Fetcher {
     /// A fetcher over open datasets.
     pub fn new(engine: Engine, datasets: Vec<Arc<Dataset>>, limits: Limits) -> Self {
-        let _ = (engine, datasets, limits);
-        todo!()
+        let datasets = datasets
+            .into_iter()
+            .map(|dataset| (dataset.name().to_owned(), dataset))
+            .collect();
+        Self {
+            inner: Arc::new(Inner {
+                engine,
+                datasets: Arc::new(datasets),
+                limits,
+                in_flight: AtomicU32::new(0),
+                draining: AtomicBool::new(false),
+                rejections: Rejections::new(),
+            }),
+        }
     }
+
+    /// Registers `ringfetch_rejected_total{reason}`.
+    ///
+    /// # Errors
+    /// The name is taken in this registry.
+    pub fn register_metrics(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
+        registry.register(Box::new(self.inner.rejections.vec.clone()))
+    }
+
     /// The engine beneath.
     pub fn engine(&self) -> &Engine {
-        todo!()
+        &self.inner.engine
     }
+
     /// The limits in force.
     pub fn limits(&self) -> &Limits {
-        todo!()
+        &self.inner.limits
     }
+
     /// Every dataset, by name.
     pub fn datasets(&self) -> Vec<Arc<Dataset>> {
-        todo!()
+        self.inner.datasets.values().cloned().collect()
     }
+
     /// One dataset.
     ///
     /// # Errors
     /// `DatasetNotFound`.
     pub fn dataset(&self, name: &str) -> Result<Arc<Dataset>, FetchError> {
-        let _ = name;
-        todo!()
+        self.inner
+            .datasets
+            .get(name)
+            .cloned()
+            .ok_or_else(|| FetchError::DatasetNotFound {
+                name: name.chars().take(NAME_CHARS_MAX).collect(),
+                known: known(&self.inner.datasets),
+            })
     }
-    /// Reads a batch.
+
+    /// Reads a batch. What is wrong with one item is in the answer's errors, unless `fail_fast`; an item larger than
+    /// any answer can be is such an error too.
     ///
     /// # Errors
     /// Whatever fails the request as a whole.
@@ -164,15 +150,222 @@ impl Fetcher {
         items: Items<'_>,
         context: CallContext,
     ) -> Result<(Arc<Dataset>, Fetched), FetchError> {
-        let _ = (dataset, items, context);
-        todo!()
+        let result = if self.is_draining() {
+            Err(ReadError::Draining.into())
+        } else {
+            self.fetch_uncounted(dataset, items, context).await
+        };
+        if let Err(error) = &result {
+            self.inner.rejections.count(error);
+        }
+        result
     }
+
+    /// Reads a further part of an answer whose beginning is sent already. As [`Self::fetch`], but also while draining,
+    /// since that answer is in flight; and a bound that is met is not counted as a refusal, since the caller waits.
+    ///
+    /// # Errors
+    /// As [`Self::fetch`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::fetch`].
+    pub async fn fetch_further(
+        &self,
+        dataset: &str,
+        items: Items<'_>,
+        context: CallContext,
+    ) -> Result<(Arc<Dataset>, Fetched), FetchError> {
+        self.fetch_uncounted(dataset, items, context).await
+    }
+
     /// From now on every request is answered `Draining`.
     pub fn start_draining(&self) {
-        todo!()
+        self.inner.draining.store(true, Ordering::Release);
     }
+
     /// Whether it drains.
     pub fn is_draining(&self) -> bool {
-        todo!()
+        self.inner.draining.load(Ordering::Acquire)
+    }
+
+    /// The largest item an answer can hold: bounded by the limit, by the memory, and by the 32 bits of the lengths.
+    pub fn item_bytes_max(&self) -> u64 {
+        self.inner
+            .limits
+            .response_bytes
+            .min(self.inner.engine.response_bytes_max())
+            .min(u64::from(u32::MAX))
+    }
+
+    async fn fetch_uncounted(
+        &self,
+        name: &str,
+        items: Items<'_>,
+        context: CallContext,
+    ) -> Result<(Arc<Dataset>, Fetched), FetchError> {
+        let dataset = self.dataset(name)?;
+        check(name, dataset.kind(), items, &self.inner.limits)?;
+        let _in_flight = InFlight::enter(&self.inner.in_flight, self.inner.limits.requests_in_flight)?;
+        if context
+            .deadline
+            .is_some_and(|deadline| deadline <= Instant::now())
+        {
+            return Err(ReadError::DeadlineExceeded.into());
+        }
+        let batch = self.plan(&dataset, items).await;
+        let max = self.item_bytes_max();
+        if batch.data_bytes() > max {
+            return Err(FetchError::ResponseTooLarge {
+                bytes: batch.data_bytes(),
+                max,
+            });
+        }
+        let options = SubmitOptions {
+            deadline: context.deadline,
+            share: context.share,
+            fail_fast: context.fail_fast,
+        };
+        let result = match self.inner.engine.submit(batch, options) {
+            Ok(ticket) => ticket.await,
+            Err(error) => Err(error),
+        };
+        if let Items::Objects { names, .. } = items {
+            forget_truncated(&dataset, names, &result);
+        }
+        Ok((dataset, result?))
+    }
+
+    /// The batch of a checked request. Opens objects; touches nothing else.
+    async fn plan(&self, dataset: &Arc<Dataset>, items: Items<'_>) -> Batch {
+        let max = self.item_bytes_max();
+        let mut batch = Batch::new(Arc::clone(dataset), items.len());
+        match items {
+            Items::Blocks(items) | Items::Vectors(items) => {
+                let length = match dataset.kind() {
+                    Kind::Blocks { block_bytes, .. } => u64::from(block_bytes),
+                    Kind::Vectors { vector_bytes, .. } => u64::from(vector_bytes),
+                    Kind::Objects => 0,
+                };
+                let blocks = matches!(dataset.kind(), Kind::Blocks { .. });
+                for item in items {
+                    if length > max {
+                        batch.push_failed(ReadError::ItemTooLarge { length, max });
+                    } else if blocks {
+                        batch.push_block(*item);
+                    } else {
+                        batch.push_vector(*item);
+                    }
+                }
+            }
+            Items::Ranges { offsets, lengths } => {
+                let end = dataset.length_bytes();
+                for (offset, length) in offsets.iter().zip(lengths) {
+                    match too_large(*offset, *length, end, max) {
+                        Some(error) => batch.push_failed(error),
+                        None => batch.push_range(*offset, *length),
+                    }
+                }
+            }
+            Items::Objects {
+                names,
+                offsets,
+                lengths,
+            } => {
+                // A plain loop where `buffered` would do: its closure over a borrowed name keeps the future from being
+                // `Send` for every lifetime, which transports need.
+                let mut waiting = names.iter();
+                let mut opening = FuturesOrdered::new();
+                for item in 0..names.len() {
+                    while opening.len() < OPENS_AT_ONCE
+                        && let Some(name) = waiting.next()
+                    {
+                        opening.push_back(dataset.object(name));
+                    }
+                    let Some(object) = opening.next().await else { break };
+                    let offset = offsets.get(item).copied().unwrap_or(0);
+                    let length = lengths.get(item).copied().filter(|length| *length > 0);
+                    match object {
+                        Ok(object) => push_object(&mut batch, &object, offset, length, max),
+                        Err(error) => batch.push_failed(error),
+                    }
+                }
+            }
+        }
+        batch
+    }
+}
+
+fn push_object(batch: &mut Batch, object: &Arc<OpenFile>, offset: u64, length: Option<u64>, max: u64) {
+    let end = object.length_bytes();
+    let wanted = length.unwrap_or_else(|| end.saturating_sub(offset));
+    match too_large(offset, wanted, end, max) {
+        Some(error) => batch.push_failed(error),
+        None => batch.push_object(object, offset, length),
+    }
+}
+
+/// An object that was cut short, or replaced, is opened anew by the next request for it.
+fn forget_truncated(dataset: &Dataset, names: &[String], result: &Result<Fetched, ReadError>) {
+    match result {
+        Ok(fetched) => {
+            for failed in &fetched.errors {
+                if let (ReadError::Truncated { .. }, Some(name)) =
+                    (&failed.error, names.get(failed.item as usize))
+                {
+                    dataset.forget_object(name);
+                }
+            }
+        }
+        // With `fail_fast` nobody says which one it was.
+        Err(ReadError::Truncated { .. }) => names.iter().for_each(|name| dataset.forget_object(name)),
+        Err(_) => {}
+    }
+}
+
+/// The datasets there are, for an error's message: a few of them, and how many more.
+fn known<V>(datasets: &BTreeMap<String, V>) -> String {
+    if datasets.is_empty() {
+        return "none".to_owned();
+    }
+    let mut names = datasets
+        .keys()
+        .take(KNOWN_NAMES_MAX)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if datasets.len() > KNOWN_NAMES_MAX {
+        names.push_str(&format!(" and {} more", datasets.len() - KNOWN_NAMES_MAX));
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_in_flight_are_given_back() {
+        // Two places: the third request is refused at once, and a place that is given back can be taken again.
+        let count = AtomicU32::new(0);
+        let first = InFlight::enter(&count, 2).unwrap();
+        let _second = InFlight::enter(&count, 2).unwrap();
+        assert_eq!(
+            InFlight::enter(&count, 2).unwrap_err(),
+            FetchError::TooManyRequests { max: 2 }
+        );
+        drop(first);
+        assert!(InFlight::enter(&count, 2).is_ok());
+    }
+
+    #[test]
+    fn an_error_names_some_datasets_and_counts_the_rest() {
+        // Twenty datasets: sixteen are named, four are counted; without any it says so.
+        let datasets: BTreeMap<String, ()> = (0..20).map(|number| (format!("d{number:02}"), ())).collect();
+        let known_names = known(&datasets);
+        assert!(
+            known_names.starts_with("d00, d01, ") && known_names.ends_with("d15 and 4 more"),
+            "{known_names}"
+        );
+        assert_eq!(known::<()>(&BTreeMap::new()), "none");
     }
 }

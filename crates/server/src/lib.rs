@@ -9,5 +9,6 @@ pub mod grpc;
 pub mod http;
 pub mod lifecycle;
 pub mod listener;
+pub mod rpc_metrics;
 pub mod status;
 pub mod telemetry;

@@ -1,1 +1,283 @@
-//! Signals and the drain.
+//! Starting, serving, draining: one state that readiness, the transports and the admin service read, and what moves it.
+//!
+//! The state only goes forward. Draining begins with a signal or with a failure of the engine, and tells everybody
+//! through one `watch` channel. Deliberately absent: restarts in place, and pausing.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use ringfetch_engine::engine::Engine;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::fetch::Fetcher;
+use crate::listener::Remaining;
+
+/// What the daemon is doing. It only moves down this list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// Not ready yet.
+    Starting,
+    /// Ready.
+    Serving,
+    /// Not ready any more: what was accepted is answered, nothing new is.
+    Draining,
+}
+
+impl State {
+    /// The word in answers and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The daemon's state. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Lifecycle {
+    state: watch::Sender<State>,
+    failure: Arc<OnceLock<String>>,
+}
+
+impl Default for Lifecycle {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Lifecycle {
+    /// A daemon that is starting.
+    pub fn new() -> Self {
+        Self {
+            state: watch::Sender::new(State::Starting),
+            failure: Arc::new(OnceLock::new()),
+        }
+    }
+
+    /// The state now.
+    pub fn state(&self) -> State {
+        *self.state.borrow()
+    }
+
+    /// Whether requests are welcome.
+    pub fn is_ready(&self) -> bool {
+        self.state() == State::Serving
+    }
+
+    /// A receiver that sees every later change; the latest state counts, earlier ones may be skipped.
+    pub fn subscribe(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Moves on to serving. Does nothing once it drains.
+    pub fn start_serving(&self) {
+        self.advance(State::Serving);
+    }
+
+    /// Moves on to draining.
+    pub fn start_draining(&self) {
+        self.advance(State::Draining);
+    }
+
+    /// Moves on to draining because something broke: the process will end with an error. The first reason counts.
+    pub fn fail(&self, reason: impl Into<String>) {
+        let reason = reason.into();
+        tracing::error!(reason, "the daemon cannot go on");
+        let _first_counts = self.failure.set(reason);
+        self.start_draining();
+    }
+
+    /// Why it broke, if it did.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    /// Resolves once it drains.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    pub async fn draining(&self) {
+        // The sender lives in `self`, so the channel cannot be closed.
+        let mut state = self.subscribe();
+        let _never_closed = state.wait_for(|state| *state == State::Draining).await;
+    }
+
+    fn advance(&self, next: State) {
+        self.state.send_if_modified(|state| {
+            let forward = *state < next;
+            if forward {
+                *state = next;
+            }
+            forward
+        });
+    }
+}
+
+/// Exit code of a process that a second signal ended: 128 + SIGINT, as shells say it.
+const EXIT_SECOND_SIGNAL: i32 = 130;
+
+/// SIGTERM and SIGINT, caught from the moment this is made.
+#[derive(Debug)]
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Takes the signals' default action away. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn install() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Drains on the first signal and ends the process at once on the second.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the signals without effect.
+    pub async fn obey(mut self, lifecycle: Lifecycle) {
+        let first = self.next().await;
+        tracing::info!(
+            signal = first,
+            "draining; a second signal ends the process at once"
+        );
+        lifecycle.start_draining();
+        let second = self.next().await;
+        tracing::warn!(
+            signal = second,
+            "second signal: ending at once, requests in flight are cut off"
+        );
+        std::process::exit(EXIT_SECOND_SIGNAL);
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// How often the cores are asked whether they live.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// Fails the daemon when one of the engine's cores has stopped. Ends when it drains.
+///
+/// # Cancel safety
+/// Dropping the future has no effect.
+pub async fn watch_cores(engine: Engine, lifecycle: Lifecycle) {
+    let mut ticks = tokio::time::interval(HEARTBEAT);
+    loop {
+        tokio::select! {
+            () = lifecycle.draining() => return,
+            _ = ticks.tick() => {}
+        }
+        for core in 0..engine.core_count() {
+            if !engine.spawn_on(core, async || {}) {
+                lifecycle.fail(format!("core {core} has stopped"));
+            }
+        }
+    }
+}
+
+/// What a drain had to cut off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// Connections that were still open.
+    pub connections: usize,
+    /// Reads that did not complete.
+    pub reads: u64,
+}
+
+impl Drained {
+    /// Whether nothing was cut off.
+    pub fn is_clean(self) -> bool {
+        self.connections == 0 && self.reads == 0
+    }
+}
+
+/// Ends everything in order: no new requests, connections finish, reads complete. Takes at most `timeout`, of which
+/// connections get nine tenths, so that reads of those cut off can still complete.
+///
+/// # Cancel safety
+/// Do not drop the future before it is done: reads may be in flight.
+pub async fn drain(
+    fetcher: &Fetcher,
+    lifecycle: &Lifecycle,
+    ports: &[Remaining],
+    timeout: Duration,
+) -> Drained {
+    let started = Instant::now();
+    lifecycle.start_draining();
+    let all_closed = async {
+        for port in ports {
+            port.closed().await;
+        }
+    };
+    let in_time = tokio::time::timeout(timeout - timeout / 10, all_closed)
+        .await
+        .is_ok();
+    let connections = if in_time {
+        0
+    } else {
+        ports.iter().map(Remaining::open).sum()
+    };
+    // Not earlier: a long HTTP answer is made of many fetches, and the rest of them must not be refused. New requests
+    // end with the connections, which take none once they shut down.
+    fetcher.start_draining();
+    let report = fetcher.engine().drain(started + timeout).await;
+    Drained {
+        connections,
+        reads: report.abandoned_reads,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_only_goes_forward() {
+        // Scenario: every move in turn, then one back. Expectation: readiness only while serving; no way back.
+        let lifecycle = Lifecycle::new();
+        assert_eq!(
+            (lifecycle.state(), lifecycle.is_ready()),
+            (State::Starting, false)
+        );
+        lifecycle.start_serving();
+        assert_eq!((lifecycle.state(), lifecycle.is_ready()), (State::Serving, true));
+        lifecycle.start_draining();
+        lifecycle.start_serving();
+        assert_eq!(
+            (lifecycle.state(), lifecycle.is_ready()),
+            (State::Draining, false)
+        );
+    }
+
+    #[tokio::test]
+    async fn a_failure_drains_and_its_first_reason_counts() {
+        // Scenario: two failures on clones, one waiter. Expectation: the waiter wakes; the first reason is kept.
+        let lifecycle = Lifecycle::new();
+        let waiter = tokio::spawn({
+            let lifecycle = lifecycle.clone();
+            async move { lifecycle.draining().await }
+        });
+        lifecycle.clone().fail("core 1 has stopped");
+        lifecycle.fail("core 0 has stopped");
+        waiter.await.expect("the waiter");
+        assert_eq!(lifecycle.failure(), Some("core 1 has stopped"));
+    }
+}

@@ -1,1 +1,573 @@
-//! Accepts connections and hands each to the core with the fewest, where hyper serves it.
+//! Ports: bound before anything else starts, accepted on the main thread, served on the engine's cores.
+//!
+//! Each connection goes to the core with the fewest open ones and stays there, so that its reads never cross threads;
+//! SO_REUSEPORT's hash would pile a few connections on one core. When a port has its fill, it stops accepting and the
+//! kernel's backlog holds the rest. Deliberately absent: TLS, and what the requests mean.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream as StdTcpStream};
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use prometheus::{IntGauge, IntGaugeVec, Opts};
+use ringfetch_engine::buffer::Share;
+use ringfetch_engine::engine::Engine;
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tower::Service;
+
+use crate::config::Limits;
+use crate::lifecycle::{Lifecycle, State};
+
+/// Connections that the kernel holds for a port that does not accept. Cut by net.core.somaxconn (4096 by default).
+const BACKLOG: i32 = 1024;
+/// An idle connection's peer is asked whether it lives after this long.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
+/// A connection on which nothing was ever said is closed after this long.
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(30);
+/// A request's head must be complete after this long (HTTP/1).
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// HTTP/2 pings, which find a peer that is gone while its answers are pending.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Largest frame a client may send. Small frames cost: at 16 KiB (the default) a third of the CPU was framing (MEASURED,
+/// there for the client's side).
+const FRAME_BYTES: u32 = 256 << 10;
+/// Windows for what clients send; flat from 2 MiB on (MEASURED).
+const STREAM_WINDOW_BYTES: u32 = 2 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
+const SEND_BUFFER_BYTES: usize = 1 << 20;
+const HTTP1_BUFFER_BYTES: usize = 64 << 10;
+/// Pause after an `accept` that failed for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A port that stays full, or cannot accept, says so this often.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A connection's share of the response memory: an extension of each of its requests.
+#[derive(Debug, Clone)]
+pub struct ConnectionShare(pub Arc<Share>);
+
+/// Where the daemon listens, with the real port where 0 was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Addresses {
+    /// gRPC.
+    pub grpc: SocketAddr,
+    /// HTTP.
+    pub http: SocketAddr,
+    /// The admin service, unless it is off.
+    pub admin: Option<SocketAddr>,
+}
+
+impl Addresses {
+    /// Writes them as JSON; whoever sees the file sees it whole.
+    ///
+    /// # Errors
+    /// errno of the writing.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        std::fs::write(&partial, serde_json::to_vec(self)?)?;
+        std::fs::rename(&partial, path)
+    }
+}
+
+/// A port that cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[error("{key}: cannot listen on {address}: {error}; {}", self.remedy())]
+pub struct BindError {
+    /// The configuration key that names the address.
+    pub key: &'static str,
+    /// The address.
+    pub address: SocketAddr,
+    /// The kernel's answer.
+    #[source]
+    pub error: io::Error,
+}
+
+impl BindError {
+    fn remedy(&self) -> String {
+        let flag = match self.key {
+            "grpc.listen" => "--grpc-listen ".to_owned(),
+            "http.listen" => "--http-listen ".to_owned(),
+            key => format!("--set {key}="),
+        };
+        let other = SocketAddr::new(self.address.ip(), 0);
+        match self.error.kind() {
+            io::ErrorKind::AddrInUse => {
+                format!(
+                    "another process has this port: stop that one, or choose another port ({flag}{other} for any free one)"
+                )
+            }
+            io::ErrorKind::PermissionDenied => {
+                format!(
+                    "a port below 1024 needs CAP_NET_BIND_SERVICE: choose another port ({flag}{other} for any free one)"
+                )
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                format!(
+                    "no interface of this machine has that address: choose one it has ({flag}127.0.0.1:0)"
+                )
+            }
+            _ => format!("choose another address ({flag}127.0.0.1:0)"),
+        }
+    }
+}
+
+/// An address that is ours. Nobody can connect before [`Bound::listen`]: until the daemon is ready, clients are
+/// refused at once instead of waiting.
+#[derive(Debug)]
+pub struct Bound {
+    key: &'static str,
+    socket: Socket,
+    address: SocketAddr,
+}
+
+/// Takes an address; `key` is the configuration key it came from.
+///
+/// # Errors
+/// Somebody else has it, or it cannot be had here.
+pub fn bind(key: &'static str, address: SocketAddr) -> Result<Bound, BindError> {
+    let attempt = || {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        // A restart must not wait for the old connections' TIME_WAIT.
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&address.into())?;
+        let bound = socket.local_addr()?.as_socket().unwrap_or(address);
+        Ok((socket, bound))
+    };
+    let (socket, bound) = attempt().map_err(|error| BindError { key, address, error })?;
+    Ok(Bound {
+        key,
+        socket,
+        address: bound,
+    })
+}
+
+impl Bound {
+    /// The address, with the real port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// From here on clients can connect. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// Two sockets can be bound to one address before either listens: the second one fails here.
+    fn listen(self) -> Result<TcpListener, BindError> {
+        let Self { key, socket, address } = self;
+        let attempt = || {
+            socket.listen(BACKLOG)?;
+            TcpListener::from_std(socket.into())
+        };
+        attempt().map_err(|error| BindError { key, address, error })
+    }
+}
+
+/// The engine's cores as connections see them: how many each has. One for all ports.
+#[derive(Debug)]
+pub struct Cores {
+    engine: Engine,
+    open: Box<[AtomicUsize]>,
+    gauge: IntGaugeVec,
+}
+
+impl Cores {
+    /// All of an engine's cores.
+    ///
+    /// # Errors
+    /// The metric's name is taken.
+    pub fn new(engine: Engine, registry: &prometheus::Registry) -> Result<Arc<Self>, prometheus::Error> {
+        let gauge = IntGaugeVec::new(
+            Opts::new("ringfetch_connections", "Open connections."),
+            &["transport"],
+        )?;
+        registry.register(Box::new(gauge.clone()))?;
+        let open = (0..engine.core_count()).map(|_| AtomicUsize::new(0)).collect();
+        Ok(Arc::new(Self { engine, open, gauge }))
+    }
+}
+
+/// The core with the fewest connections; of several the first after `last`, so that connections that come and go one at
+/// a time are spread too.
+fn least_loaded(open: &[AtomicUsize], last: usize) -> usize {
+    let count = open.len().max(1);
+    let after_last = (1..=count).map(|step| (last + step) % count);
+    after_last
+        .min_by_key(|core| open.get(*core).map_or(0, |open| open.load(Ordering::Relaxed)))
+        .unwrap_or(0)
+}
+
+/// What one port serves.
+#[derive(Debug)]
+pub struct Port {
+    /// `grpc`, `http` or `admin`, in logs and metrics.
+    pub transport: &'static str,
+    /// Its address, taken.
+    pub bound: Bound,
+    /// Whether only HTTP/2 is spoken (gRPC); else HTTP/1.1 too.
+    pub http2_only: bool,
+    /// The service; each request gets a clone.
+    pub router: Router,
+}
+
+/// A port that clients can connect to.
+#[derive(Debug)]
+pub struct Listener {
+    tcp: TcpListener,
+    conversation: Conversation,
+    cores: Arc<Cores>,
+    lifecycle: Lifecycle,
+    slots: Arc<Semaphore>,
+    slots_total: u32,
+    gauge: IntGauge,
+}
+
+/// How connections of one port are served.
+#[derive(Debug, Clone)]
+struct Conversation {
+    transport: &'static str,
+    router: Router,
+    http2_only: bool,
+    streams_max: u32,
+}
+
+/// An open connection, counted until dropped.
+#[derive(Debug)]
+struct Open {
+    cores: Arc<Cores>,
+    core: usize,
+    gauge: IntGauge,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Open {
+    fn new(cores: Arc<Cores>, core: usize, gauge: IntGauge, slot: OwnedSemaphorePermit) -> Self {
+        if let Some(open) = cores.open.get(core) {
+            open.fetch_add(1, Ordering::Relaxed);
+        }
+        gauge.inc();
+        Self {
+            cores,
+            core,
+            gauge,
+            _slot: slot,
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(open) = self.cores.open.get(self.core) {
+            open.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.gauge.dec();
+    }
+}
+
+/// Says something at most once every [`COMPLAINT_INTERVAL`].
+#[derive(Debug, Default)]
+struct Complaint {
+    last: Option<Instant>,
+}
+
+impl Complaint {
+    fn is_due(&mut self) -> bool {
+        let due = self.last.is_none_or(|last| last.elapsed() >= COMPLAINT_INTERVAL);
+        if due {
+            self.last = Some(Instant::now());
+        }
+        due
+    }
+}
+
+impl Listener {
+    /// Starts listening and logs the address. Must be called inside a tokio runtime; [`Listener::serve`] accepts.
+    ///
+    /// # Errors
+    /// Somebody else listens there by now.
+    pub fn open_port(
+        port: Port,
+        cores: &Arc<Cores>,
+        limits: &Limits,
+        lifecycle: &Lifecycle,
+    ) -> Result<Self, BindError> {
+        let Port {
+            transport,
+            bound,
+            http2_only,
+            router,
+        } = port;
+        let address = bound.address();
+        let tcp = bound.listen()?;
+        tracing::info!(transport, %address, "listening");
+        let slots = usize::try_from(limits.connections)
+            .unwrap_or(usize::MAX)
+            .min(Semaphore::MAX_PERMITS);
+        Ok(Self {
+            tcp,
+            conversation: Conversation {
+                transport,
+                router,
+                http2_only,
+                streams_max: limits.requests_per_connection,
+            },
+            cores: Arc::clone(cores),
+            lifecycle: lifecycle.clone(),
+            slots: Arc::new(Semaphore::new(slots)),
+            slots_total: limits.connections,
+            gauge: cores.gauge.with_label_values(&[transport]),
+        })
+    }
+
+    /// Accepts until the daemon drains. Then nobody can connect any more, and what is left are the open connections.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the port; connections go on.
+    pub async fn serve(self) -> Remaining {
+        tokio::select! {
+            () = self.lifecycle.draining() => {}
+            () = self.accept() => {}
+        }
+        Remaining {
+            slots: self.slots,
+            slots_total: self.slots_total,
+        }
+    }
+
+    async fn accept(&self) {
+        let (mut full, mut failing) = (Complaint::default(), Complaint::default());
+        let mut last = 0;
+        loop {
+            if self.slots.available_permits() == 0 && full.is_due() {
+                let (transport, connections) = (self.conversation.transport, self.slots_total);
+                tracing::warn!(
+                    transport,
+                    connections,
+                    "limits.connections reached: new connections wait"
+                );
+            }
+            // The semaphore is never closed.
+            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else {
+                return;
+            };
+            let stream = match self.tcp.accept().await {
+                Ok((stream, _peer)) => stream,
+                Err(error) if is_of_one_connection(&error) => continue,
+                Err(error) => {
+                    if failing.is_due() {
+                        let transport = self.conversation.transport;
+                        tracing::warn!(transport, %error, "accepting fails; is the limit of open files too low?");
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            // A connection that is gone already fails here, and is nobody's loss.
+            let Ok(stream) = prepare(stream) else { continue };
+            last = least_loaded(&self.cores.open, last);
+            self.hand_over(stream, last, slot);
+        }
+    }
+
+    fn hand_over(&self, stream: StdTcpStream, core: usize, slot: OwnedSemaphorePermit) {
+        let open = Open::new(Arc::clone(&self.cores), core, self.gauge.clone(), slot);
+        let conversation = self.conversation.clone();
+        let state = self.lifecycle.subscribe();
+        let share = ConnectionShare(self.cores.engine.new_share());
+        let alive = self.cores.engine.spawn_on(core, move || async move {
+            let _counted_until_the_end = open;
+            conversation.hold(stream, share, state).await;
+        });
+        if !alive {
+            self.lifecycle.fail(format!("core {core} has stopped"));
+        }
+    }
+}
+
+/// The open connections of a port that accepts no more.
+#[derive(Debug)]
+pub struct Remaining {
+    slots: Arc<Semaphore>,
+    slots_total: u32,
+}
+
+impl Remaining {
+    /// Resolves once none is open.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    pub async fn closed(&self) {
+        let _never_closed = self.slots.acquire_many(self.slots_total).await;
+    }
+
+    /// How many are open.
+    pub fn open(&self) -> usize {
+        let total = usize::try_from(self.slots_total).unwrap_or(usize::MAX);
+        total.saturating_sub(self.slots.available_permits())
+    }
+}
+
+/// Errors that accept(2) passes on from one connection; the next one may be well.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted
+    )
+}
+
+/// Takes a connection out of this thread's runtime, its options set.
+fn prepare(stream: TcpStream) -> io::Result<StdTcpStream> {
+    // An answer must not wait for the acknowledgement of the one before.
+    stream.set_nodelay(true)?;
+    SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))?;
+    stream.into_std()
+}
+
+impl Conversation {
+    /// Serves one connection until it ends or, while draining, until its requests are answered. Runs on a core.
+    async fn hold(self, stream: StdTcpStream, share: ConnectionShare, mut state: watch::Receiver<State>) {
+        let Ok(stream) = TcpStream::from_std(stream) else {
+            return;
+        };
+        tokio::select! {
+            first = tokio::time::timeout(FIRST_BYTE_TIMEOUT, stream.readable()) => {
+                if first.is_err() {
+                    return;
+                }
+            }
+            () = draining(&mut state) => return,
+        }
+        let transport = self.transport;
+        let router = self.router.clone();
+        let service = service_fn(move |mut request: http::Request<Incoming>| {
+            request.extensions_mut().insert(share.clone());
+            // A router is always ready.
+            router.clone().call(request)
+        });
+        let builder = self.protocol();
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = draining(&mut state) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            // Mostly clients that went away.
+            tracing::debug!(transport, error, "connection ended with an error");
+        }
+    }
+
+    fn protocol(&self) -> auto::Builder<TokioExecutor> {
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        if self.http2_only {
+            builder = builder.http2_only();
+        }
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .keep_alive(true)
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(HTTP1_BUFFER_BYTES)
+            .pipeline_flush(true);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_frame_size(FRAME_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .adaptive_window(false)
+            .max_concurrent_streams(self.streams_max)
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .max_send_buf_size(SEND_BUFFER_BYTES);
+        builder
+    }
+}
+
+async fn draining(state: &mut watch::Receiver<State>) {
+    // A closed channel means that the daemon is gone, which is as good a reason to end.
+    let _drains_or_gone = state.wait_for(|state| *state == State::Draining).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_go_to_the_least_loaded_core() {
+        // Scenario: cores with 2, 1 and 1 connections, then all equal. Expectation: one of the emptiest, and of several
+        // the one after the last choice.
+        let open = [2, 1, 1].map(AtomicUsize::new);
+        assert_eq!(least_loaded(&open, 0), 1);
+        assert_eq!(least_loaded(&open, 1), 2);
+        assert_eq!(least_loaded(&open, 2), 1);
+        let equal = [3, 3, 3].map(AtomicUsize::new);
+        assert_eq!([0, 1, 2].map(|last| least_loaded(&equal, last)), [1, 2, 0]);
+        assert_eq!(least_loaded(&[], 0), 0);
+    }
+
+    #[tokio::test]
+    async fn a_port_in_use_is_named_with_its_key_and_a_remedy() {
+        // Scenario: a port that somebody listens on. Expectation: the error names key, address and flag.
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = taken.local_addr().expect("its address");
+        let error = bind("grpc.listen", address).expect_err("taken").to_string();
+        assert!(
+            error.starts_with(&format!("grpc.listen: cannot listen on {address}:")),
+            "{error}"
+        );
+        assert!(error.contains("--grpc-listen 127.0.0.1:0"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn two_that_bound_the_same_port_cannot_both_listen() {
+        // Scenario: the kernel lets two sockets bind one address while neither listens. Expectation: the second to
+        // listen gets the same clear error; before anybody listens, clients are refused.
+        let first = bind("http.listen", "127.0.0.1:0".parse().expect("an address")).expect("bind");
+        let address = first.address();
+        assert!(
+            std::net::TcpStream::connect(address).is_err(),
+            "nobody listens yet"
+        );
+        let second = bind("http.listen", address).expect("SO_REUSEADDR");
+        let listening = first.listen().expect("listen");
+        let error = second.listen().expect_err("taken").to_string();
+        assert!(
+            error.contains("http.listen") && error.contains("--http-listen"),
+            "{error}"
+        );
+        drop(listening);
+    }
+
+    #[test]
+    fn addresses_are_written_whole() {
+        // Scenario: addresses without an admin service. Expectation: JSON with three fields, and no partial file left.
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("addresses.json");
+        let grpc = "127.0.0.1:1".parse().expect("an address");
+        let http = "[::1]:2".parse().expect("an address");
+        Addresses {
+            grpc,
+            http,
+            admin: None,
+        }
+        .write(&path)
+        .expect("write");
+        let text = std::fs::read_to_string(&path).expect("read");
+        assert_eq!(text, r#"{"grpc":"127.0.0.1:1","http":"[::1]:2","admin":null}"#);
+        assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 1);
+    }
+}

@@ -1,2 +1,326 @@
-//! `ringfetchd`: the composition root.
-fn main() {}
+//! `ringfetchd`: the composition root. Configuration, datasets, engine, services, listeners, and the way back down.
+//!
+//! Exit codes: 0 after a clean drain; 1 when something failed at run time; 2 when the configuration is at fault, in
+//! which case no port was bound.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod healthcheck;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Parser;
+use ringfetch_engine::config::EngineConfig;
+use ringfetch_engine::dataset::{Dataset, DatasetSpec};
+use ringfetch_engine::device::queue_tags;
+use ringfetch_engine::engine::Engine;
+use ringfetch_server::config::{self, Base, Config, Inputs};
+use ringfetch_server::fetch::Fetcher;
+use ringfetch_server::lifecycle::{self, Lifecycle, Signals};
+use ringfetch_server::listener::{self, Addresses, Bound, Cores, Listener, Port};
+use ringfetch_server::rpc_metrics::RpcMetrics;
+use ringfetch_server::telemetry::Telemetry;
+use ringfetch_server::{admin, demo, grpc, http};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use cli::{Cli, Command};
+
+const EXIT_FAILED: u8 = 1;
+const EXIT_CONFIG: u8 = 2;
+
+/// The configuration, or the files it names, are at fault. One line a problem.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Misconfigured(String);
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command.unwrap_or(Command::Run) {
+        Command::Run => run(&cli.inputs(), cli.addresses_file.as_deref()),
+        Command::CheckConfig { open } => check_config(&cli.inputs(), open),
+        Command::PrintConfig => print_config(&cli.inputs()),
+        Command::Healthcheck => check_health(&cli.inputs()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The log may be JSON, or not set up yet; whoever started this reads stderr.
+            let _stderr_is_gone = writeln!(std::io::stderr(), "ringfetchd: {error:#}");
+            let misconfigured = error.downcast_ref::<Misconfigured>().is_some();
+            ExitCode::from(if misconfigured { EXIT_CONFIG } else { EXIT_FAILED })
+        }
+    }
+}
+
+fn load(inputs: &Inputs) -> Result<config::Loaded, Misconfigured> {
+    config::load(inputs).map_err(|problems| Misconfigured(problems.to_string()))
+}
+
+fn say(text: &str) -> anyhow::Result<()> {
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("writing to stdout")
+}
+
+fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
+    let config = load(inputs)?.config;
+    let names: Vec<&str> = config
+        .datasets
+        .iter()
+        .map(|dataset| dataset.name.as_str())
+        .collect();
+    let opened = if open {
+        open_datasets(&config.datasets)?;
+        ", and they open"
+    } else {
+        ""
+    };
+    let backend = config.engine.backend;
+    say(&format!(
+        "ok: backend {backend}, {} datasets ({}){opened}\n",
+        names.len(),
+        names.join(", ")
+    ))
+}
+
+fn print_config(inputs: &Inputs) -> anyhow::Result<()> {
+    say(&config::to_yaml(&load(inputs)?.settings))
+}
+
+fn check_health(inputs: &Inputs) -> anyhow::Result<()> {
+    let line = healthcheck::ask(load(inputs)?.config.http_listen).map_err(anyhow::Error::msg)?;
+    say(&format!("{line}\n"))
+}
+
+/// Opens every dataset, and tells of all that do not open.
+fn open_datasets(specs: &[DatasetSpec]) -> Result<Vec<Arc<Dataset>>, Misconfigured> {
+    let (mut datasets, mut problems) = (Vec::new(), Vec::new());
+    for spec in specs {
+        match Dataset::open(spec) {
+            Ok(dataset) => datasets.push(Arc::new(dataset)),
+            Err(error) => problems.push(error.to_string()),
+        }
+    }
+    if problems.is_empty() {
+        Ok(datasets)
+    } else {
+        Err(Misconfigured(problems.join("\n  ")))
+    }
+}
+
+/// The three ports, taken.
+struct Ports {
+    grpc: Bound,
+    http: Bound,
+    admin: Option<Bound>,
+}
+
+impl Ports {
+    fn bind(config: &Config) -> Result<Self, listener::BindError> {
+        Ok(Self {
+            grpc: listener::bind("grpc.listen", config.grpc_listen)?,
+            http: listener::bind("http.listen", config.http_listen)?,
+            admin: config
+                .admin_listen
+                .map(|address| listener::bind("admin.listen", address))
+                .transpose()?,
+        })
+    }
+
+    fn addresses(&self) -> Addresses {
+        let admin = self.admin.as_ref().map(Bound::address);
+        Addresses {
+            grpc: self.grpc.address(),
+            http: self.http.address(),
+            admin,
+        }
+    }
+}
+
+fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
+    let config = load(inputs)?.config;
+    let telemetry = Telemetry::start(&config.log)?;
+    raise_open_files();
+    // Ports before anything slow, so that a port in use is told at once; but a configured file that does not open is
+    // a mistake of the configuration, and those are told before any port is bound.
+    let (ports, datasets) = match &inputs.base {
+        Base::File(_) => {
+            let datasets = open_datasets(&config.datasets)?;
+            (Ports::bind(&config)?, datasets)
+        }
+        Base::Demo(directory) => {
+            let ports = Ports::bind(&config)?;
+            demo::prepare(directory)?;
+            (ports, open_datasets(&config.datasets)?)
+        }
+    };
+    let engine = Engine::start(&EngineConfig {
+        device_tags: fewest_tags(&datasets),
+        ..config.engine.clone()
+    })?;
+    let most = engine.response_bytes_max();
+    if config.limits.response_bytes > most {
+        let asked = config.limits.response_bytes;
+        return Err(Misconfigured(format!(
+            "limits.response_bytes: is {asked} bytes, and engine.memory_budget has room for an answer of {most}; lower \
+             it, or raise engine.memory_budget"
+        ))
+        .into());
+    }
+    log_facts(&config, &engine, &datasets);
+    engine.register_metrics(telemetry.registry())?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
+    let greeted = matches!(inputs.base, Base::Demo(_));
+    runtime.block_on(serve(
+        &config,
+        engine,
+        datasets,
+        &telemetry,
+        ports,
+        addresses_file,
+        greeted,
+    ))
+}
+
+async fn serve(
+    config: &Config,
+    engine: Engine,
+    datasets: Vec<Arc<Dataset>>,
+    telemetry: &Telemetry,
+    ports: Ports,
+    addresses_file: Option<&Path>,
+    greeted: bool,
+) -> anyhow::Result<()> {
+    let lifecycle = Lifecycle::new();
+    let registry = telemetry.registry();
+    let fetcher = Fetcher::new(engine.clone(), datasets.clone(), config.limits.clone());
+    fetcher.register_metrics(registry)?;
+    let rpc = RpcMetrics::new(registry)?;
+    let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
+    let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
+    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone(), rpc);
+
+    let addresses = ports.addresses();
+    let mut served = vec![
+        Port {
+            transport: "grpc",
+            bound: ports.grpc,
+            http2_only: true,
+            router: grpc,
+        },
+        Port {
+            transport: "http",
+            bound: ports.http,
+            http2_only: false,
+            router: http,
+        },
+    ];
+    served.extend(ports.admin.map(|bound| Port {
+        transport: "admin",
+        bound,
+        http2_only: false,
+        router: admin,
+    }));
+
+    let signals = Signals::install().context("catching signals")?;
+    let cores = Cores::new(engine.clone(), registry)?;
+    let listeners: Vec<Listener> = served
+        .into_iter()
+        .map(|port| Listener::open_port(port, &cores, &config.limits, &lifecycle))
+        .collect::<Result<_, _>>()?;
+    tokio::spawn(signals.obey(lifecycle.clone()));
+    tokio::spawn(lifecycle::watch_cores(engine.clone(), lifecycle.clone()));
+    lifecycle.start_serving();
+    if let Some(path) = addresses_file {
+        addresses
+            .write(path)
+            .with_context(|| format!("--addresses-file {}", path.display()))?;
+    }
+    if greeted {
+        // A closed stdout is no reason to stop serving.
+        let _stdout_is_gone = say(&demo::greeting(&datasets, &engine.backend(), &addresses));
+    }
+
+    let remaining = futures_util::future::join_all(listeners.into_iter().map(Listener::serve)).await;
+    let drained = lifecycle::drain(&fetcher, &lifecycle, &remaining, config.drain_timeout).await;
+    if let Some(reason) = lifecycle.failure() {
+        anyhow::bail!("{reason}");
+    }
+    if !drained.is_clean() {
+        let timeout_ms = config.drain_timeout.as_millis();
+        let (connections, reads) = (drained.connections, drained.reads);
+        tracing::error!(
+            connections,
+            reads,
+            timeout_ms,
+            "drain cut off what was still in flight"
+        );
+        anyhow::bail!(
+            "shutdown.drain_timeout_ms ({timeout_ms}) passed with {connections} connections open and {reads} reads in flight"
+        );
+    }
+    tracing::info!("drained");
+    Ok(())
+}
+
+/// Tags of the device with the fewest: the rings together must stay below them (TRAPS 15).
+fn fewest_tags(datasets: &[Arc<Dataset>]) -> Option<u32> {
+    let paths = datasets.iter().flat_map(|dataset| &dataset.spec().paths);
+    paths.filter_map(|path| queue_tags(File::open(path).ok()?)).min()
+}
+
+/// Connections and open objects are files; the soft limit is 1024 on most systems, for the sake of programs that use
+/// select(2).
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    ) {
+        tracing::warn!(%error, limit = limit.current, "the limit of open files stays as it is");
+    }
+}
+
+/// One line with everything that an operator asks first.
+fn log_facts(config: &Config, engine: &Engine, datasets: &[Arc<Dataset>]) {
+    let status = engine.backend();
+    let described: Vec<String> = datasets
+        .iter()
+        .map(|dataset| {
+            let direct = dataset.direct();
+            let how = if direct.direct { "direct" } else { "buffered" };
+            let alignment = direct.offset_alignment_bytes;
+            format!(
+                "{}: {how}, aligned to {alignment} ({})",
+                dataset.name(),
+                direct.reason
+            )
+        })
+        .collect();
+    let queue_depth = engine.shards().first().map_or(0, |shard| shard.queue_depth);
+    if status.is_fallback() {
+        tracing::warn!(requested = %status.requested, backend = %status.backend, reason = status.reason, "fallback");
+    }
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        cores = engine.core_count(),
+        backend = %status.backend,
+        requested = %status.requested,
+        reason = status.reason,
+        datasets = described.join("; "),
+        queue_depth,
+        memory_budget_bytes = config.engine.memory_budget_bytes,
+        "started"
+    );
+}

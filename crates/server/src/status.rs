@@ -1,8 +1,14 @@
 //! The one table from an error to its gRPC code, HTTP status, problem type and retry hint.
+//!
+//! A retry hint stands exactly where the same request may succeed later. Messages are cut to a size that fits a
+//! gRPC trailer, because clients choose part of what they say (names). No arm is a wildcard: a new error does not
+//! compile until it is decided how it is answered.
 
 use crate::fetch::FetchError;
-use ringfetch_engine::error::ReadError;
+use ringfetch_engine::error::{ReadError, Resource};
+use rustix::io::Errno;
 use std::time::Duration;
+use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// How an error is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,20 +23,242 @@ pub struct Answer {
     pub retry_after: Option<Duration>,
 }
 
+impl Answer {
+    const fn new(grpc: tonic::Code, http: ::http::StatusCode, slug: &'static str) -> Self {
+        Self {
+            grpc,
+            http,
+            slug,
+            retry_after: None,
+        }
+    }
+
+    const fn retry(self, after: Duration) -> Self {
+        Self {
+            retry_after: Some(after),
+            ..self
+        }
+    }
+}
+
+/// The domain of `google.rpc.ErrorInfo`.
+pub const ERROR_DOMAIN: &str = "ringfetch";
+
+/// Longest message that is sent, in bytes. grpc-core and grpc-java refuse more than 8 KiB of trailers, and a message
+/// stands in them up to three times (percent-encoded, and twice in base64 in the details).
+const MESSAGE_BYTES_MAX: usize = 512;
+
+/// A queue or the memory empties at the rate of the disk: thousands of reads in this time.
+const RETRY_OVERLOADED: Duration = Duration::from_millis(50);
+/// A client that gets this finds another replica, or this one restarted.
+const RETRY_DRAINING: Duration = Duration::from_secs(1);
+
 /// How a failed item is answered.
 pub fn of_read(error: &ReadError) -> Answer {
-    let _ = error;
-    todo!()
+    use ::http::StatusCode as Http;
+    use tonic::Code;
+    match error {
+        // Over HTTP an index is part of the path, and a resource that does not exist is a 404.
+        ReadError::IndexOutOfRange { .. } => {
+            Answer::new(Code::OutOfRange, Http::NOT_FOUND, "index-out-of-range")
+        }
+        ReadError::RangeOutOfRange { .. } => Answer::new(
+            Code::OutOfRange,
+            Http::RANGE_NOT_SATISFIABLE,
+            "range-out-of-range",
+        ),
+        ReadError::RangeOverflow { .. } => {
+            Answer::new(Code::InvalidArgument, Http::BAD_REQUEST, "range-overflow")
+        }
+        ReadError::ZeroLength => Answer::new(Code::InvalidArgument, Http::BAD_REQUEST, "zero-length"),
+        ReadError::ItemTooLarge { .. } => {
+            Answer::new(Code::ResourceExhausted, Http::PAYLOAD_TOO_LARGE, "item-too-large")
+        }
+        ReadError::ObjectNameInvalid { .. } => {
+            Answer::new(Code::InvalidArgument, Http::BAD_REQUEST, "object-name-invalid")
+        }
+        ReadError::ObjectNotFound { .. } => Answer::new(Code::NotFound, Http::NOT_FOUND, "object-not-found"),
+        ReadError::ObjectUnreadable { name: _, errno } => of_unreadable(*errno),
+        ReadError::Truncated { .. } => Answer::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "truncated"),
+        ReadError::Device { .. } => Answer::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error"),
+        ReadError::Overloaded { resource } => {
+            // 429 blames the client, which is right where its own connection holds the memory and nowhere else.
+            let http = match resource {
+                Resource::ConnectionMemory => Http::TOO_MANY_REQUESTS,
+                Resource::QueuedReads | Resource::Memory => Http::SERVICE_UNAVAILABLE,
+            };
+            Answer::new(Code::ResourceExhausted, http, "overloaded").retry(RETRY_OVERLOADED)
+        }
+        ReadError::DeadlineExceeded => {
+            Answer::new(Code::DeadlineExceeded, Http::GATEWAY_TIMEOUT, "deadline-exceeded")
+        }
+        ReadError::Draining => {
+            Answer::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "draining").retry(RETRY_DRAINING)
+        }
+        ReadError::ShardFailed => Answer::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "engine-failed"),
+    }
+}
+
+fn of_unreadable(errno: i32) -> Answer {
+    use ::http::StatusCode as Http;
+    use tonic::Code;
+    let errno = Errno::from_raw_os_error(errno);
+    if errno == Errno::ACCESS || errno == Errno::PERM {
+        Answer::new(Code::PermissionDenied, Http::FORBIDDEN, "object-unreadable")
+    } else if errno == Errno::MFILE || errno == Errno::NFILE {
+        // Descriptors come back as other requests finish.
+        Answer::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "out-of-files").retry(RETRY_OVERLOADED)
+    } else {
+        Answer::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "object-unreadable")
+    }
 }
 
 /// How a failed request is answered.
 pub fn of_fetch(error: &FetchError) -> Answer {
-    let _ = error;
-    todo!()
+    use ::http::StatusCode as Http;
+    use tonic::Code;
+    match error {
+        FetchError::DatasetNotFound { .. } => {
+            Answer::new(Code::NotFound, Http::NOT_FOUND, "dataset-not-found")
+        }
+        // 400, as google.rpc maps FAILED_PRECONDITION.
+        FetchError::WrongKind { .. } => {
+            Answer::new(Code::FailedPrecondition, Http::BAD_REQUEST, "wrong-kind")
+        }
+        FetchError::EmptyBatch { .. } => Answer::new(Code::InvalidArgument, Http::BAD_REQUEST, "empty-batch"),
+        FetchError::ListsDiffer { .. } => {
+            Answer::new(Code::InvalidArgument, Http::BAD_REQUEST, "lists-differ")
+        }
+        FetchError::TooManyItems { .. } => {
+            Answer::new(Code::ResourceExhausted, Http::PAYLOAD_TOO_LARGE, "too-many-items")
+        }
+        FetchError::ResponseTooLarge { .. } => Answer::new(
+            Code::ResourceExhausted,
+            Http::PAYLOAD_TOO_LARGE,
+            "response-too-large",
+        ),
+        FetchError::TooManyRequests { .. } => {
+            Answer::new(Code::ResourceExhausted, Http::SERVICE_UNAVAILABLE, "overloaded")
+                .retry(RETRY_OVERLOADED)
+        }
+        FetchError::Malformed { .. } => Answer::new(Code::InvalidArgument, Http::BAD_REQUEST, "malformed"),
+        FetchError::Read(error) => of_read(error),
+    }
 }
 
 /// The request field an error is about, if it is about one.
 pub fn field_of(error: &FetchError) -> Option<&str> {
-    let _ = error;
-    todo!()
+    match error {
+        FetchError::DatasetNotFound { .. } | FetchError::WrongKind { .. } => Some("dataset"),
+        FetchError::EmptyBatch { field }
+        | FetchError::ListsDiffer { field, .. }
+        | FetchError::TooManyItems { field, .. } => Some(field),
+        FetchError::Malformed { field, .. } => Some(field),
+        FetchError::ResponseTooLarge { .. } | FetchError::TooManyRequests { .. } | FetchError::Read(_) => {
+            None
+        }
+    }
+}
+
+/// An error's message as it is sent: at most 512 bytes, since clients choose part of it.
+pub fn message_of(error: &impl std::fmt::Display) -> String {
+    let mut message = error.to_string();
+    if message.len() > MESSAGE_BYTES_MAX {
+        let mut end = MESSAGE_BYTES_MAX - "...".len();
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+        message.push_str("...");
+    }
+    message
+}
+
+/// A failed request as a gRPC status with its `google.rpc` details: `ErrorInfo` always (the reason is the slug in
+/// capitals), `RetryInfo` where a retry makes sense, else `BadRequest` where the request is to blame. `items_field`
+/// is the request field that lists the items, for errors that name no field themselves.
+pub fn to_status(error: &FetchError, items_field: &str) -> tonic::Status {
+    let answer = of_fetch(error);
+    let message = message_of(error);
+    let reason = answer.slug.replace('-', "_").to_ascii_uppercase();
+    let mut details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, std::collections::HashMap::new());
+    if let Some(after) = answer.retry_after {
+        details.set_retry_info(Some(after));
+    } else if answer.http.is_client_error() {
+        details.add_bad_request_violation(field_of(error).unwrap_or(items_field), message.clone());
+    }
+    tonic::Status::with_error_details(answer.grpc, message, details)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retry_hint_stands_where_a_retry_can_help() {
+        // Bounds that hold now carry RetryInfo and no field; bounds of one request carry the field and no RetryInfo.
+        let now = to_status(&FetchError::TooManyRequests { max: 7 }, "indices");
+        assert_eq!(now.code(), tonic::Code::ResourceExhausted);
+        assert_eq!(
+            now.get_details_retry_info().unwrap().retry_delay,
+            Some(RETRY_OVERLOADED)
+        );
+        assert!(now.get_details_bad_request().is_none());
+
+        let never = to_status(&FetchError::ResponseTooLarge { bytes: 9, max: 7 }, "indices");
+        assert_eq!(never.code(), tonic::Code::ResourceExhausted);
+        assert!(never.get_details_retry_info().is_none());
+        let violations = never.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(violations[0].field, "indices");
+        assert!(violations[0].description.contains("limits.response_bytes"));
+    }
+
+    #[test]
+    fn the_reason_and_domain_name_the_error() {
+        // ErrorInfo is what a program branches on: its reason is the slug in capitals.
+        let status = to_status(
+            &FetchError::WrongKind {
+                name: "v".into(),
+                kind: "vectors",
+                remedy: "FetchVectors",
+            },
+            "indices",
+        );
+        let info = status.get_details_error_info().unwrap();
+        assert_eq!(
+            (info.reason.as_str(), info.domain.as_str()),
+            ("WRONG_KIND", "ringfetch")
+        );
+        assert_eq!(
+            status.get_details_bad_request().unwrap().field_violations[0].field,
+            "dataset"
+        );
+    }
+
+    #[test]
+    fn a_long_name_does_not_make_a_long_message() {
+        // A name of 100 kB of two-byte letters: the message is cut at a letter's boundary and stays within the bound.
+        let error = FetchError::DatasetNotFound {
+            name: "é".repeat(50_000),
+            known: "a".into(),
+        };
+        let status = to_status(&error, "indices");
+        assert!(status.message().len() <= MESSAGE_BYTES_MAX && status.message().ends_with("..."));
+        assert!(status.details().len() < 3 * MESSAGE_BYTES_MAX);
+    }
+
+    #[test]
+    fn errno_decides_how_an_unreadable_object_is_answered() {
+        // No permission is the client's to mend, no descriptors passes, anything else is the server's.
+        let of = |errno: Errno| {
+            of_read(&ReadError::ObjectUnreadable {
+                name: "o".into(),
+                errno: errno.raw_os_error(),
+            })
+        };
+        assert_eq!(of(Errno::ACCESS).grpc, tonic::Code::PermissionDenied);
+        assert_eq!(of(Errno::MFILE).grpc, tonic::Code::Unavailable);
+        assert!(of(Errno::NFILE).retry_after.is_some());
+        assert_eq!(of(Errno::IO).grpc, tonic::Code::Internal);
+    }
 }

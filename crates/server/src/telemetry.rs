@@ -1,1 +1,303 @@
-//! Logs and the metrics registry.
+//! Logs and the metrics registry: what both need before anything else starts.
+//!
+//! The log filter can be replaced while the daemon runs. Metrics of the engine and the transports are registered by
+//! those; here are only the process's own. Deliberately absent: a global registry, and traces over the network.
+
+use std::io::IsTerminal;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{Counter, Gauge, IntGauge, IntGaugeVec, Opts, Registry};
+use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use tracing::Subscriber;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
+
+use crate::config::{LogConfig, LogFormat};
+
+type FilterHandle = reload::Handle<EnvFilter, tracing_subscriber::Registry>;
+
+/// The log's filter and the metrics registry. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Telemetry {
+    handle: FilterHandle,
+    filter: Arc<Mutex<String>>,
+    registry: Registry,
+}
+
+/// Telemetry that cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The filter does not parse.
+    #[error("log.filter: {0}")]
+    Filter(String),
+    /// Another subscriber is in place.
+    #[error("the log is set up already: {0}")]
+    Subscriber(#[from] tracing::subscriber::SetGlobalDefaultError),
+    /// A metric's name is taken.
+    #[error("a metric cannot be registered: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+impl Telemetry {
+    /// Starts logging to stderr for the whole process, and makes the registry with the process's metrics.
+    ///
+    /// # Errors
+    /// See [`TelemetryError`]. At most one telemetry can be started in a process.
+    pub fn start(log: &LogConfig) -> Result<Self, TelemetryError> {
+        let (telemetry, subscriber) = Self::detached(log)?;
+        tracing::subscriber::set_global_default(subscriber)?;
+        Ok(telemetry)
+    }
+
+    /// The same without becoming the process's log: whoever wants it installs the subscriber.
+    ///
+    /// # Errors
+    /// As [`Telemetry::start`], but for the subscriber.
+    pub fn detached(
+        log: &LogConfig,
+    ) -> Result<(Self, impl Subscriber + Send + Sync + use<>), TelemetryError> {
+        let filter = parse(&log.filter).map_err(TelemetryError::Filter)?;
+        let (filter, handle) = reload::Layer::new(filter);
+        let terminal = std::io::stderr().is_terminal();
+        let text = match log.format {
+            LogFormat::Auto => terminal,
+            LogFormat::Text => true,
+            LogFormat::Json => false,
+        };
+        let layer = fmt::layer().with_writer(std::io::stderr);
+        let layer = if text {
+            // https://no-color.org: any value but the empty one switches colours off.
+            let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+            layer.with_ansi(colours).boxed()
+        } else {
+            layer.json().flatten_event(true).boxed()
+        };
+        let subscriber = tracing_subscriber::registry().with(filter).with(layer);
+        let registry = Registry::new();
+        register_process(&registry)?;
+        let filter = Arc::new(Mutex::new(log.filter.clone()));
+        Ok((
+            Self {
+                handle,
+                filter,
+                registry,
+            },
+            subscriber,
+        ))
+    }
+
+    /// Where metrics are registered.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Replaces the log filter until the next start; answers the one in force before.
+    ///
+    /// # Errors
+    /// What is wrong with the filter; the one in force stays.
+    pub fn set_filter(&self, filter: &str) -> Result<String, String> {
+        let parsed = parse(filter)?;
+        // The lock is held over the reload, so that what is remembered is what is in force.
+        let mut current = self.filter.lock().unwrap_or_else(PoisonError::into_inner);
+        self.handle.reload(parsed).map_err(|error| error.to_string())?;
+        Ok(std::mem::replace(&mut *current, filter.to_owned()))
+    }
+}
+
+fn parse(filter: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(filter).map_err(|error| {
+        format!("{filter:?} is no filter: {error}; write one like info or warn,ringfetch_engine=debug")
+    })
+}
+
+fn register_process(registry: &Registry) -> Result<(), prometheus::Error> {
+    registry.register(Box::new(Process::new()?))?;
+    let build = IntGaugeVec::new(
+        Opts::new("ringfetch_build_info", "Always 1; the version is in the label."),
+        &["version"],
+    )?;
+    build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+    registry.register(Box::new(build))?;
+    let reload = IntGauge::new(
+        "ringfetch_config_last_reload_successful",
+        "Whether the configuration in force is the last one that was asked for.",
+    )?;
+    reload.set(1);
+    registry.register(Box::new(reload))
+}
+
+/// The process's own metrics, read when scraped. The prometheus crate has such a collector, which counts whole seconds
+/// of CPU: a daemon that is judged by microseconds a read needs the fraction.
+#[derive(Debug)]
+struct Process {
+    /// One scrape at a time, or two would both add the CPU time since the last one.
+    reading: Mutex<()>,
+    cpu_seconds: Counter,
+    resident_bytes: IntGauge,
+    virtual_bytes: IntGauge,
+    open_fds: IntGauge,
+    max_fds: Gauge,
+    threads: IntGauge,
+    start_seconds: Gauge,
+}
+
+impl Process {
+    fn new() -> Result<Self, prometheus::Error> {
+        let process = Self {
+            reading: Mutex::new(()),
+            cpu_seconds: Counter::new("process_cpu_seconds_total", "User and system CPU time, seconds.")?,
+            resident_bytes: IntGauge::new("process_resident_memory_bytes", "Resident memory, bytes.")?,
+            virtual_bytes: IntGauge::new("process_virtual_memory_bytes", "Address space, bytes.")?,
+            open_fds: IntGauge::new("process_open_fds", "Open file descriptors.")?,
+            max_fds: Gauge::new("process_max_fds", "Most file descriptors the process may open.")?,
+            threads: IntGauge::new("process_threads", "Threads.")?,
+            start_seconds: Gauge::new(
+                "process_start_time_seconds",
+                "When the process started, seconds since 1970.",
+            )?,
+        };
+        // What does not change.
+        process.start_seconds.set(started().unwrap_or_else(now));
+        Ok(process)
+    }
+
+    fn parts(&self) -> [&dyn Collector; 7] {
+        [
+            &self.cpu_seconds,
+            &self.resident_bytes,
+            &self.virtual_bytes,
+            &self.open_fds,
+            &self.max_fds,
+            &self.threads,
+            &self.start_seconds,
+        ]
+    }
+
+    fn read(&self) {
+        let _one_at_a_time = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let spent = seconds(clock_gettime(ClockId::ProcessCPUTime));
+        // A counter panics when it is moved back, which a difference of floats might do.
+        let difference = spent - self.cpu_seconds.get();
+        if difference > 0.0 {
+            self.cpu_seconds.inc_by(difference);
+        }
+        let limit = getrlimit(Resource::Nofile).current;
+        self.max_fds.set(limit.map_or(f64::INFINITY, approximate));
+        if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
+            // One of them is the directory being read.
+            self.open_fds.set(signed(entries.count().saturating_sub(1)));
+        }
+        let Ok(statm) = std::fs::read_to_string("/proc/self/statm") else {
+            return;
+        };
+        // proc_pid_statm(5): size, resident, ... in pages.
+        let mut pages = statm
+            .split_ascii_whitespace()
+            .map(|field| field.parse::<usize>().unwrap_or(0));
+        let page_bytes = rustix::param::page_size();
+        for gauge in [&self.virtual_bytes, &self.resident_bytes] {
+            gauge.set(signed(pages.next().unwrap_or(0).saturating_mul(page_bytes)));
+        }
+        if let Ok(threads) = std::fs::read_dir("/proc/self/task") {
+            self.threads.set(signed(threads.count()));
+        }
+    }
+}
+
+impl Collector for Process {
+    fn desc(&self) -> Vec<&Desc> {
+        self.parts().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.read();
+        self.parts().into_iter().flat_map(Collector::collect).collect()
+    }
+}
+
+/// When the process started: boot time plus field 22 of proc_pid_stat(5), clock ticks after boot.
+fn started() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // Field 2 is the command in parentheses and may hold blanks and parentheses; field 3 follows the last one.
+    let after_command = stat.rsplit_once(')')?.1;
+    let ticks: u64 = after_command.split_ascii_whitespace().nth(22 - 3)?.parse().ok()?;
+    let since_boot = seconds(clock_gettime(ClockId::Boottime));
+    let age = since_boot - approximate(ticks) / approximate(rustix::param::clock_ticks_per_second());
+    Some(now() - age)
+}
+
+fn now() -> f64 {
+    seconds(clock_gettime(ClockId::Realtime))
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "53 bits of seconds and 30 of nanoseconds are more than enough"
+)]
+fn seconds(time: rustix::time::Timespec) -> f64 {
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a metric is a float; integers below 2^53 are exact"
+)]
+fn approximate(value: u64) -> f64 {
+    value as f64
+}
+
+fn signed(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log() -> LogConfig {
+        LogConfig {
+            filter: "info".to_owned(),
+            format: LogFormat::Text,
+        }
+    }
+
+    #[test]
+    fn the_filter_is_replaced_and_the_previous_one_answered() {
+        // Scenario: a good filter, a bad one, another good one. Expectation: the bad one is an error that names it and
+        // changes nothing.
+        let (telemetry, _subscriber) = Telemetry::detached(&log()).expect("telemetry");
+        assert_eq!(telemetry.set_filter("debug"), Ok("info".to_owned()));
+        let error = telemetry.set_filter("info,=what=").expect_err("no filter");
+        assert!(error.contains("info,=what="), "{error}");
+        assert_eq!(telemetry.set_filter("warn"), Ok("debug".to_owned()));
+    }
+
+    #[test]
+    fn the_process_describes_itself() {
+        // Scenario: one scrape of a fresh registry. Expectation: every process metric of the contract, with values that
+        // are true of a running process.
+        let (telemetry, _subscriber) = Telemetry::detached(&log()).expect("telemetry");
+        let families = telemetry.registry().gather();
+        let value = |name: &str| {
+            let family = families.iter().find(|family| family.name() == name);
+            let metric = &family.unwrap_or_else(|| panic!("{name} is missing")).get_metric()[0];
+            metric
+                .get_gauge()
+                .get_value()
+                .max(metric.get_counter().get_value())
+        };
+        assert!(value("process_cpu_seconds_total") > 0.0);
+        assert!(value("process_resident_memory_bytes") > 4096.0);
+        assert!(value("process_virtual_memory_bytes") >= value("process_resident_memory_bytes"));
+        assert!(value("process_open_fds") >= 3.0);
+        assert!(value("process_max_fds") >= value("process_open_fds"));
+        assert!(value("process_threads") >= 1.0);
+        let age = now() - value("process_start_time_seconds");
+        assert!((-1.0..3600.0).contains(&age), "{age}");
+        assert!((value("ringfetch_build_info") - 1.0).abs() < f64::EPSILON);
+        assert!((value("ringfetch_config_last_reload_successful") - 1.0).abs() < f64::EPSILON);
+    }
+}

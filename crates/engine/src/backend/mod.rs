@@ -41,7 +41,7 @@ pub(crate) trait Backend {
         let _ = attempts;
     }
 
-    /// Starts an attempt. A blocking backend makes it here and reports it from the next `poll_finished`.
+    /// Starts an attempt. A blocking backend makes it in a later `poll_finished`.
     fn start(&mut self, attempt: Attempt);
 
     /// Makes sure that every started attempt has reached the kernel (or the pool). Returns the submissions
@@ -52,3 +52,13 @@ pub(crate) trait Backend {
     /// is. Attempts may finish in any order, each exactly once.
     fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()>;
 }
+
+pub(crate) mod map;
+pub(crate) mod mmap;
+pub(crate) mod pread;
+pub mod probe;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
+#[cfg(test)]
+mod trait_suite;
+pub(crate) mod uring;

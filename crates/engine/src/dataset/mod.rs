@@ -5,9 +5,12 @@
 //! what one file is in `file` and `direct`. Absent: reading (backends do), item arithmetic (`geometry` does).
 
 mod direct;
+mod directory;
 mod file;
 mod layout;
+mod listing;
 mod npy;
+mod objects;
 mod open;
 
 pub use file::OpenFile;
@@ -148,7 +151,7 @@ pub enum KindSpec {
     },
     /// A directory of files.
     Objects {
-        /// Most descriptors kept open.
+        /// Most descriptors kept open; an object that is read directly takes two.
         max_open_files: usize,
         /// How long a cached descriptor is trusted before its name is looked up again.
         revalidate: Duration,
@@ -245,6 +248,7 @@ pub struct Dataset {
     length_bytes: u64,
     direct: DirectFacts,
     etag: String,
+    objects: Option<objects::Objects>,
 }
 
 impl Dataset {
@@ -314,9 +318,43 @@ impl Dataset {
     /// a miss opens on the blocking pool. Must be called inside a tokio runtime.
     ///
     /// # Errors
-    /// `ObjectNameInvalid`, `ObjectNotFound`, `ObjectUnreadable`.
+    /// `ObjectNameInvalid`, `ObjectNotFound`, `ObjectUnreadable`; `Draining` when the runtime is shutting down.
+    ///
+    /// # Cancel safety
+    /// An open under way goes on and its file is cached; nothing is lost.
     pub async fn object(self: &Arc<Self>, name: &str) -> Result<Arc<OpenFile>, ReadError> {
-        Err(ReadError::ObjectNotFound { name: name.to_owned() })
+        let Some(objects) = &self.objects else {
+            return Err(ReadError::ObjectNotFound {
+                name: name.to_owned(),
+            });
+        };
+        objects::check_name(name)?;
+        if let Some(file) = objects.cached(name) {
+            return Ok(file);
+        }
+        // The permit goes with the open, not with the caller, who may give up before it is over.
+        let permit = Arc::clone(&objects.opens).acquire_owned().await;
+        let (dataset, name) = (Arc::clone(self), name.to_owned());
+        let opening = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            match &dataset.objects {
+                Some(objects) => objects.look_up(&name),
+                None => Err(ReadError::ObjectNotFound { name }),
+            }
+        });
+        match opening.await {
+            Ok(result) => result,
+            Err(gone) if gone.is_cancelled() => Err(ReadError::Draining),
+            Err(_) => Err(ReadError::ShardFailed),
+        }
+    }
+
+    /// Forgets an object's cached descriptor, so that the next request opens its name anew: for an object that was
+    /// found to be truncated.
+    pub fn forget_object(&self, name: &str) {
+        if let Some(objects) = &self.objects {
+            objects.forget(name);
+        }
     }
 
     /// Up to `limit` objects after the name `after`, in byte order of names. Walks the directory: blocking.
@@ -324,8 +362,10 @@ impl Dataset {
     /// # Errors
     /// errno of the walk.
     pub fn list_objects(&self, after: &str, limit: usize) -> std::io::Result<Vec<ObjectEntry>> {
-        let _ = (after, limit);
-        Ok(Vec::new())
+        match &self.objects {
+            Some(objects) => Ok(objects.list(after, limit)?),
+            None => Ok(Vec::new()),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::direct::{self, Alignment};
 use super::file::{self, Accept, FileError, OpenFile, Wish};
+use super::objects::Objects;
 use super::{Dataset, DatasetSpec, DirectFacts, Kind, KindSpec, OpenError, PartialTail, layout};
 use crate::config::DirectIo;
 use crate::geometry::FileSpan;
@@ -10,6 +11,7 @@ use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Makes the errors of one dataset.
 #[derive(Debug, Clone, Copy)]
@@ -57,18 +59,17 @@ pub(super) fn open(spec: &DatasetSpec) -> Result<Dataset, OpenError> {
             "is missing: name a file, or several that form one address space",
         ));
     }
-    let (files, direct) = open_files(spec, blame)?;
-    let span = FileSpan::new(files.iter().map(OpenFile::length_bytes)).ok_or_else(|| {
-        blame.field(
-            "path",
-            "the files together hold more than 2^64 bytes: serve fewer",
-        )
-    })?;
-    let (kind, length_bytes) = match spec.kind {
+    match spec.kind {
+        KindSpec::Objects {
+            max_open_files,
+            revalidate,
+        } => objects(spec, max_open_files, revalidate, blame),
         KindSpec::Blocks {
             block_bytes,
             partial_tail,
-        } => blocks(block_bytes, partial_tail, span.length_bytes(), blame)?,
+        } => address_space(spec, blame, |_, length_bytes| {
+            blocks(block_bytes, partial_tail, length_bytes, blame)
+        }),
         KindSpec::Vectors {
             layout,
             dim,
@@ -81,11 +82,28 @@ pub(super) fn open(spec: &DatasetSpec) -> Result<Dataset, OpenError> {
                 dtype,
                 header_bytes,
             };
-            let kind = layout::read_shape(wanted, &files, &spec.paths, span.length_bytes(), blame)?;
-            (kind, span.length_bytes())
+            address_space(spec, blame, |files, length_bytes| {
+                let kind = layout::read_shape(wanted, files, &spec.paths, length_bytes, blame)?;
+                Ok((kind, length_bytes))
+            })
         }
-        KindSpec::Objects { .. } => return Err(blame.field("kind", "objects")),
-    };
+    }
+}
+
+/// Files laid end to end; `shape` finds the kind and how many of their bytes are served.
+fn address_space(
+    spec: &DatasetSpec,
+    blame: Blame<'_>,
+    shape: impl FnOnce(&[OpenFile], u64) -> Result<(Kind, u64), OpenError>,
+) -> Result<Dataset, OpenError> {
+    let (files, direct) = open_files(spec, blame)?;
+    let span = FileSpan::new(files.iter().map(OpenFile::length_bytes)).ok_or_else(|| {
+        blame.field(
+            "path",
+            "the files together hold more than 2^64 bytes: serve fewer",
+        )
+    })?;
+    let (kind, length_bytes) = shape(&files, span.length_bytes())?;
     Ok(Dataset {
         id: file::next_id(),
         spec: spec.clone(),
@@ -95,6 +113,33 @@ pub(super) fn open(spec: &DatasetSpec) -> Result<Dataset, OpenError> {
         span,
         length_bytes,
         direct,
+        objects: None,
+    })
+}
+
+fn objects(
+    spec: &DatasetSpec,
+    max_open_files: usize,
+    revalidate: Duration,
+    blame: Blame<'_>,
+) -> Result<Dataset, OpenError> {
+    let [path] = &spec.paths[..] else {
+        return Err(blame.field("path", "names several: objects are the files of one directory"));
+    };
+    let (objects, direct) = Objects::open(path, max_open_files, revalidate, spec.direct_io, blame)?;
+    let identity = objects
+        .identity()
+        .map_err(|errno| blame.io(path, &errno.into()))?;
+    Ok(Dataset {
+        id: file::next_id(),
+        spec: spec.clone(),
+        kind: Kind::Objects,
+        etag: file::etag_of([identity]),
+        files: Vec::new(),
+        span: FileSpan::default(),
+        length_bytes: 0,
+        direct,
+        objects: Some(objects),
     })
 }
 

@@ -1,10 +1,28 @@
 //! Configuration: YAML, environment and flags to validated types, every mistake reported at once.
+//!
+//! `layers` merges, `walk` reads with typed getters, `keys` knows the keys, `datasets` those of a dataset, and `print`
+//! writes the effective configuration. Deliberately absent: opening anything but the configuration file.
 
+mod datasets;
+mod keys;
+mod layers;
+mod print;
+mod problem;
+mod size;
+mod walk;
+
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use ringfetch_engine::config::EngineConfig;
 use ringfetch_engine::dataset::DatasetSpec;
+
+pub(crate) use keys::GRPC_PORT;
+pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
+pub use print::to_yaml;
+pub use problem::{Problem, Problems, Source};
+pub use walk::Setting;
 
 /// Bounds on what clients may ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +41,7 @@ pub struct Limits {
     pub stream_requests_in_flight: u32,
     /// Most open connections on each port; further ones wait in the kernel's backlog.
     pub connections: u32,
-    /// Most ranges of one HTTP request; more are answered as if there were no Range header, per RFC 9110 14.2.
+    /// Most ranges of one HTTP request; more are refused: the whole, sent in their place, may be huge.
     pub http_ranges: u32,
 }
 
@@ -66,4 +84,87 @@ pub struct Config {
     pub log: LogConfig,
     /// How long a drain may take.
     pub drain_timeout: Duration,
+}
+
+impl Default for Limits {
+    /// The defaults that `config/ringfetchd.yaml` documents.
+    fn default() -> Self {
+        Self {
+            items_per_request: 4096,
+            response_bytes: 16 << 20,
+            request_bytes: 4 << 20,
+            requests_in_flight: 4096,
+            requests_per_connection: 256,
+            stream_requests_in_flight: 64,
+            connections: 4096,
+            http_ranges: 64,
+        }
+    }
+}
+
+/// A valid configuration and where each of its values came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// Every key in the order of the documented file, with its value and source.
+    pub settings: Vec<Setting>,
+}
+
+/// Reads and checks everything.
+///
+/// # Errors
+/// All problems there are, at least one.
+pub fn load(inputs: &Inputs) -> Result<Loaded, Problems> {
+    let (walk, config) = keys::examine(inputs)?;
+    let (mut problems, settings, known) = walk.finish();
+    problems.extend(single_underscores(inputs, &known));
+    if problems.is_empty() {
+        Ok(Loaded { config, settings })
+    } else {
+        Err(Problems(problems))
+    }
+}
+
+/// Every key there is, list indices left out: `engine.backend`, `datasets[].name`. Sections are keys too.
+pub fn known_keys() -> BTreeSet<String> {
+    let inputs = Inputs {
+        base: Base::Demo(".".into()),
+        environment: Vec::new(),
+        flags: Vec::new(),
+    };
+    keys::examine(&inputs)
+        .map(|(walk, _)| walk.finish().2)
+        .unwrap_or_default()
+}
+
+/// `RINGFETCH_ENGINE_BACKEND` sets nothing, and whoever wrote it believes otherwise. Only names that would be a key
+/// are reported: other `RINGFETCH_...` variables exist, such as those Kubernetes makes for a service of that name.
+fn single_underscores(inputs: &Inputs, known: &BTreeSet<String>) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (name, _) in &inputs.environment {
+        let Some(name) = name.to_str() else { continue };
+        let Some(rest) = name
+            .strip_prefix("RINGFETCH_")
+            .filter(|rest| !rest.starts_with('_'))
+        else {
+            continue;
+        };
+        let meant = known
+            .iter()
+            .find(|key| key.contains('.') && key.replace('.', "_").eq_ignore_ascii_case(rest));
+        if let Some(key) = meant {
+            let variable = format!(
+                "{ENVIRONMENT_PREFIX}{}",
+                key.replace('.', "__").to_ascii_uppercase()
+            );
+            problems.push(Problem {
+                key: key.clone(),
+                problem: "is not set by a name with single underscores".to_owned(),
+                remedy: format!("the variable is {variable}"),
+                source: Source::Environment(name.to_owned()),
+            });
+        }
+    }
+    problems
 }

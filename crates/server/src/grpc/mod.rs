@@ -1,1 +1,98 @@
-//! The gRPC transport.
+//! The gRPC transport: which services stand on the public port, and what they share.
+//!
+//! `service` is FetchService, written by hand for the sake of its answers' bytes; `datasets` and `health` are tonic's
+//! with our bodies. Whatever is not served is answered UNIMPLEMENTED. Connections, HTTP/2 settings and TLS are the
+//! listener's; what an error is called is `status`'s.
+
+mod calls;
+mod count;
+mod datasets;
+pub(crate) mod describe;
+mod envelope;
+mod frame;
+mod health;
+mod metadata;
+mod service;
+mod stream;
+
+use crate::fetch::Fetcher;
+use crate::lifecycle::Lifecycle;
+use crate::listener::ConnectionShare;
+use crate::rpc_metrics::RpcMetrics;
+use ringfetch_engine::buffer::Share;
+use ringfetch_proto::v1::dataset_service_server::DatasetServiceServer;
+use std::sync::Arc;
+use tonic::service::{Routes, RoutesBuilder};
+use tonic_health::pb::health_server::HealthServer;
+
+/// Services on the public port that health and reflection know.
+const SERVICES: &[&str] = &[service::NAME, "ringfetch.v1.DatasetService"];
+
+/// Longest message of a service whose requests hold a name or two.
+const SMALL_REQUEST_BYTES_MAX: usize = 64 << 10;
+
+/// Everything the public gRPC port serves: FetchService, DatasetService, health and reflection.
+///
+/// Requests should carry a [`ConnectionShare`] in their extensions; without one the connection's share of the
+/// response memory is not bounded.
+pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum::Router {
+    let mut routes = RoutesBuilder::default();
+    routes.add_service(
+        DatasetServiceServer::new(datasets::Datasets::new(fetcher.clone()))
+            .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX)
+            .max_encoding_message_size(usize::MAX),
+    );
+    let fetch = service::FetchService {
+        fetcher,
+        lifecycle: lifecycle.clone(),
+        rpc: rpc.clone(),
+    };
+    let fetch_routes = axum::Router::new().route_service(&format!("/{}/{{method}}", service::NAME), fetch);
+    fetch_routes.merge(finish(routes, lifecycle, rpc, SERVICES))
+}
+
+/// Adds health and reflection for these services, and counts every call of what stands in `routes`.
+pub(crate) fn finish(
+    mut routes: RoutesBuilder,
+    lifecycle: Lifecycle,
+    rpc: RpcMetrics,
+    services: &'static [&'static str],
+) -> axum::Router {
+    routes.add_service(
+        HealthServer::new(health::Healthy::new(lifecycle, services))
+            .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX),
+    );
+    // A descriptor set that does not parse would be a fault of the build, which a test holds; serving goes on.
+    match reflection(services).build_v1() {
+        Ok(reflection) => {
+            routes.add_service(reflection.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX));
+        }
+        Err(error) => tracing::error!(%error, "no reflection v1"),
+    }
+    match reflection(services).build_v1alpha() {
+        Ok(reflection) => {
+            routes.add_service(reflection.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX));
+        }
+        Err(error) => tracing::error!(%error, "no reflection v1alpha"),
+    }
+    let router = Routes::into_axum_router(routes.routes());
+    router.layer(axum::middleware::from_fn_with_state(rpc, count::count))
+}
+
+/// Names only what this port serves: the descriptor set holds the admin service, too.
+fn reflection(services: &[&str]) -> tonic_reflection::server::Builder<'static> {
+    let builder = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(ringfetch_proto::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .with_service_name("grpc.health.v1.Health");
+    services
+        .iter()
+        .fold(builder, |builder, name| builder.with_service_name(*name))
+}
+
+/// The share of the response memory of the connection a request came by.
+fn share_of(extensions: &http::Extensions) -> Option<Arc<Share>> {
+    extensions
+        .get::<ConnectionShare>()
+        .map(|share| Arc::clone(&share.0))
+}

@@ -1,1 +1,126 @@
-//! The HTTP transport.
+//! The HTTP mirror of the API, and what operators read: `/metrics`, `/livez`, `/readyz`, `/openapi.json`.
+//!
+//! Every request passes one outermost layer that counts it and writes problem details; inside it each operation has one
+//! resource (`routes`). Bytes reach the body as slices of the response memory. Deliberately absent: compression,
+//! authentication, timeouts of a connection (the listener's), and any cache.
+
+mod batch;
+mod batch_answer;
+mod batch_request;
+mod conditional;
+mod datasets;
+mod items;
+mod multipart;
+mod negotiate;
+mod objects;
+mod openapi;
+mod probes;
+mod problem;
+mod range;
+mod representation;
+mod routes;
+mod stream;
+mod window;
+
+use crate::fetch::Fetcher;
+use crate::lifecycle::Lifecycle;
+use crate::listener::ConnectionShare;
+use crate::rpc_metrics::{HttpRoute, RpcMetrics};
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::{MethodRouter, get, post};
+use bytes::Bytes;
+use ringfetch_engine::buffer::Share;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::Semaphore;
+
+/// Directory walks at the same time, in the whole daemon.
+const WALKS_MAX: usize = 4;
+
+/// What the operations work with.
+#[derive(Debug)]
+struct App {
+    fetcher: Fetcher,
+    lifecycle: Lifecycle,
+    registry: prometheus::Registry,
+    document: Bytes,
+    walks: Arc<Semaphore>,
+}
+
+/// The HTTP service: made once, cloned for each connection. Requests may carry a
+/// [`ConnectionShare`] among their extensions.
+pub fn service(
+    fetcher: Fetcher,
+    lifecycle: Lifecycle,
+    rpc: RpcMetrics,
+    registry: prometheus::Registry,
+) -> Router {
+    let app = App {
+        fetcher,
+        lifecycle,
+        registry,
+        document: openapi::document(),
+        walks: Arc::new(Semaphore::new(WALKS_MAX)),
+    };
+    with_edge(router(), rpc).with_state(Arc::new(app))
+}
+
+fn router() -> Router<Arc<App>> {
+    routes::ROUTES.iter().fold(Router::new(), |router, route| {
+        router.route(route.pattern, method_of(route.operation))
+    })
+}
+
+fn method_of(operation: HttpRoute) -> MethodRouter<Arc<App>> {
+    match operation {
+        HttpRoute::ListDatasets => get(datasets::list),
+        HttpRoute::GetDataset => get(datasets::get),
+        HttpRoute::GetBytes => get(objects::get_bytes),
+        HttpRoute::GetBlock => get(items::get_block),
+        HttpRoute::GetVector => get(items::get_vector),
+        HttpRoute::ListObjects => get(objects::list),
+        HttpRoute::GetObject => get(objects::get_object),
+        HttpRoute::BatchFetchBlocks => post(batch::blocks),
+        HttpRoute::BatchFetchVectors => post(batch::vectors),
+        HttpRoute::BatchFetchRanges => post(batch::ranges),
+        HttpRoute::BatchFetchObjects => post(batch::objects),
+        HttpRoute::Metrics => get(probes::metrics),
+        HttpRoute::Livez => get(probes::livez),
+        HttpRoute::Readyz => get(probes::readyz),
+        HttpRoute::OpenApi => get(openapi::get),
+        HttpRoute::Other => MethodRouter::new(),
+    }
+}
+
+/// Adds the outermost layer and the answer to unknown paths.
+fn with_edge<S: Clone + Send + Sync + 'static>(router: Router<S>, rpc: RpcMetrics) -> Router<S> {
+    router
+        .fallback(problem::no_such_path)
+        .layer(from_fn_with_state(rpc, edge))
+}
+
+/// Counts and times a request, and writes the body of its problem if it has one. A request whose client leaves before
+/// the head of its answer is there is dropped, and not counted.
+async fn edge(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Response {
+    let arrival = Instant::now();
+    let matched = request.extensions().get::<MatchedPath>().cloned();
+    let matched = matched.as_ref().map(MatchedPath::as_str);
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let response = problem::render(next.run(request).await, uri.path(), matched, &method);
+    rpc.http(routes::operation(matched, &method))
+        .observe(response.status(), arrival.elapsed());
+    response
+}
+
+/// The response memory's share of the connection that a request came on.
+fn share_of(extensions: &http::Extensions) -> Option<Arc<Share>> {
+    extensions
+        .get::<ConnectionShare>()
+        .map(|share| Arc::clone(&share.0))
+}
+
+#[cfg(test)]
+mod tests;

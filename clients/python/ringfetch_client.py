@@ -1,0 +1,119 @@
+"""A small Ringfetch client: gRPC stubs made from proto/ on first use, and batches as numpy arrays.
+
+Deliberately absent: pooling, pipelining and retries. The Rust crate has them; this is the smallest thing that is right.
+"""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+PROTO = HERE.parents[1] / "proto"
+BUILD = HERE / "build"
+PROTO_FILES = ("fetch", "dataset", "admin")
+
+# A response is one contiguous field of megabytes. Frames of 256 KiB in place of HTTP/2's 16 KiB are the largest single
+# lever there is on the server's side: it writes once a frame.
+CHANNEL_OPTIONS = (
+    ("grpc.http2.max_frame_size", 256 << 10),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.max_receive_message_length", 256 << 20),
+    ("grpc.max_send_message_length", 4 << 20),
+)
+
+
+def _stubs():
+    """Generates the stubs into build/ where they are missing or older than proto/, and imports them."""
+    sources = [PROTO / "ringfetch" / "v1" / f"{name}.proto" for name in PROTO_FILES]
+    made = BUILD / "ringfetch" / "v1" / f"{PROTO_FILES[-1]}_pb2_grpc.py"
+    if not made.exists() or made.stat().st_mtime < max(source.stat().st_mtime for source in sources):
+        from grpc_tools import protoc
+
+        os.makedirs(BUILD, exist_ok=True)
+        arguments = ["protoc", f"--proto_path={PROTO}", f"--python_out={BUILD}", f"--grpc_python_out={BUILD}"]
+        if protoc.main(arguments + [str(source) for source in sources]) != 0:
+            raise RuntimeError(f"protoc could not compile {PROTO}: see its messages above")
+    if str(BUILD) not in sys.path:
+        sys.path.insert(0, str(BUILD))
+    module = importlib.import_module
+    return {
+        f"{name}{suffix}": module(f"ringfetch.v1.{name}{suffix}") for name in PROTO_FILES for suffix in ("_pb2", "_pb2_grpc")
+    }
+
+
+_made = _stubs()
+fetch_pb2 = _made["fetch_pb2"]
+dataset_pb2 = _made["dataset_pb2"]
+
+NUMPY_DTYPES = {
+    fetch_pb2.DTYPE_F32: np.dtype("<f4"),
+    fetch_pb2.DTYPE_F16: np.dtype("<f2"),
+    fetch_pb2.DTYPE_U8: np.dtype("u1"),
+    fetch_pb2.DTYPE_I8: np.dtype("i1"),
+    fetch_pb2.DTYPE_I32: np.dtype("<i4"),
+}
+
+
+class Vectors(NamedTuple):
+    """An answered batch of vectors."""
+
+    values: np.ndarray
+    """The vectors that could be read, shape (good items, dim), in request order. A read-only view of the message."""
+    present: np.ndarray
+    """One bool an item of the request: whether it is in `values`."""
+    errors: list
+    """The items that are not, as (item, grpc.StatusCode number, message)."""
+
+
+class Client:
+    """One channel to one daemon. Use it as a context manager, or call `close`."""
+
+    def __init__(self, address: str):
+        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.fetch = _made["fetch_pb2_grpc"].FetchServiceStub(self.channel)
+        self.datasets = _made["dataset_pb2_grpc"].DatasetServiceStub(self.channel)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Closes the channel."""
+        self.channel.close()
+
+    def wait_until_ready(self, timeout_s: float = 30.0):
+        """Returns when the channel is connected; raises grpc.FutureTimeoutError after `timeout_s`."""
+        grpc.channel_ready_future(self.channel).result(timeout=timeout_s)
+
+    def fetch_vectors(self, dataset: str, ids, timeout_s: float = 30.0) -> Vectors:
+        """Fetches vectors by id. Raises grpc.RpcError for what fails the whole call."""
+        request = fetch_pb2.FetchVectorsRequest(dataset=dataset, ids=ids)
+        return vectors(self.fetch.FetchVectors(request, timeout=timeout_s), len(request.ids))
+
+    def fetch_blocks(self, dataset: str, indices, timeout_s: float = 30.0):
+        """Fetches blocks by index: (blocks as an array of shape (good items, block bytes), errors)."""
+        request = fetch_pb2.FetchBlocksRequest(dataset=dataset, indices=indices)
+        response = self.fetch.FetchBlocks(request, timeout=timeout_s)
+        values = np.frombuffer(response.data, dtype="u1").reshape(-1, response.block_bytes)
+        return values, errors(response)
+
+
+def errors(response):
+    """The failed items of any fetch response, as (item, code, message)."""
+    return [(error.item, error.code, error.message) for error in response.errors]
+
+
+def vectors(response, items: int) -> Vectors:
+    """A FetchVectorsResponse as arrays. Items that failed have no bytes in `data`, so the rows are the good ones."""
+    # frombuffer and reshape make views: the bytes that protobuf decoded are the array's memory.
+    values = np.frombuffer(response.data, dtype=NUMPY_DTYPES[response.dtype]).reshape(-1, response.dim)
+    present = np.ones(items, dtype=bool)
+    present[[error.item for error in response.errors]] = False
+    return Vectors(values, present, errors(response))

@@ -1,0 +1,173 @@
+"""Checks a running demo daemon from Python: every byte against the pattern, and the errors of the contract.
+
+    python test_client.py --grpc 127.0.0.1:7410 --http 127.0.0.1:7411
+"""
+
+import argparse
+import random
+import re
+import sys
+import unittest
+import urllib.request
+
+import grpc
+import numpy as np
+
+import pattern
+from ringfetch_client import Client, dataset_pb2, fetch_pb2
+
+SEED = 42
+BLOCK_BYTES = 4096
+BLOCKS = (128 << 20) // BLOCK_BYTES
+DIM = 128
+VECTORS = 65_536
+# google.rpc.Code
+INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE = 3, 5, 11
+
+address = "127.0.0.1:7410"
+http_address = "127.0.0.1:7411"
+
+
+class DemoDaemon(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.client = Client(address)
+        cls.addClassCleanup(cls.client.close)
+        cls.client.wait_until_ready()
+        cls.random = random.Random(SEED)
+
+    def fails_with(self, code, call, request):
+        """Makes a call that must fail with `code`; returns the error."""
+        with self.assertRaises(grpc.RpcError) as raised:
+            call(request, timeout=30)
+        self.assertEqual(raised.exception.code(), code, raised.exception.details())
+        self.assertTrue(raised.exception.details(), "an error without a message")
+        return raised.exception
+
+    def counted(self, metric, dataset):
+        """The sum over a counter's series of one dataset."""
+        with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=30) as response:
+            text = response.read().decode()
+        series = re.findall(rf'^{metric}{{[^}}]*dataset="{dataset}"[^}}]*}} (\S+)$', text, re.MULTILINE)
+        return sum(float(value) for value in series)
+
+    def test_every_read_is_counted_once(self):
+        # Scenario: 500 vectors in batches of 50, three of them past the end. Expectation: the counters grow by exactly
+        # the items asked for and the bytes received. (Nobody else must be using the daemon.)
+        before = [self.counted(f"ringfetch_{name}_total", "vectors") for name in ("reads", "read_bytes")]
+        received = 0
+        for batch in range(10):
+            ids = self.random.sample(range(VECTORS), 50)
+            ids[0] = VECTORS if batch < 3 else 0
+            received += self.client.fetch_vectors("vectors", ids).values.nbytes
+        after = [self.counted(f"ringfetch_{name}_total", "vectors") for name in ("reads", "read_bytes")]
+        self.assertEqual([b - a for a, b in zip(before, after)], [500, received])
+
+    def test_health_and_listing(self):
+        # Scenario: health and the list of datasets. Expectation: serving; three demo datasets of the known shapes.
+        raw = self.client.channel.unary_unary("/grpc.health.v1.Health/Check")
+        self.assertEqual(raw(b"", timeout=30), b"\x08\x01", "not SERVING")
+        listing = self.client.datasets.ListDatasets(dataset_pb2.ListDatasetsRequest(), timeout=30)
+        found = {dataset.name: dataset for dataset in listing.datasets}
+        self.assertLessEqual({"blocks", "objects", "vectors"}, set(found))
+        self.assertEqual((found["blocks"].kind, found["blocks"].count), (dataset_pb2.KIND_BLOCKS, BLOCKS))
+        self.assertEqual(found["blocks"].block_bytes, BLOCK_BYTES)
+        shape = found["vectors"].vectors
+        self.assertEqual((found["vectors"].count, shape.dim, shape.layout), (VECTORS, DIM, "npy"))
+        self.assertEqual(shape.dtype, fetch_pb2.DTYPE_F32)
+
+    def test_blocks_are_the_patterns_bytes(self):
+        # Scenario: first, last, random and repeated blocks. Expectation: the stream's bytes, in request order.
+        indices = [0, BLOCKS - 1, 7, 7] + self.random.sample(range(BLOCKS), 252)
+        blocks, errors = self.client.fetch_blocks("blocks", indices)
+        self.assertEqual((blocks.shape, errors), ((len(indices), BLOCK_BYTES), []))
+        for index, block in zip(indices, blocks):
+            self.assertEqual(block.tobytes(), pattern.stream(SEED, index * BLOCK_BYTES, BLOCK_BYTES), f"block {index}")
+
+    def test_vectors_are_the_patterns_elements_without_a_copy(self):
+        # Scenario: first, last and random vectors. Expectation: exact f32 elements, in an array that owns no memory.
+        ids = [0, VECTORS - 1] + self.random.sample(range(VECTORS), 254)
+        answer = self.client.fetch_vectors("vectors", ids)
+        self.assertEqual((answer.values.shape, answer.errors), ((len(ids), DIM), []))
+        self.assertFalse(answer.values.flags.owndata)
+        for vector_id, values in zip(ids, answer.values):
+            np.testing.assert_array_equal(values, pattern.f32(SEED, vector_id * DIM, DIM), f"vector {vector_id}")
+
+    def test_ranges_cross_blocks(self):
+        # Scenario: unaligned ranges, one byte, across a block's border, the last byte. Expectation: the stream's bytes.
+        end = BLOCKS * BLOCK_BYTES
+        ranges = [(0, 1), (4095, 2), (10, 10_000), (end - 1, 1), (123_457, 65_537)]
+        request = fetch_pb2.FetchRangesRequest(dataset="blocks", offsets=[o for o, _ in ranges], lengths=[n for _, n in ranges])
+        response = self.client.fetch.FetchRanges(request, timeout=30)
+        self.assertEqual((list(response.lengths), list(response.errors)), ([n for _, n in ranges], []))
+        self.assertEqual(response.data, b"".join(pattern.stream(SEED, o, n) for o, n in ranges))
+
+    def test_objects_whole_and_in_part(self):
+        # Scenario: a page of objects, whole and as a part. Expectation: listed lengths; the part is that of the whole.
+        page = self.client.datasets.ListObjects(dataset_pb2.ListObjectsRequest(dataset="objects", page_size=20), timeout=30)
+        names = [entry.name for entry in page.objects]
+        self.assertEqual(names, sorted(names))
+        self.assertTrue(names)
+        whole = self.client.fetch.FetchObjects(fetch_pb2.FetchObjectsRequest(dataset="objects", names=names), timeout=30)
+        self.assertEqual(list(whole.lengths), [entry.length_bytes for entry in page.objects])
+        longest = max(range(len(names)), key=lambda item: whole.lengths[item])
+        at = sum(whole.lengths[:longest])
+        part = fetch_pb2.FetchObjectsRequest(dataset="objects", names=[names[longest]], offsets=[3], lengths=[50])
+        self.assertEqual(self.client.fetch.FetchObjects(part, timeout=30).data, whole.data[at + 3 : at + 53])
+
+    def test_a_bad_item_does_not_fail_the_others(self):
+        # Scenario: ids past the end among good ones. Expectation: their errors, no bytes for them, the rest whole.
+        answer = self.client.fetch_vectors("vectors", [5, VECTORS, 6, 2**63])
+        self.assertEqual([(item, code) for item, code, _ in answer.errors], [(1, OUT_OF_RANGE), (3, OUT_OF_RANGE)])
+        self.assertEqual(answer.present.tolist(), [True, False, True, False])
+        np.testing.assert_array_equal(answer.values[1], pattern.f32(SEED, 6 * DIM, DIM))
+        names = ["../etc/passwd", "no-such-object", "/absolute"]
+        response = self.client.fetch.FetchObjects(fetch_pb2.FetchObjectsRequest(dataset="objects", names=names), timeout=30)
+        self.assertEqual([error.code for error in response.errors], [INVALID_ARGUMENT, NOT_FOUND, INVALID_ARGUMENT])
+        self.assertEqual(response.data, b"")
+
+    def test_errors_of_the_whole_call(self):
+        # Scenario: requests that are wrong as a whole. Expectation: the contract's code for each.
+        fetch, code = self.client.fetch, grpc.StatusCode
+        blocks, vectors = fetch_pb2.FetchBlocksRequest, fetch_pb2.FetchVectorsRequest
+        self.fails_with(code.NOT_FOUND, fetch.FetchBlocks, blocks(dataset="nothing", indices=[1]))
+        self.fails_with(code.FAILED_PRECONDITION, fetch.FetchVectors, vectors(dataset="blocks", ids=[1]))
+        self.fails_with(code.INVALID_ARGUMENT, fetch.FetchBlocks, blocks(dataset="blocks"))
+        unpaired = fetch_pb2.FetchRangesRequest(dataset="blocks", offsets=[0, 1], lengths=[1])
+        self.fails_with(code.INVALID_ARGUMENT, fetch.FetchRanges, unpaired)
+        strict = blocks(dataset="blocks", indices=[1, BLOCKS], fail_fast=True)
+        self.fails_with(code.OUT_OF_RANGE, fetch.FetchBlocks, strict)
+
+    def test_a_request_over_the_limits_is_refused_with_its_reason(self):
+        # Scenario: two million blocks at once. Expectation: RESOURCE_EXHAUSTED with google.rpc details, and life goes on.
+        request = fetch_pb2.FetchBlocksRequest(dataset="blocks", indices=[0] * 2_000_000)
+        error = self.fails_with(grpc.StatusCode.RESOURCE_EXHAUSTED, self.client.fetch.FetchBlocks, request)
+        self.assertIn("grpc-status-details-bin", dict(error.trailing_metadata()))
+        blocks, _ = self.client.fetch_blocks("blocks", [1])
+        self.assertEqual(blocks[0].tobytes(), pattern.stream(SEED, BLOCK_BYTES, BLOCK_BYTES))
+
+    def test_a_stream_answers_every_request_by_its_id(self):
+        # Scenario: 300 requests on one stream, one of them bad. Expectation: each answered once, by id, in any order.
+        bad = 150
+
+        def requests():
+            for number in range(300):
+                name = "nothing" if number == bad else "vectors"
+                batch = fetch_pb2.FetchVectorsRequest(dataset=name, ids=[number, number * 7])
+                yield fetch_pb2.FetchStreamRequest(id=1000 + number, vectors=batch)
+
+        answers = {answer.id - 1000: answer for answer in self.client.fetch.FetchStream(requests(), timeout=60)}
+        self.assertEqual(sorted(answers), list(range(300)))
+        self.assertEqual(answers.pop(bad).error.code, NOT_FOUND)
+        for number, answer in answers.items():
+            expected = np.concatenate([pattern.f32(SEED, i * DIM, DIM) for i in (number, number * 7)])
+            self.assertEqual(answer.vectors.data, expected.astype("<f4").tobytes(), f"request {number}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--grpc", default=address, metavar="ADDRESS")
+    parser.add_argument("--http", default=http_address, metavar="ADDRESS")
+    arguments, rest = parser.parse_known_args()
+    address, http_address = arguments.grpc, arguments.http
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)

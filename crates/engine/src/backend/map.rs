@@ -1,0 +1,144 @@
+//! A read-only shared mapping of a whole file, and copies out of it that survive truncation and device errors.
+//!
+//! Invariants: the mapping covers the file's length at open and never changes; it lives as long as its `OpenFile`
+//! (kept in the file's backend slot), which every attempt holds; nobody ever makes a reference into it, because
+//! other processes may write to the file: bytes leave it only by [`Mapping::copy_out`].
+//! Deliberately absent: any wait for a page to be resident. A copy blocks its thread on a cold page, so a mapping
+//! belongs on a shard's own thread (TRAPS 18).
+
+pub(crate) mod guard;
+
+use crate::dataset::OpenFile;
+use guard::Faulted;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+/// A mapped file. Unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the mapping is plain shared memory, never referenced, only copied from; no part of it belongs to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` offers copies out of it and its addresses, nothing that changes it.
+unsafe impl Sync for Mapping {}
+
+/// What the mmap backend keeps in a file's slot: the mapping, or the errno that refused it.
+struct Attached(Result<Mapping, i32>);
+
+impl Mapping {
+    /// Maps the first `length_bytes` of a file. Nothing is mapped for length 0, and every copy is then of 0 bytes.
+    ///
+    /// # Errors
+    /// errno: of `sigaction` for the guard, or of `mmap` (ENODEV: the file system cannot; ENOMEM: address space or
+    /// `vm.max_map_count`).
+    pub(crate) fn new(fd: BorrowedFd<'_>, length_bytes: u64) -> Result<Self, i32> {
+        guard::install()?;
+        // A length past the address space answers what mmap itself would.
+        let length = usize::try_from(length_bytes).map_err(|_| libc::ENOMEM)?;
+        if length == 0 {
+            return Ok(Self {
+                base: NonNull::dangling(),
+                length,
+            });
+        }
+        // SAFETY: no fixed address, so no existing mapping is replaced; the memory is never referenced by Rust.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )
+        }
+        .map_err(rustix::io::Errno::raw_os_error)?;
+        let Some(base) = NonNull::new(base.cast::<u8>()) else {
+            return Err(libc::ENOMEM);
+        };
+        let mapping = Self { base, length };
+        // Without it a single random read pulled in 7 MB (MEASURED). It can only fail where it does not matter.
+        // SAFETY: exactly the range mapped above; the advice changes no contents.
+        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast::<c_void>(), length, Advice::Random) };
+        Ok(mapping)
+    }
+
+    /// The mapping of an open file, made at the first call.
+    ///
+    /// # Errors
+    /// errno as from [`Mapping::new`]; EBUSY where another backend has taken the file's slot.
+    pub(crate) fn of(file: &OpenFile) -> Result<&Self, i32> {
+        let slot = file
+            .attached
+            .get_or_init(|| Box::new(Attached(Self::new(file.buffered_fd(), file.length_bytes()))));
+        match slot.downcast_ref::<Attached>() {
+            Some(Attached(Ok(mapping))) => Ok(mapping),
+            Some(Attached(Err(errno))) => Err(*errno),
+            None => Err(libc::EBUSY),
+        }
+    }
+
+    /// Copies up to `length` bytes from `offset`, fewer where the mapping ends. Returns how many.
+    ///
+    /// Bytes between the file's present end and the end of its last page read as zeros without a fault: whoever
+    /// calls this compares with the file's length *afterwards*.
+    ///
+    /// # Errors
+    /// `Faulted`: a page is not there, or its device failed. Ask `pread` why.
+    ///
+    /// # Safety
+    /// `destination` is valid for writes of `length` bytes that nobody else uses meanwhile.
+    pub(crate) unsafe fn copy_out(
+        &self,
+        offset: u64,
+        destination: *mut u8,
+        length: u32,
+    ) -> Result<u32, Faulted> {
+        let Some((start, length)) = self.clamp(offset, length) else {
+            return Ok(0);
+        };
+        // SAFETY: `clamp` keeps start + length inside the mapping.
+        let source = unsafe { self.base.as_ptr().add(start) };
+        // SAFETY: source as above, destination by the caller; a private buffer and a fresh mapping do not overlap;
+        // `new` has installed the guard.
+        unsafe { guard::copy_guarded(destination, source, length as usize) }?;
+        Ok(length)
+    }
+
+    /// The whole pages, as addresses (first, one past the last), that hold `length` bytes from `offset`; `None`
+    /// where the mapping has none of them. With 4096-byte pages, 100 bytes from 4090 are pages 0 and 1: 0..8192.
+    pub(crate) fn pages(&self, offset: u64, length: u32) -> Option<(usize, usize)> {
+        let (start, length) = self.clamp(offset, length)?;
+        let page = rustix::param::page_size();
+        let base = self.base.as_ptr().addr();
+        let first = start - start % page;
+        let end = (start + length as usize).next_multiple_of(page);
+        Some((base + first, base + end))
+    }
+
+    /// The part of an extent that is mapped; `None` for no bytes.
+    fn clamp(&self, offset: u64, length: u32) -> Option<(usize, u32)> {
+        let start = usize::try_from(offset).ok()?;
+        let left = self.length.checked_sub(start)?;
+        let length = u32::try_from(left).map_or(length, |left| length.min(left));
+        (length > 0).then_some((start, length))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.length > 0 {
+            // SAFETY: exactly the range that `new` mapped; nobody holds an address into it, since every copy borrows
+            // the mapping.
+            let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.length) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

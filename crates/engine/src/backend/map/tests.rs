@@ -1,0 +1,70 @@
+use super::*;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+
+#[cfg(target_arch = "x86_64")]
+mod guarded;
+
+/// The byte at an offset: never 0, so that zeros past a truncated end cannot pass for data.
+fn byte_at(offset: u64) -> u8 {
+    u8::try_from(offset.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 57).expect("7 bits") | 0x80
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length as u64).map(byte_at).collect()
+}
+
+fn file_of(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile().expect("temporary file");
+    file.write_all(bytes).expect("write");
+    file
+}
+
+fn copy(mapping: &Mapping, offset: u64, length: u32) -> Result<Vec<u8>, Faulted> {
+    let mut bytes = vec![0xEE; length as usize];
+    // SAFETY: `bytes` has `length` bytes and is ours.
+    let copied = unsafe { mapping.copy_out(offset, bytes.as_mut_ptr(), length) }?;
+    bytes.truncate(copied as usize);
+    Ok(bytes)
+}
+
+#[test]
+fn an_empty_file_maps_to_nothing() {
+    // Scenario: a file of no bytes. Expectation: no error, and every copy is of 0 bytes.
+    let file = file_of(&[]);
+    let mapping = Mapping::new(file.as_fd(), 0).expect("nothing to map");
+    assert_eq!(copy(&mapping, 0, 100), Ok(vec![]));
+    assert_eq!(mapping.pages(0, 100), None);
+}
+
+#[test]
+fn what_cannot_be_mapped_is_an_errno() {
+    // Scenario: a pipe, which has no pages. Expectation: mmap's errno, no panic.
+    let (reader, _writer) = std::io::pipe().expect("pipe");
+    assert_eq!(
+        Mapping::new(reader.as_fd(), 4096).expect_err("a pipe"),
+        libc::ENODEV
+    );
+}
+
+#[test]
+fn pages_are_aligned_outward() {
+    // Scenario: extents inside one page, across two, past the end. Expectation: whole pages, cut at the mapping.
+    let page = rustix::param::page_size();
+    let file = file_of(&pattern(3 * page));
+    let mapping = Mapping::new(file.as_fd(), 3 * page as u64).expect("mapped");
+    let (base, _) = mapping.pages(0, 1).expect("page 0");
+    assert_eq!(base % page, 0);
+    assert_eq!(mapping.pages(0, 1), Some((base, base + page)));
+    assert_eq!(mapping.pages(page as u64 - 6, 100), Some((base, base + 2 * page)));
+    assert_eq!(
+        mapping.pages(page as u64, 1),
+        Some((base + page, base + 2 * page))
+    );
+    assert_eq!(
+        mapping.pages(2 * page as u64, u32::MAX),
+        Some((base + 2 * page, base + 3 * page))
+    );
+    assert_eq!(mapping.pages(3 * page as u64, 1), None);
+}

@@ -1,0 +1,183 @@
+//! What only the guarded copy can do, so only where there is one.
+
+use super::*;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+fn pread(file: &File, offset: u64, length: usize) -> std::io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, &mut vec![0; length], offset)
+}
+
+#[test]
+fn copies_are_the_bytes_of_the_file() {
+    // Scenario: extents of many lengths and offsets of an intact file. Expectation: the file's bytes, cut at its end.
+    let page = rustix::param::page_size();
+    let bytes = pattern(8 * page + 123);
+    let file = file_of(&bytes);
+    let mapping = Mapping::new(file.as_fd(), bytes.len() as u64).expect("mapped");
+    for offset in [
+        0,
+        1,
+        page - 1,
+        page,
+        3 * page + 17,
+        bytes.len() - 1,
+        bytes.len(),
+        bytes.len() + page,
+    ] {
+        for length in [0, 1, 15, 16, 17, 4095, 4096, 4097, 3 * page, 9 * page] {
+            let end = (offset + length).min(bytes.len());
+            let expected = bytes.get(offset..end).unwrap_or(&[]);
+            let got = copy(&mapping, offset as u64, u32::try_from(length).expect("small")).expect("no fault");
+            assert!(got == expected, "offset {offset} length {length}");
+        }
+    }
+    assert_eq!(copy(&mapping, u64::MAX, 10), Ok(vec![]));
+}
+
+#[test]
+fn a_copy_past_a_truncation_faults_and_the_process_lives() {
+    // Scenario: 8 pages mapped, the file cut to 2.5. Expectation: pages 0 and 1 copy; page 5 faults and pread says 0
+    // bytes; the kept half page copies, and its lost half reads as zeros without a fault, which only the file's
+    // length tells.
+    let page = rustix::param::page_size();
+    let bytes = pattern(8 * page);
+    let file = file_of(&bytes);
+    let mapping = Mapping::new(file.as_fd(), bytes.len() as u64).expect("mapped");
+    file.set_len((2 * page + page / 2) as u64).expect("truncate");
+
+    let two_pages = u32::try_from(2 * page).expect("small");
+    assert!(copy(&mapping, 0, two_pages).expect("still there") == bytes[..2 * page]);
+    assert_eq!(copy(&mapping, 5 * page as u64, 4096), Err(Faulted));
+    assert_eq!(pread(&file, 5 * page as u64, 4096).expect("pread"), 0);
+    // From a good page into a lost one: the fault comes in the middle of the copy.
+    assert_eq!(copy(&mapping, page as u64 + 7, two_pages), Err(Faulted));
+
+    let last =
+        copy(&mapping, 2 * page as u64, u32::try_from(page).expect("small")).expect("the page is there");
+    assert!(last[..page / 2] == bytes[2 * page..2 * page + page / 2]);
+    assert!(
+        last[page / 2..].iter().all(|&byte| byte == 0),
+        "the kernel zeroes past the end"
+    );
+}
+
+#[test]
+fn copies_race_with_truncation_and_extension() {
+    // Scenario: 4 threads copy at random while a fifth cuts the file to random lengths and grows it again.
+    // Expectation: no crash, and every byte copied is the file's first content or the zeros of a cut, never
+    // anything else; both faults and whole copies happen.
+    let page = rustix::param::page_size();
+    let pages = 64_u64;
+    let bytes = pattern(page * 64);
+    let file = file_of(&bytes);
+    let mapping = Mapping::new(file.as_fd(), bytes.len() as u64).expect("mapped");
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let stop = AtomicBool::new(false);
+    let (whole, faulted) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (mapping, bytes, stop, whole, faulted) = (&mapping, &bytes, &stop, &whole, &faulted);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed ^ thread);
+                while !stop.load(Ordering::Relaxed) {
+                    let offset = random.usize(..bytes.len());
+                    match copy(mapping, offset as u64, random.u32(1..20_000)) {
+                        Ok(got) => {
+                            whole.fetch_add(1, Ordering::Relaxed);
+                            let wrong = got
+                                .iter()
+                                .zip(&bytes[offset..])
+                                .any(|(got, want)| got != want && *got != 0);
+                            assert!(!wrong, "offset {offset} length {}", got.len());
+                        }
+                        Err(Faulted) => {
+                            faulted.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+        let mut random = fastrand::Rng::with_seed(!seed);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let enough = || whole.load(Ordering::Relaxed) >= 2000 && faulted.load(Ordering::Relaxed) >= 2000;
+        while !enough() && std::time::Instant::now() < deadline {
+            let length = random.u64(..pages * page as u64);
+            file.set_len(length).expect("truncate");
+            std::thread::yield_now();
+            file.set_len(pages * page as u64).expect("extend");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let (whole, faulted) = (whole.into_inner(), faulted.into_inner());
+    assert!(
+        whole >= 2000 && faulted >= 2000,
+        "{whole} whole, {faulted} faulted"
+    );
+}
+
+/// Re-runs this test binary for one test, with a variable set that tells it that it is the child.
+fn run_child(role: &str) -> std::process::ExitStatus {
+    std::process::Command::new(std::env::current_exe().expect("own path"))
+        .args([
+            "--exact",
+            "backend::map::tests::guarded::child_process",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env("RINGFETCH_MAP_TEST_CHILD", role)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .status()
+        .expect("child")
+}
+
+#[test]
+fn child_process() {
+    // Scenario: run as a child by the tests below, else nothing to do. Expectation: theirs.
+    let Some(role) = std::env::var_os("RINGFETCH_MAP_TEST_CHILD") else {
+        return;
+    };
+    let none = rustix::process::Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Core, none)
+        .expect("no core files from a wanted death");
+    let page = rustix::param::page_size();
+    let file = file_of(&pattern(2 * page));
+    if role == "previous_handler" {
+        extern "C" fn earlier(_: std::ffi::c_int) {
+            // SAFETY: _exit is async-signal-safe and does not return.
+            unsafe { libc::_exit(41) }
+        }
+        // SAFETY: the handler is async-signal-safe.
+        unsafe { libc::signal(libc::SIGBUS, earlier as *const () as libc::sighandler_t) };
+    }
+    let mapping = Mapping::new(file.as_fd(), 2 * page as u64).expect("mapped");
+    file.set_len(0).expect("truncate");
+    assert_eq!(
+        copy(&mapping, 0, 10),
+        Err(Faulted),
+        "the guard is installed and works"
+    );
+    if role == "sent" {
+        // SAFETY: raise has no preconditions.
+        unsafe { libc::raise(libc::SIGBUS) };
+    } else {
+        // An unguarded load of the same page.
+        // SAFETY: none: it faults, which is what is tested.
+        unsafe { mapping.base.as_ptr().read_volatile() };
+    }
+    std::process::exit(42);
+}
+
+#[test]
+fn a_sigbus_that_is_not_ours_keeps_its_effect() {
+    // Scenario: after the guard has served one fault, a load outside the copy faults; or SIGBUS is sent; or an earlier
+    // handler was there. Expectation: the process dies of SIGBUS, of SIGBUS, and by its earlier handler.
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(run_child("load").signal(), Some(libc::SIGBUS));
+    assert_eq!(run_child("sent").signal(), Some(libc::SIGBUS));
+    assert_eq!(run_child("previous_handler").code(), Some(41));
+}

@@ -1,0 +1,248 @@
+//! Blocking `pread` on a pool of threads: the baseline that everybody understands, and the answer wherever neither a
+//! ring nor a mapping is wanted.
+//!
+//! Invariants: an attempt is one `pread`, made once, reported once, EINTR included; attempts started before the
+//! backend is dropped are all made, for the threads are joined. The queue holds what the shard has in flight and no
+//! more, so its bound is the shard's queue depth. Deliberately absent: retries, and any order among attempts.
+
+use super::{Attempt, Backend, Finished};
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+
+/// Makes an attempt with one `pread`: with the direct descriptor if it asks for that and the file has one.
+///
+/// # Errors
+/// errno of the call.
+///
+/// # Safety
+/// As [`Attempt`] promises: `destination` has `length` bytes, which nobody else touches until the attempt is
+/// reported.
+pub(super) unsafe fn pread_attempt(attempt: &Attempt) -> Result<u32, i32> {
+    let file = &attempt.file;
+    let fd = if attempt.direct { file.direct_fd() } else { None };
+    let destination = attempt.destination.cast::<MaybeUninit<u8>>();
+    // SAFETY: valid and exclusive by the caller's promise; what is there before the read need not be initialised.
+    let memory = unsafe { std::slice::from_raw_parts_mut(destination, attempt.length as usize) };
+    match rustix::io::pread(fd.unwrap_or_else(|| file.buffered_fd()), memory, attempt.offset) {
+        // `pread` never reads more than was asked for.
+        Ok((read, _)) => Ok(u32::try_from(read.len()).unwrap_or(attempt.length)),
+        Err(errno) => Err(errno.raw_os_error()),
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct PreadBackend {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// Started and not yet handed to the pool: one lock a flush, not one an attempt.
+    started: Vec<Job>,
+}
+
+/// An attempt on its way to a thread of the pool.
+#[derive(Debug)]
+struct Job(Attempt);
+
+// SAFETY: the pointer is what keeps `Attempt` from being Send. Its memory belongs to the attempt alone until it is
+// reported (see `Attempt`), on whichever thread it is made; the file's reference is Send.
+unsafe impl Send for Job {}
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Something was queued, or the queue was closed.
+    queued: Condvar,
+    done: Mutex<Done>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Done {
+    finished: Vec<Finished>,
+    waker: Option<Waker>,
+}
+
+impl PreadBackend {
+    /// Starts the threads, `rf-pread-0` and on; at least one.
+    ///
+    /// # Errors
+    /// A thread cannot be had.
+    pub(crate) fn new(threads: u32) -> io::Result<Self> {
+        let mut backend = Self {
+            shared: Arc::default(),
+            threads: Vec::new(),
+            started: Vec::new(),
+        };
+        for number in 0..threads.max(1) {
+            let shared = Arc::clone(&backend.shared);
+            // On failure the drop of `backend` ends the threads that were started.
+            let thread = std::thread::Builder::new()
+                .name(format!("rf-pread-{number}"))
+                .spawn(move || shared.serve())?;
+            backend.threads.push(thread);
+        }
+        Ok(backend)
+    }
+}
+
+impl Shared {
+    /// A pool thread's life: until the queue is closed and empty.
+    fn serve(&self) {
+        while let Some(Job(attempt)) = self.next() {
+            // SAFETY: the shard keeps the memory until we report the attempt, below.
+            let result = unsafe { pread_attempt(&attempt) };
+            let finished = Finished {
+                slot: attempt.slot,
+                result,
+            };
+            // Before the report: whoever counts attempts in flight may rely on the file being let go.
+            drop(attempt);
+            let waker = {
+                let mut done = lock(&self.done);
+                done.finished.push(finished);
+                done.waker.take()
+            };
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let queue = lock(&self.queue);
+        let mut queue = self
+            .queued
+            .wait_while(queue, |queue| queue.jobs.is_empty() && !queue.closed)
+            .unwrap_or_else(PoisonError::into_inner);
+        queue.jobs.pop_front()
+    }
+}
+
+/// No code of ours panics under these locks, and what they guard is whole at every step.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Backend for PreadBackend {
+    fn start(&mut self, attempt: Attempt) {
+        self.started.push(Job(attempt));
+    }
+
+    fn flush(&mut self) -> u32 {
+        let count = self.started.len();
+        if count == 0 {
+            return 0;
+        }
+        lock(&self.shared.queue).jobs.extend(self.started.drain(..));
+        for _ in 0..count.min(self.threads.len()) {
+            self.shared.queued.notify_one();
+        }
+        // Each attempt is a system call of its own.
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
+        let mut done = lock(&self.shared.done);
+        if done.finished.is_empty() {
+            match &mut done.waker {
+                Some(waker) => waker.clone_from(cx.waker()),
+                none => *none = Some(cx.waker().clone()),
+            }
+            return Poll::Pending;
+        }
+        finished.append(&mut done.finished);
+        Poll::Ready(())
+    }
+}
+
+impl Drop for PreadBackend {
+    fn drop(&mut self) {
+        self.flush();
+        lock(&self.shared.queue).closed = true;
+        self.shared.queued.notify_all();
+        for thread in self.threads.drain(..) {
+            // An error is a panic of that thread, which was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trait_suite::{Read, Sample, make_all};
+    use super::*;
+    use crate::config::DirectIo;
+    use crate::dataset::OpenFile;
+
+    #[test]
+    fn attempts_outlive_no_backend() {
+        // Scenario: a backend dropped with attempts that were started, of which some were never flushed. Expectation:
+        // when the drop returns, every one was made and nobody holds the file.
+        let sample = Sample::new(200_000);
+        let mut reads: Vec<Read> = (0..200).map(|number| Read::new(number * 1000, 1000)).collect();
+        let mut backend = PreadBackend::new(3).expect("threads");
+        for (slot, read) in reads.iter_mut().enumerate() {
+            let attempt = read.attempt(slot, &sample.file);
+            backend.start(attempt);
+            if slot == 100 {
+                assert_eq!(backend.flush(), 101);
+            }
+        }
+        drop(backend);
+        assert_eq!(Arc::strong_count(&sample.file), 1);
+        for read in &reads {
+            let start = usize::try_from(read.offset).expect("small");
+            assert!(read.memory == sample.bytes[start..start + 1000], "offset {start}");
+        }
+    }
+
+    #[test]
+    fn a_direct_attempt_reads_the_same_bytes() {
+        // Scenario: an aligned direct read, of a file that takes them and of one that has no direct descriptor.
+        // Expectation: the file's bytes from both.
+        let sample = Sample::new(16_384);
+        let buffered = Arc::new(OpenFile::open(sample.named.path(), DirectIo::Off).expect("open"));
+        sample.named.as_file().sync_all().expect("sync");
+        let mut backend = PreadBackend::new(1).expect("a thread");
+        for file in [&sample.file, &buffered] {
+            let mut read = Read::new(4096, 3 * 4096);
+            let start = read.memory.as_ptr().align_offset(4096);
+            let attempt = Attempt {
+                direct: true,
+                destination: read.memory[start..].as_mut_ptr(),
+                length: 4096,
+                ..read.attempt(0, file)
+            };
+            // SAFETY: aligned, inside `read.memory` (3 * 4096 bytes hold an aligned 4096), and ours alone.
+            assert_eq!(unsafe { pread_attempt(&attempt) }, Ok(4096));
+            assert!(read.memory[start..start + 4096] == sample.bytes[4096..8192]);
+        }
+        assert_eq!(
+            make_all(
+                &mut backend,
+                &sample.file,
+                &mut [Read::new(0, 1), Read::new(1, 1)]
+            ),
+            2
+        );
+    }
+
+    #[test]
+    fn an_errno_comes_back_as_it_is() {
+        // Scenario: an attempt past the largest offset. Expectation: EINVAL, as from pread itself.
+        let sample = Sample::new(10);
+        let mut read = Read::new(u64::MAX, 1);
+        let attempt = read.attempt(0, &sample.file);
+        // SAFETY: the memory is `read`'s own and lives across the call.
+        assert_eq!(unsafe { pread_attempt(&attempt) }, Err(libc::EINVAL));
+    }
+}

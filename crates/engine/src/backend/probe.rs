@@ -1,0 +1,192 @@
+//! Whether io_uring is to be had here, found by using it: set up a ring, a no-op, a read, a read into registered
+//! memory. A kernel version says nothing (TRAPS 12): seccomp profiles, a sysctl and limits refuse it on new kernels.
+//!
+//! Invariants: the causes are told apart, and each names its remedy; "not available" may fall back to another
+//! backend, "out of memory or files" must not, for it would come back as a slower engine nobody asked for. Every
+//! wait has a bound. Deliberately absent: direct I/O (asked of each file at its opening) and polled mode.
+
+mod refusal;
+
+pub use refusal::UringRefusal;
+
+use io_uring::{IoUring, opcode, types};
+use refusal::Seen;
+use rustix::io::Errno;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Bytes of the read that is tried.
+const READ_BYTES: usize = 4096;
+/// How long one operation may take; they need microseconds.
+const WAIT_SECONDS: u64 = 5;
+
+/// What a working io_uring is like here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UringFacts {
+    /// `uname -r`.
+    pub kernel_release: String,
+    /// The features that the kernel announced and this project cares for, separated by spaces.
+    pub features: String,
+    /// RLIMIT_MEMLOCK, bytes; `None` is no limit. Registered memory counts against it, and rings do on kernels
+    /// before 5.12 and from 6.14 (TRAPS 9).
+    pub memlock_limit_bytes: Option<u64>,
+    /// Whether a read into registered memory works, or why not. Not needed: reads go on without.
+    pub registered_buffers: Result<(), String>,
+}
+
+/// Tries io_uring with real operations. Blocks for well under a millisecond where all is well.
+///
+/// # Errors
+/// Why it is not to be had, with the remedy.
+pub fn probe() -> Result<UringFacts, UringRefusal> {
+    let mut ring = IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?;
+    one("a no-op", &mut ring, &opcode::Nop::new().build(), libc::ENOSYS)?;
+
+    let file = file_in_memory()?;
+    // Leaked where an operation failed, since one that ran into the bound may still write to it.
+    let mut memory = std::mem::ManuallyDrop::new(vec![0_u8; READ_BYTES]);
+    let fd = types::Fd(file.as_raw_fd());
+    let length = u32::try_from(READ_BYTES).unwrap_or(0);
+    let plain = opcode::Read::new(fd, memory.as_mut_ptr(), length).build();
+    let read = one("a read", &mut ring, &plain, libc::EINVAL)?;
+    check_bytes("a read", read, &memory)?;
+    let registered_buffers = registered_read(&mut ring, fd, &mut memory);
+    let features = features_of(&ring);
+    // The ring goes first: with it goes every claim of the kernel on the memory.
+    drop(ring);
+    if registered_buffers.is_ok() {
+        drop(std::mem::ManuallyDrop::into_inner(memory));
+    }
+
+    Ok(UringFacts {
+        kernel_release: kernel_release(),
+        features,
+        memlock_limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
+        registered_buffers,
+    })
+}
+
+/// Registers the memory, reads into it, unregisters it.
+fn registered_read(ring: &mut IoUring, fd: types::Fd, memory: &mut [u8]) -> Result<(), String> {
+    const STEP: &str = "a read into registered memory";
+    memory.fill(0);
+    let vector = libc::iovec {
+        iov_base: memory.as_mut_ptr().cast(),
+        iov_len: memory.len(),
+    };
+    // SAFETY: the memory outlives the ring (`probe` drops the ring first), and it is unregistered below.
+    unsafe { ring.submitter().register_buffers(&[vector]) }
+        .map_err(|error| refused("registering memory", &error).to_string())?;
+    let length = u32::try_from(memory.len()).unwrap_or(0);
+    let fixed = opcode::ReadFixed::new(fd, memory.as_mut_ptr(), length, 0).build();
+    let outcome = one(STEP, ring, &fixed, libc::EINVAL)
+        .and_then(|read| check_bytes(STEP, read, memory))
+        .map_err(|refusal| refusal.to_string());
+    // Closing the ring unregisters too, so a failure here loses nothing.
+    let _ = ring.submitter().unregister_buffers();
+    outcome
+}
+
+/// Submits one operation and waits for its result. `unknown` is the errno by which an old kernel says that it does
+/// not know the operation.
+fn one(
+    step: &'static str,
+    ring: &mut IoUring,
+    entry: &io_uring::squeue::Entry,
+    unknown: i32,
+) -> Result<i32, UringRefusal> {
+    // SAFETY: the entry's memory and descriptor are kept by `probe` until the ring is gone.
+    if unsafe { ring.submission().push(entry) }.is_err() {
+        return Err(UringRefusal::Other {
+            step,
+            errno: libc::EBUSY,
+        });
+    }
+    let waited = if ring.params().is_feature_ext_arg() {
+        let limit = types::Timespec::new().sec(WAIT_SECONDS);
+        ring.submitter()
+            .submit_with_args(1, &types::SubmitArgs::new().timespec(&limit))
+    } else {
+        ring.submit_and_wait(1)
+    };
+    waited.map_err(|error| refused(step, &error))?;
+    let Some(completion) = ring.completion().next() else {
+        return Err(UringRefusal::Other {
+            step,
+            errno: libc::ETIME,
+        });
+    };
+    let result = completion.result();
+    if result >= 0 {
+        return Ok(result);
+    }
+    if -result == unknown {
+        return Err(UringRefusal::Kernel {
+            release: kernel_release(),
+        });
+    }
+    Err(Seen::now(-result).refusal(step))
+}
+
+fn check_bytes(step: &'static str, read: i32, memory: &[u8]) -> Result<(), UringRefusal> {
+    if usize::try_from(read) == Ok(READ_BYTES) && memory.iter().all(|&byte| byte == 0xA5) {
+        return Ok(());
+    }
+    Err(UringRefusal::Other {
+        step,
+        errno: libc::EIO,
+    })
+}
+
+/// A file to read that needs no directory.
+fn file_in_memory() -> Result<OwnedFd, UringRefusal> {
+    let step = "a file to read";
+    let refused = |errno: Errno| match errno {
+        Errno::MFILE | Errno::NFILE => Seen::now(errno.raw_os_error()).refusal(step),
+        _ => UringRefusal::Other {
+            step,
+            errno: errno.raw_os_error(),
+        },
+    };
+    let file =
+        rustix::fs::memfd_create("ringfetch-probe", rustix::fs::MemfdFlags::CLOEXEC).map_err(refused)?;
+    let written = rustix::io::pwrite(&file, &[0xA5; READ_BYTES], 0).map_err(refused)?;
+    if written != READ_BYTES {
+        return Err(UringRefusal::Other {
+            step,
+            errno: libc::ENOSPC,
+        });
+    }
+    Ok(file)
+}
+
+fn refused(step: &'static str, error: &std::io::Error) -> UringRefusal {
+    Seen::now(error.raw_os_error().unwrap_or(libc::EINVAL)).refusal(step)
+}
+
+fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+fn features_of(ring: &IoUring) -> String {
+    let params = ring.params();
+    let all = [
+        ("single_mmap", params.is_feature_single_mmap()),
+        ("nodrop", params.is_feature_nodrop()),
+        ("submit_stable", params.is_feature_submit_stable()),
+        ("rw_cur_pos", params.is_feature_rw_cur_pos()),
+        ("fast_poll", params.is_feature_fast_poll()),
+        ("ext_arg", params.is_feature_ext_arg()),
+        ("native_workers", params.is_feature_native_workers()),
+        ("rsrc_tags", params.is_feature_resource_tagging()),
+        ("cqe_skip", params.is_feature_skip_cqe_on_success()),
+        ("linked_file", params.is_feature_linked_file()),
+    ];
+    all.iter()
+        .filter(|(_, has)| *has)
+        .map(|(name, _)| *name)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[cfg(test)]
+mod tests;

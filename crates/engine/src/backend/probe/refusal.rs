@@ -1,0 +1,198 @@
+//! From an errno to a cause with a remedy. Pure, but for [`Seen::now`], which reads what the kernel says about
+//! io_uring and about this thread.
+
+use std::fmt;
+
+/// Why io_uring is not to be had. Displays as one line: the cause, then the remedy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UringRefusal {
+    /// The kernel has no io_uring, or one too old.
+    Kernel {
+        /// `uname -r`.
+        release: String,
+    },
+    /// `kernel.io_uring_disabled` forbids it.
+    Sysctl {
+        /// 1: to all but a group and CAP_SYS_ADMIN; 2: to all.
+        value: u8,
+    },
+    /// A seccomp filter refuses the system calls: a container's default profile, most often.
+    Seccomp {
+        /// What it answers: EPERM, or ENOSYS (Podman's).
+        errno: i32,
+    },
+    /// EPERM or EACCES without a filter and without the sysctl: a security module.
+    Denied {
+        /// Which of the two.
+        errno: i32,
+    },
+    /// Out of lockable memory (or of memory).
+    Memlock {
+        /// RLIMIT_MEMLOCK, bytes; `None` is no limit.
+        limit_bytes: Option<u64>,
+    },
+    /// Out of file descriptors: of the process (EMFILE) or of the machine (ENFILE).
+    Files {
+        /// Which of the two.
+        errno: i32,
+    },
+    /// Something else.
+    Other {
+        /// The operation that was tried.
+        step: &'static str,
+        /// What it answered.
+        errno: i32,
+    },
+}
+
+impl UringRefusal {
+    /// Whether another backend may take over: io_uring is not available here, and a retry or a bigger limit would not
+    /// change that. Out of memory or of files is a fault of the set-up, and is to be mended (TRAPS 12).
+    pub fn may_fall_back(&self) -> bool {
+        match self {
+            Self::Kernel { .. } | Self::Sysctl { .. } | Self::Seccomp { .. } | Self::Denied { .. } => true,
+            Self::Memlock { .. } | Self::Files { .. } | Self::Other { .. } => false,
+        }
+    }
+
+    /// The value of a metric's `reason` label, from a closed set: kernel, sysctl, seccomp, denied, memlock, files,
+    /// other.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Kernel { .. } => "kernel",
+            Self::Sysctl { .. } => "sysctl",
+            Self::Seccomp { .. } => "seccomp",
+            Self::Denied { .. } => "denied",
+            Self::Memlock { .. } => "memlock",
+            Self::Files { .. } => "files",
+            Self::Other { .. } => "other",
+        }
+    }
+}
+
+impl std::error::Error for UringRefusal {}
+
+impl fmt::Display for UringRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const PROFILE: &str = "run the container with --security-opt seccomp=deploy/seccomp/ringfetchd.json \
+                               (it allows io_uring_setup, io_uring_enter and io_uring_register)";
+        match self {
+            Self::Kernel { release } => write!(
+                f,
+                "kernel {release} has no usable io_uring: use kernel 5.11 or newer, built with CONFIG_IO_URING"
+            ),
+            Self::Sysctl { value: 1 } => f.write_str(
+                "kernel.io_uring_disabled is 1, which forbids io_uring to this user: on the host, run \
+                 `sysctl kernel.io_uring_disabled=0`, or put the daemon's group in kernel.io_uring_group",
+            ),
+            Self::Sysctl { value } => write!(
+                f,
+                "kernel.io_uring_disabled is {value}, which forbids io_uring to everyone: on the host, run \
+                 `sysctl kernel.io_uring_disabled=0`"
+            ),
+            Self::Seccomp { errno: libc::ENOSYS } => write!(
+                f,
+                "a seccomp filter answers ENOSYS to io_uring (Podman's default profile does): {PROFILE}; if that \
+                 changes nothing, the kernel is older than 5.1 or built without CONFIG_IO_URING"
+            ),
+            Self::Seccomp { .. } => write!(
+                f,
+                "a seccomp filter forbids io_uring (the default profiles of Docker 25 and containerd 2.0 do): {PROFILE}"
+            ),
+            Self::Denied { errno } => write!(
+                f,
+                "io_uring is denied with {} by neither seccomp nor sysctl: look for a security module's denial \
+                 (SELinux, AppArmor, Landlock: `dmesg`, the audit log) and allow io_uring there",
+                name_of(*errno)
+            ),
+            Self::Memlock { limit_bytes: Some(limit) } => write!(
+                f,
+                "no memory for a ring under the locked-memory limit of {limit} bytes: raise it (`ulimit -l unlimited`, \
+                 LimitMEMLOCK=infinity in systemd, --ulimit memlock=-1 in Docker)"
+            ),
+            Self::Memlock { limit_bytes: None } => f.write_str(
+                "no memory for a ring, though locked memory is unlimited (`ulimit -l`): give the machine or the \
+                 container more memory",
+            ),
+            Self::Files { errno: libc::ENFILE } => f.write_str(
+                "the machine is out of file descriptors: raise it with `sysctl fs.file-max`, or close some",
+            ),
+            Self::Files { .. } => f.write_str(
+                "this process is out of file descriptors: raise the limit (`ulimit -n`, LimitNOFILE in systemd, \
+                 --ulimit nofile in Docker)",
+            ),
+            Self::Other { step, errno } => write!(
+                f,
+                "io_uring fails here: {step} answered {}; choose backend mmap, and please report this",
+                std::io::Error::from_raw_os_error(*errno)
+            ),
+        }
+    }
+}
+
+fn name_of(errno: i32) -> &'static str {
+    if errno == libc::EACCES { "EACCES" } else { "EPERM" }
+}
+
+/// What there is to judge a refusal by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) errno: i32,
+    /// `kernel.io_uring_disabled`; `None` where the kernel has none (before 6.6, or built without io_uring).
+    pub(super) sysctl: Option<u8>,
+    /// `Seccomp:` of this thread: 0 none, 1 strict, 2 filter.
+    pub(super) seccomp_mode: Option<u8>,
+    pub(super) memlock_limit_bytes: Option<u64>,
+    pub(super) kernel_release: String,
+}
+
+impl Seen {
+    /// Asks the kernel. Files that cannot be read count as absent.
+    pub(super) fn now(errno: i32) -> Self {
+        Self {
+            errno,
+            sysctl: read_number("/proc/sys/kernel/io_uring_disabled", ""),
+            // Of this thread, not of the process: filters are installed thread by thread.
+            seccomp_mode: read_number("/proc/thread-self/status", "Seccomp:"),
+            memlock_limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
+            kernel_release: super::kernel_release(),
+        }
+    }
+
+    /// The cause. `step` is what was tried.
+    pub(super) fn refusal(self, step: &'static str) -> UringRefusal {
+        let Self {
+            errno,
+            sysctl,
+            seccomp_mode,
+            memlock_limit_bytes,
+            kernel_release,
+        } = self;
+        let filtered = seccomp_mode == Some(2);
+        match (errno, sysctl) {
+            // The sysctl comes before the filter's turn in our judgement though not in the kernel's: with it set, no
+            // profile helps, so it is what must be mended first.
+            (libc::EPERM, Some(value @ 1..)) => UringRefusal::Sysctl { value },
+            (libc::EPERM | libc::ENOSYS, _) if filtered => UringRefusal::Seccomp { errno },
+            (libc::EPERM | libc::EACCES, _) => UringRefusal::Denied { errno },
+            (libc::ENOSYS, _) => UringRefusal::Kernel {
+                release: kernel_release,
+            },
+            (libc::ENOMEM, _) => UringRefusal::Memlock {
+                limit_bytes: memlock_limit_bytes,
+            },
+            (libc::EMFILE | libc::ENFILE, _) => UringRefusal::Files { errno },
+            _ => UringRefusal::Other { step, errno },
+        }
+    }
+}
+
+/// The number after a prefix at the start of a line of a small text file.
+fn read_number(path: &str, prefix: &str) -> Option<u8> {
+    let text = std::fs::read_to_string(path).ok()?;
+    text.lines()
+        .find_map(|line| line.strip_prefix(prefix))?
+        .trim()
+        .parse()
+        .ok()
+}

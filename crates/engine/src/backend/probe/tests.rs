@@ -1,0 +1,226 @@
+use super::refusal::Seen;
+use super::*;
+
+const PROFILE: &str = "seccomp=deploy/seccomp/ringfetchd.json";
+
+fn seen(errno: i32, sysctl: Option<u8>, seccomp_mode: Option<u8>) -> Seen {
+    Seen {
+        errno,
+        sysctl,
+        seccomp_mode,
+        memlock_limit_bytes: Some(65_536),
+        kernel_release: "4.19.0-test".to_owned(),
+    }
+}
+
+#[test]
+fn causes_are_told_apart() {
+    // Scenario: every errno that set-up is known to answer, with each state of the sysctl and of seccomp.
+    // Expectation: the cause's label, whether a fallback is allowed, and a message of one line that names the remedy.
+    let sysctl = "sysctl kernel.io_uring_disabled=0";
+    let table = [
+        (libc::ENOSYS, None, Some(0), "kernel", true, "4.19.0-test"),
+        (libc::ENOSYS, None, None, "kernel", true, "CONFIG_IO_URING"),
+        (libc::ENOSYS, Some(0), Some(0), "kernel", true, "CONFIG_IO_URING"),
+        (libc::ENOSYS, None, Some(2), "seccomp", true, PROFILE),
+        (libc::ENOSYS, Some(0), Some(2), "seccomp", true, PROFILE),
+        (libc::EPERM, Some(2), Some(0), "sysctl", true, sysctl),
+        (libc::EPERM, Some(2), Some(2), "sysctl", true, sysctl),
+        (
+            libc::EPERM,
+            Some(1),
+            Some(0),
+            "sysctl",
+            true,
+            "kernel.io_uring_group",
+        ),
+        (libc::EPERM, Some(1), Some(0), "sysctl", true, sysctl),
+        (libc::EPERM, Some(0), Some(2), "seccomp", true, PROFILE),
+        (libc::EPERM, None, Some(2), "seccomp", true, PROFILE),
+        (libc::EPERM, Some(0), Some(0), "denied", true, "security module"),
+        (libc::EPERM, None, None, "denied", true, "security module"),
+        (libc::EACCES, Some(0), Some(2), "denied", true, "EACCES"),
+        (libc::ENOMEM, Some(0), Some(0), "memlock", false, "ulimit -l"),
+        (libc::ENOMEM, Some(0), Some(2), "memlock", false, "LimitMEMLOCK"),
+        (libc::EMFILE, Some(0), Some(0), "files", false, "ulimit -n"),
+        (libc::ENFILE, Some(0), Some(0), "files", false, "fs.file-max"),
+        (libc::EINVAL, Some(0), Some(0), "other", false, "a test"),
+    ];
+    for (errno, sysctl, seccomp_mode, label, may_fall_back, remedy) in table {
+        let refusal = seen(errno, sysctl, seccomp_mode).refusal("a test");
+        let line = refusal.to_string();
+        let case = format!("errno {errno} sysctl {sysctl:?} seccomp {seccomp_mode:?}: {line}");
+        assert_eq!(refusal.label(), label, "{case}");
+        assert_eq!(refusal.may_fall_back(), may_fall_back, "{case}");
+        assert!(line.contains(remedy), "{case}");
+        assert!(!line.contains('\n') && !line.contains("  "), "{case}");
+    }
+}
+
+#[test]
+fn the_probe_answers_here() {
+    // Scenario: this machine, whatever it allows. Expectation: facts, or a refusal with a remedy; never a hang.
+    match probe() {
+        Ok(facts) => {
+            assert!(!facts.kernel_release.is_empty());
+            assert!(facts.features.contains("nodrop"), "{facts:?}");
+        }
+        Err(refusal) => assert!(refusal.may_fall_back(), "{refusal}"),
+    }
+}
+
+/// Re-runs this test binary for `child_process` in a role, and returns the two lines it printed.
+fn run_child(role: &str) -> (String, String) {
+    let output = std::process::Command::new(std::env::current_exe().expect("own path"))
+        .args([
+            "--exact",
+            "backend::probe::tests::child_process",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env("RINGFETCH_PROBE_TEST_CHILD", role)
+        .output()
+        .expect("child");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = |prefix: &str| {
+        text.lines()
+            .find_map(|line| line.split_once(prefix))
+            .map(|(_, rest)| rest.to_owned())
+            .unwrap_or_else(|| panic!("no {prefix} from the child {role}: {output:?}"))
+    };
+    (line("label="), line("message="))
+}
+
+#[test]
+fn child_process() {
+    // Scenario: run as a child by the tests below, else nothing to do. Expectation: theirs.
+    let Some(role) = std::env::var_os("RINGFETCH_PROBE_TEST_CHILD") else {
+        return;
+    };
+    match role.to_str().expect("text") {
+        "eperm" => deny_uring(libc::EPERM),
+        "enosys" => deny_uring(libc::ENOSYS),
+        "files" => limit(rustix::process::Resource::Nofile, 3),
+        "memlock" => {
+            limit(rustix::process::Resource::Memlock, 0);
+            // Root may lock without limit; nobody may not.
+            // SAFETY: setresuid has no preconditions; refused (not root) it changes nothing.
+            unsafe { libc::setresuid(65_534, 65_534, 65_534) };
+        }
+        other => panic!("no such role: {other}"),
+    }
+    let (label, message) = match probe() {
+        Ok(UringFacts {
+            registered_buffers: Err(reason),
+            ..
+        }) => ("unregistered", reason),
+        Ok(facts) => ("ok", format!("{facts:?}")),
+        Err(refusal) => (refusal.label(), refusal.to_string()),
+    };
+    println!("\nlabel={label}\nmessage={message}");
+}
+
+fn limit(resource: rustix::process::Resource, to: u64) {
+    let to = rustix::process::Rlimit {
+        current: Some(to),
+        maximum: Some(to),
+    };
+    rustix::process::setrlimit(resource, to).expect("a lower limit is always allowed");
+}
+
+/// A filter for this thread, as a container's profile is one: io_uring_setup answers `errno`, all else is allowed.
+fn deny_uring(errno: i32) {
+    let load = u16::try_from(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS).expect("a code");
+    let jump = u16::try_from(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K).expect("a code");
+    let ret = u16::try_from(libc::BPF_RET | libc::BPF_K).expect("a code");
+    let setup = u32::try_from(libc::SYS_io_uring_setup).expect("a number");
+    let answer = libc::SECCOMP_RET_ERRNO | errno.cast_unsigned();
+    let mut filter = [
+        // Offset 0 of seccomp_data is the number of the system call.
+        libc::sock_filter {
+            code: load,
+            jt: 0,
+            jf: 0,
+            k: 0,
+        },
+        libc::sock_filter {
+            code: jump,
+            jt: 0,
+            jf: 1,
+            k: setup,
+        },
+        libc::sock_filter {
+            code: ret,
+            jt: 0,
+            jf: 0,
+            k: answer,
+        },
+        libc::sock_filter {
+            code: ret,
+            jt: 0,
+            jf: 0,
+            k: libc::SECCOMP_RET_ALLOW,
+        },
+    ];
+    let program = libc::sock_fprog {
+        len: 4,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: these arguments are numbers.
+    let set = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    assert_eq!(set, 0);
+    // SAFETY: the program and its filter live across the call.
+    let set = unsafe {
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const program,
+        )
+    };
+    assert_eq!(set, 0);
+}
+
+/// Whether this machine refuses io_uring to every process, so that a child's own limits cannot show.
+fn refused_anyway() -> bool {
+    probe().is_err()
+}
+
+#[test]
+fn a_seccomp_filter_is_recognised() {
+    // Scenario: a child under a filter that answers EPERM (Docker's), and one that answers ENOSYS (Podman's) to
+    // io_uring_setup. Expectation: both are called seccomp and name the profile.
+    if refused_anyway() {
+        return;
+    }
+    for role in ["eperm", "enosys"] {
+        let (label, message) = run_child(role);
+        assert_eq!(label, "seccomp", "{role}: {message}");
+        assert!(message.contains(PROFILE), "{role}: {message}");
+    }
+}
+
+#[test]
+fn running_out_of_files_is_recognised() {
+    // Scenario: a child that may have 3 descriptors and has them. Expectation: files, with `ulimit -n`.
+    if refused_anyway() {
+        return;
+    }
+    let (label, message) = run_child("files");
+    assert_eq!(label, "files", "{message}");
+    assert!(message.contains("ulimit -n"), "{message}");
+}
+
+#[test]
+fn a_memlock_limit_is_recognised() {
+    // Scenario: a child that may lock no memory. Expectation: memlock, where rings count (kernels before 5.12 and from
+    // 6.14); else a working ring that says why memory cannot be registered. Both name `ulimit -l`.
+    if refused_anyway() {
+        return;
+    }
+    let (label, message) = run_child("memlock");
+    assert!(
+        ["memlock", "unregistered"].contains(&label.as_str()),
+        "{label}: {message}"
+    );
+    assert!(message.contains("ulimit -l"), "{message}");
+}

@@ -1,0 +1,393 @@
+//! A simulated backend for the tests of what stands above backends: it reads real bytes, but a seeded plan makes
+//! attempts fail, fall short, stall or finish out of order, and the test decides when they finish.
+//!
+//! Invariants: what befalls the Nth attempt depends on the seed, the plan and N alone, never on time, so with one
+//! shard a run repeats; memory that an attempt did not fill is overwritten with `0xDB`, so that whoever trusts it is
+//! found out. Deliberately absent: threads and sleeps. The attempts of several shards share one count N, whose order
+//! then depends on the threads' timing.
+
+use super::pread::pread_attempt;
+use super::{Attempt, Backend, Finished};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+/// What befalls attempts. The default: nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// The fates of the first attempts after the plan was set, one each; after these, chance.
+    pub script: Vec<Fault>,
+    /// Of a thousand attempts, how many read fewer bytes than asked for, at least one.
+    pub short_per_mille: u16,
+    /// Of a thousand attempts, how many answer EIO.
+    pub eio_per_mille: u16,
+    /// Of a thousand attempts, how many answer EINTR.
+    pub eintr_per_mille: u16,
+    /// Of a thousand attempts, how many answer EAGAIN.
+    pub eagain_per_mille: u16,
+    /// Of a thousand attempts, how many stall until they are released.
+    pub stall_per_mille: u16,
+    /// Most faults by chance; `None` is no limit. With a limit, whoever retries gets there.
+    pub faults_max: Option<u64>,
+    /// Report attempts that are over in an order of the seed's, not in that of their start.
+    pub reorder: bool,
+}
+
+/// The fate of one attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It reads what it was asked for.
+    None,
+    /// It reads at most so many bytes; 0 looks like the end of the file.
+    Short {
+        /// The most it reads.
+        bytes: u32,
+    },
+    /// It reads nothing and answers this errno.
+    Errno(i32),
+    /// It reads what it was asked for, once it is released.
+    Stall,
+}
+
+/// The test's hand on every simulated backend made from it. Clones share it. Displays as the seed.
+#[derive(Clone)]
+pub struct SimControl {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    seed: u64,
+    state: Mutex<State>,
+    /// Something was started or reported.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    plan: FaultPlan,
+    /// Fates of the plan's script that were dealt.
+    script_dealt: usize,
+    faults: u64,
+    started: u64,
+    in_flight: usize,
+    in_flight_max: usize,
+    /// Whether attempts are held when they start.
+    holding: bool,
+    /// Numbers of the attempts that wait for their release.
+    held: BTreeSet<u64>,
+    /// One a backend, by its number: who waits for attempts.
+    wakers: Vec<Option<Waker>>,
+}
+
+/// Set to a seed, to repeat a run.
+const SEED_VARIABLE: &str = "RINGFETCH_SIM_SEED";
+
+impl SimControl {
+    /// A control without faults, whose chances follow from `seed`.
+    pub fn new(seed: u64) -> Self {
+        let shared = Shared {
+            seed,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// A control with the seed in `RINGFETCH_SIM_SEED`, else with a new one. Prints it to standard error, which the
+    /// test runner shows when the test fails.
+    pub fn from_environment() -> Self {
+        let given = std::env::var(SEED_VARIABLE)
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
+        let control = Self::new(given.unwrap_or_else(|| fastrand::u64(..)));
+        eprintln!("{control}");
+        control
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.shared.seed
+    }
+
+    /// What befalls the attempts that start from now on.
+    pub fn set_faults(&self, plan: FaultPlan) {
+        let mut state = self.state();
+        state.plan = plan;
+        state.script_dealt = 0;
+        state.faults = 0;
+    }
+
+    /// From now on, attempts that start do not finish until they are released.
+    pub fn hold(&self) {
+        self.state().holding = true;
+    }
+
+    /// Lets the `count` attempts finish that have been held longest. Returns how many there were.
+    pub fn release(&self, count: usize) -> usize {
+        let mut state = self.state();
+        let mut released = 0;
+        while released < count && state.held.pop_first().is_some() {
+            released += 1;
+        }
+        self.wake(state);
+        released
+    }
+
+    /// Ends [`Self::hold`], and lets every held or stalled attempt finish. Returns how many there were.
+    pub fn release_all(&self) -> usize {
+        let mut state = self.state();
+        state.holding = false;
+        let released = std::mem::take(&mut state.held).len();
+        self.wake(state);
+        released
+    }
+
+    /// Attempts started and not reported.
+    pub fn in_flight(&self) -> usize {
+        self.state().in_flight
+    }
+
+    /// The most there ever were.
+    pub fn max_in_flight(&self) -> usize {
+        self.state().in_flight_max
+    }
+
+    /// Attempts ever started.
+    pub fn started_total(&self) -> u64 {
+        self.state().started
+    }
+
+    /// Attempts that any fault befell since the plan was set.
+    pub fn faults_total(&self) -> u64 {
+        self.state().faults
+    }
+
+    /// Blocks until exactly so many attempts are in flight; false when `timeout` passes first.
+    pub fn wait_in_flight(&self, count: usize, timeout: Duration) -> bool {
+        self.wait(timeout, |state| state.in_flight == count)
+    }
+
+    /// Blocks until at least so many attempts were ever started; false when `timeout` passes first.
+    pub fn wait_started(&self, count: u64, timeout: Duration) -> bool {
+        self.wait(timeout, |state| state.started >= count)
+    }
+
+    fn wait(&self, timeout: Duration, reached: impl Fn(&State) -> bool) -> bool {
+        let waited = self
+            .shared
+            .changed
+            .wait_timeout_while(self.state(), timeout, |state| !reached(state));
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        reached(&state)
+    }
+
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let wakers: Vec<Waker> = state.wakers.iter_mut().filter_map(Option::take).collect();
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A test that panicked with the lock must not hide its own message behind ours.
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Random numbers of the Nth attempt's own, whatever was drawn for others.
+    fn random(&self, number: u64) -> fastrand::Rng {
+        fastrand::Rng::with_seed(self.shared.seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    }
+}
+
+impl fmt::Display for SimControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "simulated faults with seed {0}: repeat with {SEED_VARIABLE}={0}",
+            self.shared.seed
+        )
+    }
+}
+
+impl fmt::Debug for SimControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimControl")
+            .field("seed", &self.shared.seed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    /// The fate of an attempt for `length` bytes.
+    fn deal(&mut self, length: u32, mut random: fastrand::Rng) -> Fault {
+        let fate = if let Some(&fate) = self.plan.script.get(self.script_dealt) {
+            self.script_dealt += 1;
+            fate
+        } else if self.plan.faults_max.is_some_and(|most| self.faults >= most) {
+            Fault::None
+        } else {
+            self.plan.by_chance(length, &mut random)
+        };
+        self.faults += u64::from(fate != Fault::None);
+        fate
+    }
+}
+
+impl FaultPlan {
+    fn by_chance(&self, length: u32, random: &mut fastrand::Rng) -> Fault {
+        let short = if length > 1 {
+            Fault::Short {
+                bytes: random.u32(1..length),
+            }
+        } else {
+            Fault::None
+        };
+        let chances = [
+            (self.short_per_mille, short),
+            (self.eio_per_mille, Fault::Errno(libc::EIO)),
+            (self.eintr_per_mille, Fault::Errno(libc::EINTR)),
+            (self.eagain_per_mille, Fault::Errno(libc::EAGAIN)),
+            (self.stall_per_mille, Fault::Stall),
+        ];
+        let mut drawn = random.u32(..1000);
+        for (per_mille, fate) in chances {
+            match drawn.checked_sub(u32::from(per_mille)) {
+                Some(rest) => drawn = rest,
+                None => return fate,
+            }
+        }
+        Fault::None
+    }
+}
+
+/// One shard's simulated backend.
+#[derive(Debug)]
+pub(crate) struct SimBackend {
+    control: SimControl,
+    /// Its place among the control's wakers.
+    number: usize,
+    pending: Vec<Pending>,
+    started_since_flush: bool,
+}
+
+#[derive(Debug)]
+struct Pending {
+    number: u64,
+    attempt: Attempt,
+    fate: Fault,
+}
+
+impl SimBackend {
+    /// A backend in the hand of `control`.
+    pub(crate) fn new(control: &SimControl) -> Self {
+        let mut state = control.state();
+        let number = state.wakers.len();
+        state.wakers.push(None);
+        drop(state);
+        Self {
+            control: control.clone(),
+            number,
+            pending: Vec::new(),
+            started_since_flush: false,
+        }
+    }
+}
+
+impl Backend for SimBackend {
+    fn start(&mut self, attempt: Attempt) {
+        let mut state = self.control.state();
+        let number = state.started;
+        state.started += 1;
+        state.in_flight += 1;
+        state.in_flight_max = state.in_flight_max.max(state.in_flight);
+        let fate = state.deal(attempt.length, self.control.random(number));
+        if state.holding || fate == Fault::Stall {
+            state.held.insert(number);
+        }
+        drop(state);
+        self.pending.push(Pending {
+            number,
+            attempt,
+            fate,
+        });
+        self.started_since_flush = true;
+        self.control.shared.changed.notify_all();
+    }
+
+    fn flush(&mut self) -> u32 {
+        u32::from(std::mem::take(&mut self.started_since_flush))
+    }
+
+    fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
+        let mut state = self.control.state();
+        let mut over: Vec<Pending> = self
+            .pending
+            .extract_if(.., |pending| !state.held.contains(&pending.number))
+            .collect();
+        if over.is_empty() {
+            if let Some(waker) = state.wakers.get_mut(self.number) {
+                *waker = Some(cx.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        state.in_flight = state.in_flight.saturating_sub(over.len());
+        let reorder = state.plan.reorder;
+        drop(state);
+        if reorder {
+            over.sort_by_cached_key(|pending| self.control.random(!pending.number).u64(..));
+        }
+        finished.extend(over.into_iter().map(|pending| {
+            let slot = pending.attempt.slot;
+            Finished {
+                slot,
+                result: make(&pending.attempt, pending.fate),
+            }
+        }));
+        self.control.shared.changed.notify_all();
+        Poll::Ready(())
+    }
+}
+
+impl Drop for SimBackend {
+    fn drop(&mut self) {
+        let mut state = self.control.state();
+        state.in_flight = state.in_flight.saturating_sub(self.pending.len());
+        for pending in &self.pending {
+            state.held.remove(&pending.number);
+        }
+        drop(state);
+        self.control.shared.changed.notify_all();
+    }
+}
+
+/// Makes an attempt with the fate it was dealt, and spoils the memory it did not fill.
+fn make(attempt: &Attempt, fate: Fault) -> Result<u32, i32> {
+    let length = match fate {
+        Fault::Errno(_) => 0,
+        Fault::Short { bytes } => bytes.min(attempt.length),
+        Fault::None | Fault::Stall => attempt.length,
+    };
+    // Buffered, since a length cut short is no longer aligned for a direct read.
+    let real = Attempt {
+        direct: false,
+        length,
+        ..attempt.clone()
+    };
+    // SAFETY: the shard keeps the attempt's memory for us until it is reported, and `length` is at most its own.
+    let read = unsafe { pread_attempt(&real) };
+    let filled = read.unwrap_or(0).min(attempt.length);
+    // SAFETY: `filled` is at most the attempt's length.
+    let rest = unsafe { attempt.destination.add(filled as usize) };
+    // SAFETY: from there to the attempt's end the memory is ours too.
+    unsafe { rest.write_bytes(0xDB, (attempt.length - filled) as usize) };
+    match fate {
+        Fault::Errno(errno) => Err(errno),
+        Fault::None | Fault::Short { .. } | Fault::Stall => read,
+    }
+}
+
+#[cfg(test)]
+mod tests;

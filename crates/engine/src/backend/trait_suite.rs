@@ -1,0 +1,351 @@
+//! The same small suite over every backend that needs no ring, at the level of the trait: one attempt at a time is
+//! right, and many are each reported once. What the engine makes of them is tested above.
+
+use super::mmap::MmapBackend;
+use super::pread::PreadBackend;
+use super::sim::{SimBackend, SimControl};
+use super::{Attempt, Backend, Finished};
+use crate::config::DirectIo;
+use crate::dataset::OpenFile;
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+/// Longest wait for anything.
+pub(super) const WAIT: Duration = Duration::from_secs(20);
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// A waker that unparks the calling thread.
+pub(super) fn unpark_waker() -> Waker {
+    Waker::from(Arc::new(Unpark(std::thread::current())))
+}
+
+/// A file of pattern bytes, none of them 0, at a path that lasts as long as the first value.
+pub(super) struct Sample {
+    pub(super) named: tempfile::NamedTempFile,
+    pub(super) file: Arc<OpenFile>,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Sample {
+    pub(super) fn new(length: usize) -> Self {
+        let bytes: Vec<u8> = (0..length as u64)
+            .map(|offset| {
+                u8::try_from(offset.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 57).expect("7 bits") | 0x80
+            })
+            .collect();
+        let mut named = tempfile::NamedTempFile::new().expect("temporary file");
+        named.write_all(&bytes).expect("write");
+        let file = Arc::new(OpenFile::open(named.path(), DirectIo::Preferred).expect("open"));
+        Self { named, file, bytes }
+    }
+
+    /// The file again, writable.
+    fn writable(&self) -> &File {
+        self.named.as_file()
+    }
+}
+
+/// A read of a test: memory that lives until it is reported.
+pub(super) struct Read {
+    pub(super) offset: u64,
+    pub(super) memory: Vec<u8>,
+    pub(super) result: Option<Result<u32, i32>>,
+}
+
+impl Read {
+    pub(super) fn new(offset: u64, length: usize) -> Self {
+        Self {
+            offset,
+            memory: vec![0xEE; length],
+            result: None,
+        }
+    }
+
+    pub(super) fn attempt(&mut self, slot: usize, file: &Arc<OpenFile>) -> Attempt {
+        Attempt {
+            slot: u32::try_from(slot).expect("few"),
+            file: Arc::clone(file),
+            direct: false,
+            offset: self.offset,
+            destination: self.memory.as_mut_ptr(),
+            length: u32::try_from(self.memory.len()).expect("short"),
+        }
+    }
+}
+
+/// Makes all reads at once, and waits until each was reported, exactly once.
+pub(super) fn make_all(backend: &mut impl Backend, file: &Arc<OpenFile>, reads: &mut [Read]) -> u32 {
+    let attempts: Vec<Attempt> = reads
+        .iter_mut()
+        .enumerate()
+        .map(|(slot, read)| read.attempt(slot, file))
+        .collect();
+    backend.announce(&attempts);
+    attempts.into_iter().for_each(|attempt| backend.start(attempt));
+    let submissions = backend.flush();
+    collect(backend, reads, reads.len());
+    submissions
+}
+
+/// Waits for `count` reports.
+pub(super) fn collect(backend: &mut impl Backend, reads: &mut [Read], count: usize) -> Vec<Finished> {
+    let waker = unpark_waker();
+    let mut cx = Context::from_waker(&waker);
+    let deadline = Instant::now() + WAIT;
+    let mut all = Vec::new();
+    while all.len() < count {
+        let before = all.len();
+        match backend.poll_finished(&mut cx, &mut all) {
+            Poll::Ready(()) => assert!(all.len() > before, "ready with nothing"),
+            Poll::Pending => {
+                assert_eq!(all.len(), before, "pending with something");
+                let left = deadline.saturating_duration_since(Instant::now());
+                assert!(!left.is_zero(), "{} of {count} reported", all.len());
+                std::thread::park_timeout(left);
+            }
+        }
+    }
+    for Finished { slot, result } in &all {
+        let read = &mut reads[*slot as usize];
+        assert_eq!(read.result.replace(*result), None, "slot {slot} reported twice");
+    }
+    all
+}
+
+fn one(backend: &mut impl Backend, file: &Arc<OpenFile>, offset: u64, length: usize) -> Result<Vec<u8>, i32> {
+    let mut reads = [Read::new(offset, length)];
+    make_all(backend, file, &mut reads);
+    let [
+        Read {
+            mut memory, result, ..
+        },
+    ] = reads;
+    memory.truncate(result.expect("reported")? as usize);
+    Ok(memory)
+}
+
+fn random_extents_are_right(backend: &mut impl Backend) {
+    // Scenario: batches of random extents of an intact file, some past its end, some empty. Expectation: every attempt
+    // reads exactly the file's bytes up to its end.
+    let sample = Sample::new(100_000);
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..50 {
+        let mut reads: Vec<Read> = (0..random.usize(1..200))
+            .map(|_| Read::new(random.u64(..110_000), random.usize(..20_000) * random.usize(..2)))
+            .collect();
+        make_all(backend, &sample.file, &mut reads);
+        for read in &reads {
+            let start = usize::try_from(read.offset)
+                .expect("small")
+                .min(sample.bytes.len());
+            let end = (start + read.memory.len()).min(sample.bytes.len());
+            let expected = &sample.bytes[start..end];
+            assert_eq!(
+                read.result,
+                Some(Ok(u32::try_from(expected.len()).expect("short")))
+            );
+            assert!(
+                read.memory[..expected.len()] == *expected,
+                "offset {}",
+                read.offset
+            );
+        }
+    }
+}
+
+fn end_of_file_is_short(backend: &mut impl Backend) {
+    // Scenario: reads that cross the end, begin at it, lie past it, or begin where no file can. Expectation: the bytes
+    // there are; then 0; an offset beyond 2^63 is 0 or EINVAL, never bytes.
+    let sample = Sample::new(10_000);
+    assert_eq!(
+        one(backend, &sample.file, 9_990, 100).expect("read"),
+        sample.bytes[9_990..]
+    );
+    assert_eq!(one(backend, &sample.file, 10_000, 100), Ok(vec![]));
+    assert_eq!(one(backend, &sample.file, 50_000, 100), Ok(vec![]));
+    assert!([Ok(vec![]), Err(libc::EINVAL)].contains(&one(backend, &sample.file, u64::MAX - 50, 100)));
+}
+
+fn an_empty_file_has_no_bytes(backend: &mut impl Backend) {
+    // Scenario: a file of length 0. Expectation: 0 bytes, no error.
+    let sample = Sample::new(0);
+    assert_eq!(one(backend, &sample.file, 0, 100), Ok(vec![]));
+}
+
+fn truncation_is_short(backend: &mut impl Backend) {
+    // Scenario: a file read once, then cut in the middle of a page, then to nothing, then grown again. Expectation:
+    // bytes before the cut, none after it, and zeros for what was grown: what pread answers each time.
+    let page = rustix::param::page_size();
+    let sample = Sample::new(8 * page);
+    let file = &sample.file;
+    assert_eq!(one(backend, file, 0, 8 * page).expect("read"), sample.bytes);
+    let cut = 2 * page + page / 2;
+    sample.writable().set_len(cut as u64).expect("truncate");
+    assert_eq!(
+        one(backend, file, 0, page).expect("before the cut"),
+        sample.bytes[..page]
+    );
+    assert_eq!(
+        one(backend, file, 2 * page as u64, page).expect("across it"),
+        sample.bytes[2 * page..cut]
+    );
+    assert_eq!(one(backend, file, cut as u64, 10), Ok(vec![]), "in the cut page");
+    assert_eq!(
+        one(backend, file, 5 * page as u64, page),
+        Ok(vec![]),
+        "a lost page"
+    );
+    assert_eq!(
+        one(backend, file, 0, 8 * page).expect("all of it"),
+        sample.bytes[..cut]
+    );
+    sample.writable().set_len(0).expect("truncate");
+    assert_eq!(one(backend, file, 0, page), Ok(vec![]));
+    sample.writable().set_len(page as u64).expect("extend");
+    assert_eq!(one(backend, file, 0, page), Ok(vec![0; page]));
+}
+
+fn truncation_in_flight_is_never_wrong_bytes(backend: &mut impl Backend) {
+    // Scenario: batches of reads while another thread cuts the file at a random place. Expectation: every byte reported
+    // is the file's; whoever lies before the cut has all of them.
+    let page = rustix::param::page_size();
+    for _ in 0..30 {
+        let sample = Sample::new(64 * page);
+        let cut = fastrand::usize(1..64 * page);
+        std::thread::scope(|scope| {
+            scope.spawn(|| sample.writable().set_len(cut as u64).expect("truncate"));
+            for _ in 0..4 {
+                let mut reads: Vec<Read> = (0..63)
+                    .map(|number| Read::new((number * page + 100) as u64, page))
+                    .collect();
+                make_all(backend, &sample.file, &mut reads);
+                for read in &reads {
+                    let start = usize::try_from(read.offset).expect("small");
+                    let count = read.result.expect("reported").expect("no error") as usize;
+                    assert!(
+                        read.memory[..count] == sample.bytes[start..start + count],
+                        "cut {cut} at {start}"
+                    );
+                    assert!(
+                        count == page || start + count >= cut,
+                        "cut {cut}, but {count} bytes at {start}"
+                    );
+                }
+            }
+        });
+    }
+}
+
+fn an_idle_backend_is_pending(backend: &mut impl Backend) {
+    // Scenario: nothing was started. Expectation: Pending, nothing reported, nothing submitted.
+    let mut finished = Vec::new();
+    let mut cx = Context::from_waker(Waker::noop());
+    assert_eq!(backend.poll_finished(&mut cx, &mut finished), Poll::Pending);
+    assert!(finished.is_empty());
+    assert_eq!(backend.flush(), 0);
+}
+
+fn a_file_lives_as_long_as_its_attempt(backend: &mut impl Backend) {
+    // Scenario: the only other reference to a file goes while attempts on it are under way. Expectation: they read its
+    // bytes, and afterwards the backend keeps no reference.
+    let mut sample = Sample::new(50_000);
+    let mut reads: Vec<Read> = (0..40).map(|number| Read::new(number * 1000, 1000)).collect();
+    for (slot, read) in reads.iter_mut().enumerate() {
+        let attempt = read.attempt(slot, &sample.file);
+        backend.start(attempt);
+    }
+    let weak = Arc::downgrade(&sample.file);
+    sample.file = Sample::new(1).file;
+    backend.flush();
+    collect(backend, &mut reads, 40);
+    for read in &reads {
+        let start = usize::try_from(read.offset).expect("small");
+        assert!(read.memory == sample.bytes[start..start + 1000]);
+    }
+    assert!(weak.upgrade().is_none(), "every reference went with its attempt");
+}
+
+/// A loop device over a file, detached on drop; `None` where that is not allowed.
+struct LoopDevice(std::path::PathBuf);
+
+impl LoopDevice {
+    fn over(file: &tempfile::NamedTempFile) -> Option<Self> {
+        let output = std::process::Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(file.path())
+            .output()
+            .ok()?;
+        let path = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+        (output.status.success() && !path.is_empty()).then(|| Self(path.into()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.0)
+            .status();
+    }
+}
+
+fn a_failing_device_is_eio(backend: &mut impl Backend) {
+    // Scenario: a block device (a loop device, where the test may make one) whose second half fails, because the file
+    // beneath it was cut. Expectation: bytes from the first half, EIO from the second, and the process lives.
+    let sample = Sample::new(4 << 20);
+    sample.writable().sync_all().expect("sync");
+    let Some(device) = LoopDevice::over(&sample.named) else {
+        return;
+    };
+    let file = Arc::new(OpenFile::open(&device.0, DirectIo::Off).expect("open"));
+    assert_eq!(file.length_bytes(), 4 << 20);
+    sample.writable().set_len(2 << 20).expect("truncate");
+    assert_eq!(
+        one(backend, &file, 5000, 5000).expect("the first half"),
+        sample.bytes[5000..10_000]
+    );
+    assert_eq!(one(backend, &file, 3 << 20, 5000), Err(libc::EIO));
+    assert_eq!(
+        one(backend, &file, 1 << 20, 5000).expect("it goes on"),
+        sample.bytes[1 << 20..][..5000]
+    );
+}
+
+macro_rules! suite {
+    ($($module:ident: $backend:expr;)*) => {
+        $(mod $module {
+            use super::*;
+            suite!(@cases $backend;
+                random_extents_are_right, end_of_file_is_short, an_empty_file_has_no_bytes, truncation_is_short,
+                truncation_in_flight_is_never_wrong_bytes, an_idle_backend_is_pending,
+                a_failing_device_is_eio, a_file_lives_as_long_as_its_attempt);
+        })*
+    };
+    (@cases $backend:expr; $($case:ident),*) => {
+        $(#[test]
+        fn $case() {
+            // Scenario and expectation: see the function of this name above.
+            super::$case(&mut $backend);
+        })*
+    };
+}
+
+suite! {
+    mmap_announced: MmapBackend::new(true);
+    mmap_plain: MmapBackend::new(false);
+    pread_one_thread: PreadBackend::new(1).expect("a thread");
+    pread_pool: PreadBackend::new(8).expect("threads");
+    sim: SimBackend::new(&SimControl::from_environment());
+}

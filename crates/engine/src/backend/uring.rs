@@ -1,0 +1,375 @@
+//! io_uring through tokio-uring: the only place that names it (ADR 0001 says when and by what it is replaced).
+//!
+//! One dispatcher (the shard) a ring and no task a read. Every operation goes through `UnsubmittedOneshot`, is polled
+//! once to leave its waker, and is looked at again only when that waker has set its bit: a turn costs what finished,
+//! not what is in flight. Submission does not wait for the thread to park (TRAPS 3): the ring's descriptor is found once
+//! and `io_uring_enter` is called on it, which is also how buffers are registered (TRAPS 6).
+//! Absent on purpose: cancellation. A read is owned until its completion (TRAPS 10).
+
+use super::{Attempt, Backend, Finished};
+use crate::dataset::OpenFile;
+use io_uring::{cqueue, opcode, types};
+use std::collections::HashSet;
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
+
+/// Largest piece of memory that can be registered as one buffer (io_uring_register(2)).
+const REGISTERED_BUFFER_BYTES_MAX: usize = 1 << 30;
+
+/// Rings are made one at a time, so that the new descriptor among this process's is the new ring's.
+static MAKING: Mutex<()> = Mutex::new(());
+
+/// A current-thread runtime with a ring, for the thread that made it.
+pub(crate) struct RingRuntime {
+    runtime: tokio_uring::Runtime,
+    ring: Option<RawFd>,
+}
+
+impl RingRuntime {
+    /// Makes a ring of at least `entries` submissions and twice as many completions.
+    ///
+    /// # Errors
+    /// errno of io_uring_setup or of the runtime's own descriptors.
+    pub(crate) fn new(entries: u32) -> io::Result<Self> {
+        let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = rings();
+        let mut ring = tokio_uring::uring_builder();
+        // One thread submits; completions wait for it rather than interrupt it. DEFER_TASKRUN would hang: completions
+        // are awaited by epoll and nothing asks for events (TRAPS 4).
+        ring.setup_coop_taskrun().setup_single_issuer();
+        let mut builder = tokio_uring::builder();
+        builder.entries(entries.next_power_of_two()).uring_builder(&ring);
+        let runtime = match tokio_uring::Runtime::new(&builder) {
+            Ok(runtime) => runtime,
+            // Kernels before 6.0 know one or neither flag.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                let mut builder = tokio_uring::builder();
+                builder.entries(entries.next_power_of_two());
+                tokio_uring::Runtime::new(&builder)?
+            }
+            Err(error) => return Err(error),
+        };
+        let ring = rings().difference(&before).copied().next();
+        Ok(Self { runtime, ring })
+    }
+
+    /// Runs a future, and what it spawns locally, on this thread.
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.block_on(future)
+    }
+
+    /// A backend on this runtime's ring, for one shard with at most `queue_depth` reads in flight.
+    pub(crate) fn backend(&self, queue_depth: u32) -> UringBackend {
+        UringBackend::new(self.ring, queue_depth)
+    }
+}
+
+/// Descriptors of this process that are rings.
+fn rings() -> HashSet<RawFd> {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
+        return HashSet::new();
+    };
+    entries
+        .flatten()
+        .filter(|entry| {
+            std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[io_uring]")
+        })
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// Which slots have finished; one bit each.
+struct Ready {
+    words: Box<[AtomicU64]>,
+    any: AtomicBool,
+    dispatcher: Mutex<Option<Waker>>,
+}
+
+struct SlotWaker {
+    ready: Arc<Ready>,
+    slot: u32,
+}
+
+impl Wake for SlotWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(word) = self.ready.words.get(self.slot as usize / 64) {
+            word.fetch_or(1 << (self.slot % 64), Ordering::Release);
+        }
+        // Many reads finish in one pass of the driver: the dispatcher is woken for the first.
+        if !self.ready.any.swap(true, Ordering::AcqRel) {
+            let waker = self
+                .ready
+                .dispatcher
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+}
+
+/// Turns a completion into its result; the file is held until then.
+struct Outcome;
+
+impl OneshotOutputTransform for Outcome {
+    type Output = i32;
+    type StoredData = Arc<OpenFile>;
+
+    fn transform_oneshot_output(self, _file: Arc<OpenFile>, completion: cqueue::Entry) -> i32 {
+        completion.result()
+    }
+}
+
+type Operation = InFlightOneshot<Arc<OpenFile>, Outcome>;
+
+/// Response memory that the ring knows.
+#[derive(Debug, Clone, Copy)]
+struct Registered {
+    base: usize,
+    bytes: usize,
+}
+
+impl Registered {
+    /// The registered buffer that the whole of a destination lies in.
+    fn index(self, destination: *mut u8, length: u32) -> Option<u16> {
+        let start = (destination as usize).checked_sub(self.base)?;
+        let end = start.checked_add(length as usize)?;
+        let index = start / REGISTERED_BUFFER_BYTES_MAX;
+        let same = end <= self.bytes && (end.max(1) - 1) / REGISTERED_BUFFER_BYTES_MAX == index;
+        if same { u16::try_from(index).ok() } else { None }
+    }
+}
+
+/// Reads through one ring.
+pub(crate) struct UringBackend {
+    ring: Option<RawFd>,
+    operations: Vec<Option<Operation>>,
+    wakers: Vec<Waker>,
+    ready: Arc<Ready>,
+    unsubmitted: u32,
+    registered: Option<Registered>,
+    /// Completions seen while their read was being started.
+    early: Vec<Finished>,
+}
+
+impl UringBackend {
+    fn new(ring: Option<RawFd>, queue_depth: u32) -> Self {
+        let ready = Arc::new(Ready {
+            words: (0..queue_depth.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            any: AtomicBool::new(false),
+            dispatcher: Mutex::new(None),
+        });
+        let wakers = (0..queue_depth)
+            .map(|slot| {
+                Waker::from(Arc::new(SlotWaker {
+                    ready: Arc::clone(&ready),
+                    slot,
+                }))
+            })
+            .collect();
+        let operations = (0..queue_depth).map(|_| None).collect();
+        Self {
+            ring,
+            operations,
+            wakers,
+            ready,
+            unsubmitted: 0,
+            registered: None,
+            early: Vec::new(),
+        }
+    }
+
+    /// Registers the response memory with the ring, so that a read need not look its pages up. Pins all of it.
+    ///
+    /// # Errors
+    /// errno: ENOMEM when RLIMIT_MEMLOCK is below what it takes; the backend then goes on without.
+    pub(crate) fn register_memory(&mut self, base: *mut u8, bytes: usize) -> io::Result<()> {
+        let Some(ring) = self.ring else {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        };
+        let pieces: Vec<libc::iovec> = (0..bytes.div_ceil(REGISTERED_BUFFER_BYTES_MAX))
+            .map(|index| {
+                let start = index * REGISTERED_BUFFER_BYTES_MAX;
+                libc::iovec {
+                    iov_base: base.wrapping_add(start).cast(),
+                    iov_len: REGISTERED_BUFFER_BYTES_MAX.min(bytes - start),
+                }
+            })
+            .collect();
+        const IORING_REGISTER_BUFFERS: libc::c_uint = 0;
+        // SAFETY: `ring` is this thread's open ring, and the vector holds `pieces.len()` valid iovecs; the kernel only
+        // pins the pages they name, which the arena keeps mapped for longer than any ring.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_register,
+                ring,
+                IORING_REGISTER_BUFFERS,
+                pieces.as_ptr(),
+                libc::c_uint::try_from(pieces.len()).unwrap_or(0),
+            )
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.registered = Some(Registered {
+            base: base as usize,
+            bytes,
+        });
+        Ok(())
+    }
+
+    /// Caps the kernel's worker threads, which serve buffered reads that miss the page cache and multiply without
+    /// bound otherwise (TRAPS 14).
+    pub(crate) fn cap_workers(&self, bounded: u32) -> io::Result<()> {
+        let Some(ring) = self.ring else {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        };
+        const IORING_REGISTER_IOWQ_MAX_WORKERS: libc::c_uint = 19;
+        let mut limits: [libc::c_uint; 2] = [bounded, bounded];
+        // SAFETY: `ring` is this thread's open ring and `limits` is the array of two that the call reads and writes.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_register,
+                ring,
+                IORING_REGISTER_IOWQ_MAX_WORKERS,
+                limits.as_mut_ptr(),
+                2 as libc::c_uint,
+            )
+        };
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Looks at one operation; stores its waker when it is not over.
+    fn poll_slot(&mut self, slot: u32) -> Option<Finished> {
+        let operation = self.operations.get_mut(slot as usize)?;
+        let waker = self.wakers.get(slot as usize)?;
+        let polled = Pin::new(operation.as_mut()?).poll(&mut Context::from_waker(waker));
+        match polled {
+            Poll::Pending => None,
+            Poll::Ready(result) => {
+                *operation = None;
+                let result = u32::try_from(result).map_err(|_| result.saturating_neg());
+                Some(Finished { slot, result })
+            }
+        }
+    }
+}
+
+impl Backend for UringBackend {
+    fn start(&mut self, attempt: Attempt) {
+        let Attempt {
+            slot,
+            file,
+            direct,
+            offset,
+            destination,
+            length,
+        } = attempt;
+        let descriptor: BorrowedFd<'_> = match file.direct_fd() {
+            Some(direct_descriptor) if direct => direct_descriptor,
+            Some(_) | None => file.buffered_fd(),
+        };
+        let fd = types::Fd(descriptor.as_raw_fd());
+        let entry = match self
+            .registered
+            .and_then(|registered| registered.index(destination, length))
+        {
+            Some(index) => opcode::ReadFixed::new(fd, destination, length, index)
+                .offset(offset)
+                .build(),
+            None => opcode::Read::new(fd, destination, length).offset(offset).build(),
+        };
+        let operation = UnsubmittedOneshot::new(file, Outcome, entry).submit();
+        self.unsubmitted += 1;
+        if let Some(place) = self.operations.get_mut(slot as usize) {
+            *place = Some(operation);
+        }
+        // It cannot be over, since nothing was submitted: the first poll only leaves the waker. A full submission
+        // queue may have been flushed, though; then the bit is set as if the waker had been called.
+        if let Some(finished) = self.poll_slot(slot) {
+            self.early.push(finished);
+            self.ready.any.store(true, Ordering::Release);
+        }
+    }
+
+    fn flush(&mut self) -> u32 {
+        let Some(ring) = self.ring else {
+            // The runtime submits when the thread parks.
+            return u32::from(std::mem::take(&mut self.unsubmitted) > 0);
+        };
+        if self.unsubmitted == 0 {
+            return 0;
+        }
+        // SAFETY: plain submission on this thread's open ring; no argument points anywhere.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_enter,
+                ring,
+                self.unsubmitted,
+                0 as libc::c_uint,
+                0 as libc::c_uint,
+                std::ptr::null::<libc::c_void>(),
+                0_usize,
+            )
+        };
+        // On EAGAIN, EBUSY or EINTR the entries stay in the queue: the runtime's park hook submits them.
+        self.unsubmitted = 0;
+        let _hint = result;
+        1
+    }
+
+    fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
+        {
+            let mut dispatcher = self
+                .ready
+                .dispatcher
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if !dispatcher
+                .as_ref()
+                .is_some_and(|waker| waker.will_wake(cx.waker()))
+            {
+                *dispatcher = Some(cx.waker().clone());
+            }
+        }
+        if !self.ready.any.swap(false, Ordering::AcqRel) {
+            return Poll::Pending;
+        }
+        let before = finished.len();
+        finished.append(&mut self.early);
+        for word in 0..self.ready.words.len() {
+            let mut bits = self
+                .ready
+                .words
+                .get(word)
+                .map_or(0, |bits| bits.swap(0, Ordering::Acquire));
+            while bits != 0 {
+                let bit = bits.trailing_zeros();
+                bits &= bits - 1;
+                let slot = u32::try_from(word).unwrap_or(0) * 64 + bit;
+                finished.extend(self.poll_slot(slot));
+            }
+        }
+        if finished.len() > before {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Names resolved beneath one directory, and never outside it: `..`, absolute names and links that leave it are refused
+//! by the kernel (openat2, RESOLVE_BENEATH), not by looking at the text.
+//!
+//! Where openat2 cannot be had (kernel < 5.6, or a seccomp filter older than it), each part is opened in turn without
+//! following links: then no link works at all, inside or not.
+
+use super::file::{FileError, Identity, OPEN_FLAGS, describe};
+use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// openat2 answers EAGAIN when a rename beneath the directory raced with a `..` of a link (openat2(2)).
+const RACED_ATTEMPTS: u32 = 32;
+
+/// A directory whose files may be opened by name.
+#[derive(Debug)]
+pub(super) struct Directory {
+    root: OwnedFd,
+    resolver: Resolver,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Resolver {
+    Openat2,
+    Walk,
+}
+
+impl Directory {
+    pub(super) fn open(path: &Path) -> Result<Self, FileError> {
+        let root = rustix::io::retry_on_intr(|| rustix::fs::open(path, OPEN_FLAGS, Mode::empty()))?;
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&root)?.st_mode);
+        if kind != FileType::Directory {
+            return Err(FileError::NotAFile(describe(kind)));
+        }
+        // One real attempt: a filter answers EPERM or ENOSYS as it likes, whatever the kernel's version.
+        let mut directory = Self {
+            root,
+            resolver: Resolver::Openat2,
+        };
+        match directory.open_beneath(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC) {
+            Ok(_) => {}
+            Err(Errno::NOSYS | Errno::PERM | Errno::TOOBIG | Errno::INVAL) => {
+                tracing::warn!(
+                    path = %path.display(),
+                    "openat2 is not to be had: symbolic links in this objects directory are not followed"
+                );
+                directory.resolver = Resolver::Walk;
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+        Ok(directory)
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_resolver(mut self, resolver: Resolver) -> Self {
+        self.resolver = resolver;
+        self
+    }
+
+    pub(super) fn identity(&self) -> Result<Identity, Errno> {
+        Identity::of(&self.root)
+    }
+
+    /// Opens what a relative name leads to. `.` is the directory itself.
+    pub(super) fn open_beneath(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+        match self.resolver {
+            Resolver::Openat2 => self.open_resolved(name, flags),
+            Resolver::Walk => self.open_walking(name, flags),
+        }
+    }
+
+    fn open_resolved(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let mut left = RACED_ATTEMPTS;
+        loop {
+            match rustix::fs::openat2(&self.root, name, flags, Mode::empty(), resolve) {
+                Err(Errno::AGAIN | Errno::INTR) if left > 0 => left -= 1,
+                result => return result,
+            }
+        }
+    }
+
+    fn open_walking(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let step = |at: BorrowedFd<'_>, part: &str, flags: OFlags| {
+            if part == ".." {
+                return Err(Errno::XDEV);
+            }
+            rustix::io::retry_on_intr(|| {
+                rustix::fs::openat(at, part, flags | OFlags::NOFOLLOW, Mode::empty())
+            })
+        };
+        let between = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut at: Option<OwnedFd> = None;
+        let mut rest = name;
+        while let Some((part, after)) = rest.split_once('/') {
+            let here = at.as_ref().map_or(self.root.as_fd(), AsFd::as_fd);
+            at = Some(step(here, part, between)?);
+            rest = after;
+        }
+        let last = step(at.as_ref().map_or(self.root.as_fd(), AsFd::as_fd), rest, flags)?;
+        // With O_PATH, NOFOLLOW opens the link itself.
+        if FileType::from_raw_mode(rustix::fs::fstat(&last)?.st_mode) == FileType::Symlink {
+            return Err(Errno::LOOP);
+        }
+        Ok(last)
+    }
+
+    /// What a name leads to, and its length in bytes.
+    pub(super) fn stat_beneath(&self, name: &str) -> Result<(FileType, u64), Errno> {
+        let descriptor = self.open_beneath(name, OFlags::PATH | OFlags::CLOEXEC)?;
+        let found = rustix::fs::fstat(&descriptor)?;
+        Ok((
+            FileType::from_raw_mode(found.st_mode),
+            u64::try_from(found.st_size).unwrap_or(0),
+        ))
+    }
+
+    /// The entries of a directory beneath; its name ends in `/`, or is empty for the directory itself. A link in the
+    /// last part is not followed.
+    pub(super) fn read_beneath(&self, prefix: &str) -> Result<Dir, Errno> {
+        let name = prefix.strip_suffix('/').unwrap_or(".");
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Dir::new(self.open_beneath(name, flags)?)
+    }
+}
+
+/// Whether an errno says that there is no such file inside the directory, for whatever cause: nothing there, not a
+/// directory on the way, a link that leaves or loops, a name no file can have, a device or socket without a reader.
+pub(super) fn is_absent(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::NOENT
+            | Errno::NOTDIR
+            | Errno::XDEV
+            | Errno::LOOP
+            | Errno::NAMETOOLONG
+            | Errno::NXIO
+            | Errno::NODEV
+            | Errno::ISDIR
+    )
+}

@@ -1,0 +1,322 @@
+//! The objects of a directory in byte order of their names, from any name on, in bounded memory.
+//!
+//! `/` sorts like any byte: `a.txt` (0x2E) before `a/b` (0x2F) before `a0` (0x30). A directory's key among its
+//! neighbours is therefore its name with the `/`. Linked files that stay inside are listed; linked directories are not
+//! entered (their objects can be fetched), so that a loop cannot be. Names that are not UTF-8 are skipped.
+
+use super::ObjectEntry;
+use super::directory::{Directory, is_absent};
+use super::objects::NAME_BYTES_MAX;
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use std::collections::BinaryHeap;
+
+/// Entries of one directory held at a time; a larger one is read again for the next.
+const PAGE_ENTRIES: usize = 8192;
+
+/// Entries looked at, at most, for a file to try direct I/O on.
+const PROBE_ENTRIES_MAX: usize = 10_000;
+
+/// Up to `limit` objects after the name `after`.
+pub(super) fn list(directory: &Directory, after: &str, limit: usize) -> Result<Vec<ObjectEntry>, Errno> {
+    list_paged(directory, after, limit, PAGE_ENTRIES)
+}
+
+/// One directory being listed.
+struct Level {
+    /// Empty, or ending in `/`.
+    prefix: String,
+    /// What is to come, last first.
+    page: Vec<Key>,
+    /// Whether more than a page was left, after this key.
+    resume: Option<Key>,
+}
+
+/// A file's name, or a directory's with a `/`.
+type Key = String;
+
+fn list_paged(
+    directory: &Directory,
+    after: &str,
+    limit: usize,
+    page_entries: usize,
+) -> Result<Vec<ObjectEntry>, Errno> {
+    let mut found = Vec::new();
+    let mut levels = vec![Level::read(directory, String::new(), after, None, page_entries)?];
+    while found.len() < limit {
+        let Some(level) = levels.last_mut() else { break };
+        let Some(key) = level.page.pop() else {
+            match level.resume.take() {
+                Some(last) => {
+                    let prefix = std::mem::take(&mut level.prefix);
+                    *level = Level::read(directory, prefix, after, Some(&last), page_entries)?;
+                }
+                None => {
+                    levels.pop();
+                }
+            }
+            continue;
+        };
+        let name = format!("{}{key}", level.prefix);
+        if name.ends_with('/') {
+            match Level::read(directory, name, after, None, page_entries) {
+                Ok(below) => levels.push(below),
+                // It was removed or replaced since its name was read.
+                Err(errno) if is_absent(errno) => {}
+                Err(errno) => return Err(errno),
+            }
+            continue;
+        }
+        match directory.stat_beneath(&name) {
+            Ok((FileType::RegularFile, length_bytes)) => found.push(ObjectEntry { name, length_bytes }),
+            Ok(_) => {}
+            Err(errno) if is_absent(errno) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(found)
+}
+
+impl Level {
+    /// Reads a directory and keeps the first `page_entries` keys that come after `passed`, and beneath which there can
+    /// be names after `after`.
+    fn read(
+        directory: &Directory,
+        prefix: String,
+        after: &str,
+        passed: Option<&Key>,
+        page_entries: usize,
+    ) -> Result<Self, Errno> {
+        let mut first_keys = BinaryHeap::new();
+        let mut has_more = false;
+        let mut entries = directory.read_beneath(&prefix)?;
+        while let Some(entry) = entries.read() {
+            let entry = entry?;
+            let Some(key) = key_of(directory, &prefix, &entry) else {
+                continue;
+            };
+            if passed.is_some_and(|passed| key <= *passed) || !can_follow(&prefix, &key, after) {
+                continue;
+            }
+            first_keys.push(key);
+            if first_keys.len() > page_entries {
+                first_keys.pop();
+                has_more = true;
+            }
+        }
+        let resume = if has_more {
+            first_keys.peek().cloned()
+        } else {
+            None
+        };
+        let mut page = first_keys.into_sorted_vec();
+        page.reverse();
+        Ok(Self { prefix, page, resume })
+    }
+}
+
+/// `None` for what is no object and no directory, and for names that cannot be asked for.
+fn key_of(directory: &Directory, prefix: &str, entry: &rustix::fs::DirEntry) -> Option<Key> {
+    let name = entry
+        .file_name()
+        .to_str()
+        .ok()
+        .filter(|name| !matches!(*name, "." | ".."))?;
+    if prefix.len() + name.len() > NAME_BYTES_MAX {
+        return None;
+    }
+    let mut kind = entry.file_type();
+    if kind == FileType::Unknown {
+        // Some file systems do not say (readdir(3)).
+        kind = directory.stat_beneath(&format!("{prefix}{name}")).ok()?.0;
+    }
+    match kind {
+        FileType::RegularFile | FileType::Symlink => Some(name.to_owned()),
+        FileType::Directory => Some(format!("{name}/")),
+        FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => None,
+    }
+}
+
+/// Whether a file's name comes after `after`, or a directory can hold names that do: with `after` = `b/k`, of the
+/// directories `a/`, `b/` and `c/` the last two can.
+fn can_follow(prefix: &str, key: &str, after: &str) -> bool {
+    let name = prefix.bytes().chain(key.bytes());
+    name.cmp(after.bytes()).is_gt()
+        || (key.ends_with('/')
+            && after
+                .strip_prefix(prefix)
+                .is_some_and(|rest| rest.starts_with(key)))
+}
+
+/// The first answer of `look` for a file with at least one byte, in no order, as long as there is one soon.
+pub(super) fn some_file<T>(directory: &Directory, mut look: impl FnMut(String) -> Option<T>) -> Option<T> {
+    let mut left = PROBE_ENTRIES_MAX;
+    let mut prefixes = vec![String::new()];
+    while let Some(prefix) = prefixes.pop() {
+        let Ok(mut entries) = directory.read_beneath(&prefix) else {
+            continue;
+        };
+        while let Some(Ok(entry)) = entries.read() {
+            left = left.checked_sub(1)?;
+            let Some(key) = key_of(directory, &prefix, &entry) else {
+                continue;
+            };
+            let name = format!("{prefix}{key}");
+            if name.ends_with('/') {
+                prefixes.push(name);
+            } else if matches!(directory.stat_beneath(&name), Ok((FileType::RegularFile, 1..)))
+                && let Some(answer) = look(name)
+            {
+                return Some(answer);
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::directory::Resolver;
+    use proptest::prelude::*;
+    use std::path::Path;
+
+    fn make(dir: &Path, name: &str) {
+        let path = dir.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, name).unwrap();
+    }
+
+    fn names(found: Vec<ObjectEntry>) -> Vec<String> {
+        found.into_iter().map(|entry| entry.name).collect()
+    }
+
+    /// A tree where order by bytes and order by parts differ: the listing is in byte order, with lengths, whatever the
+    /// page, and goes on after any name, whether it exists or not.
+    #[test]
+    fn byte_order_from_any_name_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut all = [
+            "a.txt", "a/b", "a/c/d", "a0", "a/c.d", "b", "z/z/z/z", "\u{e9}", "-", "a/c0", "c/1", "c/2",
+        ];
+        for name in all {
+            make(dir.path(), name);
+        }
+        std::fs::create_dir_all(dir.path().join("empty/emptier")).unwrap();
+        all.sort_unstable();
+        let directory = Directory::open(dir.path()).unwrap();
+        for page in [1, 2, 3, 100] {
+            let found = list_paged(&directory, "", usize::MAX, page).unwrap();
+            assert!(
+                found
+                    .iter()
+                    .all(|entry| entry.length_bytes == entry.name.len() as u64)
+            );
+            assert_eq!(names(found), all, "page of {page}");
+            for after in [
+                "a",
+                "a/",
+                "a/c",
+                "a/c/",
+                "a/c/d",
+                "a/d",
+                "a0",
+                "b/x",
+                "zz",
+                "\u{10ffff}",
+            ] {
+                let expected: Vec<&str> = all.into_iter().filter(|name| *name > after).collect();
+                let found = names(list_paged(&directory, after, usize::MAX, page).unwrap());
+                assert_eq!(found, expected, "after {after}, page of {page}");
+            }
+        }
+        assert_eq!(
+            names(list(&directory, "a.txt", 3).unwrap()),
+            ["a/b", "a/c.d", "a/c/d"]
+        );
+        assert_eq!(names(list(&directory, "", 0).unwrap()), [""; 0]);
+    }
+
+    /// Links: to a file inside listed, to outside, to nowhere, in a loop and to a directory not; a fifo neither.
+    #[test]
+    fn only_files_inside_are_listed() {
+        use std::os::unix::fs::symlink;
+        let outside = tempfile::tempdir().unwrap();
+        make(outside.path(), "secret");
+        let dir = tempfile::tempdir().unwrap();
+        make(dir.path(), "d/file");
+        symlink("d/file", dir.path().join("inside")).unwrap();
+        symlink("../d/file", dir.path().join("d/up")).unwrap();
+        symlink(outside.path().join("secret"), dir.path().join("outside")).unwrap();
+        symlink(outside.path(), dir.path().join("outside-dir")).unwrap();
+        symlink("nowhere", dir.path().join("nowhere")).unwrap();
+        symlink("loop-b", dir.path().join("loop-a")).unwrap();
+        symlink("loop-a", dir.path().join("loop-b")).unwrap();
+        symlink(".", dir.path().join("self")).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, dir.path().join("fifo"), rustix::fs::Mode::RWXU).unwrap();
+        let directory = Directory::open(dir.path()).unwrap();
+        assert_eq!(
+            names(list(&directory, "", 100).unwrap()),
+            ["d/file", "d/up", "inside"]
+        );
+        assert_eq!(
+            some_file(&directory, |name| name.ends_with("file").then_some(())),
+            Some(())
+        );
+        let walking = directory.with_resolver(Resolver::Walk);
+        assert_eq!(names(list(&walking, "", 100).unwrap()), ["d/file"]);
+    }
+
+    /// A file that is no UTF-8 is skipped, and a directory without a byte in it has nothing to try.
+    #[test]
+    fn odd_names_and_empty_files() {
+        use std::os::unix::ffi::OsStrExt;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(std::ffi::OsStr::from_bytes(b"\xff\xfe")), b"x").unwrap();
+        std::fs::write(dir.path().join("empty"), b"").unwrap();
+        let directory = Directory::open(dir.path()).unwrap();
+        assert_eq!(names(list(&directory, "", 100).unwrap()), ["empty"]);
+        assert_eq!(some_file(&directory, Some), None);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        /// Any tree of short names: pages of any size, followed from the last name, give the sorted names once each.
+        #[test]
+        fn pages_join_to_the_whole(
+            tree in prop::collection::btree_set("[a-b.0]{1,2}(/[a-b.0]{1,2}){0,2}", 0..20),
+            limit in 1usize..5,
+            page in 1usize..5,
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let mut all = Vec::new();
+            for name in &tree {
+                // A name that is also somebody's directory, or has a `.` part, cannot be made: leave it out.
+                let dots = name.split('/').any(|part| part == "." || part == "..");
+                let path = dir.path().join(name);
+                if dots || std::fs::create_dir_all(path.parent().unwrap()).is_err() || path.is_dir() {
+                    continue;
+                }
+                std::fs::write(path, b"x").unwrap();
+                all.push(name.clone());
+            }
+            all.sort_unstable();
+            let directory = Directory::open(dir.path()).unwrap();
+            let mut joined: Vec<String> = Vec::new();
+            loop {
+                let after = joined.last().cloned().unwrap_or_default();
+                let found = names(list_paged(&directory, &after, limit, page).unwrap());
+                if found.is_empty() {
+                    break;
+                }
+                joined.extend(found);
+            }
+            prop_assert_eq!(joined, all);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Objects: files of a directory, opened when they are asked for and kept open in a bounded cache.
+//!
+//! A descriptor is trusted for `revalidate`; then its name is looked up again, and the cached file stays only if it is
+//! still what the name leads to (device, inode, length, mtime). Whoever holds a file keeps it open, in the cache or
+//! not. Absent: resolving names (`directory`), listing them (`listing`).
+
+use super::direct;
+use super::directory::{Directory, is_absent};
+use super::file::{Accept, FileError, Identity, OPEN_FLAGS, OpenFile, Wish};
+use super::open::{Blame, file_problem, refusal_reason};
+use super::{DirectFacts, ObjectEntry, OpenError, listing};
+use crate::config::DirectIo;
+use crate::error::ReadError;
+use lru::LruCache;
+use rustix::io::Errno;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+
+/// Longest name: PATH_MAX, which the kernel would refuse anyway.
+pub(super) const NAME_BYTES_MAX: usize = 4096;
+
+/// Opens under way at once: each may hold two descriptors that the cache does not count yet.
+const OPENS_MAX: usize = 64;
+
+/// The files of one directory.
+#[derive(Debug)]
+pub(super) struct Objects {
+    directory: Directory,
+    cache: Mutex<LruCache<Box<str>, Cached>>,
+    revalidate: Duration,
+    wish: Wish,
+    pub(super) opens: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+struct Cached {
+    file: Arc<OpenFile>,
+    /// When its name was last looked up.
+    validated: Instant,
+}
+
+impl Objects {
+    /// Opens the directory and decides about direct I/O on some file in it.
+    pub(super) fn open(
+        path: &Path,
+        max_open_files: usize,
+        revalidate: Duration,
+        direct_io: DirectIo,
+        blame: Blame<'_>,
+    ) -> Result<(Self, DirectFacts), OpenError> {
+        let directory = Directory::open(path).map_err(|error| {
+            if let FileError::NotAFile(found) = error {
+                let shown = path.display();
+                let problem =
+                    format!("{shown} is {found}: objects need a directory; for one file set kind: blocks");
+                return blame.field("path", problem);
+            }
+            file_problem(path, error, blame)
+        })?;
+        let (wish, facts) = try_direct(&directory, path, direct_io, blame)?;
+        // A file that is read directly has two descriptors: 1000 of them hold 500 files.
+        let each = if wish.direct_io == DirectIo::Off { 1 } else { 2 };
+        if max_open_files < each {
+            return Err(blame.field(
+                "max_open_files",
+                format!("is {max_open_files}: one object takes {each} (one for each way to read): set more"),
+            ));
+        }
+        let files = NonZeroUsize::new(max_open_files / each).unwrap_or(NonZeroUsize::MIN);
+        let objects = Self {
+            directory,
+            // `new` would set the whole table aside at once, for a limit that may never be met.
+            cache: Mutex::new(LruCache::sparse(files)),
+            revalidate,
+            wish,
+            opens: Arc::new(Semaphore::new(OPENS_MAX)),
+        };
+        Ok((objects, facts))
+    }
+
+    pub(super) fn identity(&self) -> Result<Identity, Errno> {
+        self.directory.identity()
+    }
+
+    /// The cached file, while it is trusted. Does not block.
+    pub(super) fn cached(&self, name: &str) -> Option<Arc<OpenFile>> {
+        let mut cache = self.lock();
+        let cached = cache.get(name)?;
+        (cached.validated.elapsed() < self.revalidate).then(|| Arc::clone(&cached.file))
+    }
+
+    pub(super) fn forget(&self, name: &str) {
+        let forgotten = self.lock().pop(name);
+        // Closing may block; it happens here, after the lock is gone.
+        drop(forgotten);
+    }
+
+    pub(super) fn list(&self, after: &str, limit: usize) -> Result<Vec<ObjectEntry>, Errno> {
+        listing::list(&self.directory, after, limit)
+    }
+
+    /// Opens a file, or finds that the cached one is still the one. Blocks.
+    pub(super) fn look_up(&self, name: &str) -> Result<Arc<OpenFile>, ReadError> {
+        // Somebody else may have opened it while this was waiting for its turn.
+        if let Some(file) = self.cached(name) {
+            return Ok(file);
+        }
+        let began = Instant::now();
+        let result = match self.open_or_keep(name) {
+            Err(FileError::Open(error)) if is_out_of_descriptors(&error) => {
+                self.forget_half();
+                self.open_or_keep(name)
+            }
+            result => result,
+        };
+        match result {
+            Ok(file) => {
+                let cached = Cached {
+                    file: Arc::clone(&file),
+                    validated: began,
+                };
+                let replaced = self.lock().push(name.into(), cached);
+                drop(replaced);
+                Ok(file)
+            }
+            Err(error) => {
+                self.forget(name);
+                Err(read_error(name, error))
+            }
+        }
+    }
+
+    fn open_or_keep(&self, name: &str) -> Result<Arc<OpenFile>, FileError> {
+        let kept = self.lock().peek(name).map(|cached| Arc::clone(&cached.file));
+        if let Some(kept) = kept {
+            let now = self.directory.open_beneath(name, OPEN_FLAGS)?;
+            if Identity::of(&now)? == kept.identity() {
+                return Ok(kept);
+            }
+        }
+        let (file, _) = OpenFile::open_with(self.wish, |flags| self.directory.open_beneath(name, flags))?;
+        Ok(Arc::new(file))
+    }
+
+    /// Closes the less recently used half, unless a read still holds them.
+    fn forget_half(&self) {
+        let mut forgotten = Vec::new();
+        {
+            let mut cache = self.lock();
+            let keep = cache.len() / 2;
+            while cache.len() > keep {
+                forgotten.extend(cache.pop_lru());
+            }
+        }
+        drop(forgotten);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LruCache<Box<str>, Cached>> {
+        // Nothing panics while it holds the lock, and a cache has no state worth refusing over.
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn try_direct(
+    directory: &Directory,
+    path: &Path,
+    direct_io: DirectIo,
+    blame: Blame<'_>,
+) -> Result<(Wish, DirectFacts), OpenError> {
+    let wish = |direct_io, tried_dev| Wish {
+        accept: Accept::FilesOnly,
+        direct_io,
+        tried_dev,
+    };
+    if direct_io == DirectIo::Off {
+        return Ok((
+            wish(DirectIo::Off, None),
+            DirectFacts::buffered("off by configuration"),
+        ));
+    }
+    let tried = listing::some_file(directory, |name| {
+        let open = |flags| directory.open_beneath(&name, flags);
+        match OpenFile::open_with(wish(direct_io, None), open) {
+            Err(FileError::Open(error)) if is_out_of_descriptors(&error) => {
+                Some((name, Err(FileError::Open(error))))
+            }
+            // One object that is gone, unreadable or broken says nothing about the others.
+            Err(FileError::Open(_) | FileError::NotAFile(_) | FileError::TrialRead(_)) => None,
+            answer => Some((name, answer)),
+        }
+    });
+    let Some((name, answer)) = tried else {
+        // 4096 is what is assumed where nobody says; each object answers for itself.
+        let facts = DirectFacts {
+            direct: true,
+            reason: "O_DIRECT is decided per object: there is none yet to try".to_owned(),
+            offset_alignment_bytes: 4096,
+            memory_alignment_bytes: 4096,
+        };
+        return Ok((wish(direct_io, None), facts));
+    };
+    let tried = path.join(name);
+    let (file, refusal) = answer.map_err(|error| file_problem(&tried, error, blame))?;
+    if let Some(reason) = refusal {
+        return Ok((
+            wish(DirectIo::Off, None),
+            DirectFacts::buffered(refusal_reason(&tried, &reason)),
+        ));
+    }
+    let in_memory = direct::is_on_tmpfs(file.buffered()).then_some(path);
+    let facts = DirectFacts::aligned(file.alignment(), in_memory);
+    Ok((wish(direct_io, Some(file.identity().dev())), facts))
+}
+
+/// The rules of a name that need no file system.
+///
+/// # Errors
+/// `ObjectNameInvalid`.
+pub(super) fn check_name(name: &str) -> Result<(), ReadError> {
+    let reason = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > NAME_BYTES_MAX {
+        "it is longer than 4096 bytes"
+    } else if name.starts_with('/') {
+        "it is absolute; names are relative to the dataset's directory"
+    } else if name.contains('\0') {
+        "it holds a NUL byte"
+    } else if name.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        "it has an empty, `.` or `..` part"
+    } else {
+        return Ok(());
+    };
+    let shown = name.chars().take(200).collect();
+    Err(ReadError::ObjectNameInvalid { name: shown, reason })
+}
+
+fn is_out_of_descriptors(error: &std::io::Error) -> bool {
+    let out = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|errno| out.contains(&errno))
+}
+
+fn read_error(name: &str, error: FileError) -> ReadError {
+    let name = name.to_owned();
+    match error {
+        FileError::NotAFile(_) => ReadError::ObjectNotFound { name },
+        FileError::Open(error) | FileError::TrialRead(error) => {
+            match error.raw_os_error().map(Errno::from_raw_os_error) {
+                Some(errno) if is_absent(errno) => ReadError::ObjectNotFound { name },
+                Some(errno) => ReadError::ObjectUnreadable {
+                    name,
+                    errno: errno.raw_os_error(),
+                },
+                None => ReadError::ObjectUnreadable {
+                    name,
+                    errno: Errno::IO.raw_os_error(),
+                },
+            }
+        }
+        FileError::DirectRefused(_) => ReadError::ObjectUnreadable {
+            name,
+            errno: Errno::INVAL.raw_os_error(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,302 @@
+//! From a batch's segments to device reads: split, align, sort, merge neighbours, drop duplicates, and give every
+//! read its place. Pure; property-tested against a byte-array model.
+//!
+//! A read lands in the response itself where alignment allows (`Place::Data`), else in scratch memory. Its *pieces* say
+//! which of its bytes belong where; a piece that is already in its place costs nothing, any other one memcpy.
+//! Invariant: no two in-place reads overlap in memory, and none reaches beyond `data_bytes`.
+
+use crate::batch::{Batch, Segment};
+
+/// What the planner must respect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rules {
+    /// Whether files that can be are read past the page cache.
+    pub(crate) direct: bool,
+    /// Whether neighbours are merged and duplicates dropped; a mapping gains nothing by it.
+    pub(crate) merge: bool,
+    /// See `PlanConfig`.
+    pub(crate) merge_gap_bytes: u32,
+    /// See `PlanConfig`.
+    pub(crate) max_read_bytes: u32,
+}
+
+/// Where a read lands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// At this offset of the response buffer.
+    Data(u32),
+    /// At this offset of the scratch buffer.
+    Scratch(u32),
+}
+
+/// One read to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PlannedRead {
+    /// Which file; see `Segment::file`.
+    pub(crate) file: u32,
+    /// Past the page cache, and therefore aligned.
+    pub(crate) direct: bool,
+    /// What offset and length are multiples of: 1 unless direct.
+    pub(crate) alignment: u32,
+    /// File offset.
+    pub(crate) offset: u64,
+    /// Bytes to ask for; may reach past the end of the file.
+    pub(crate) length: u32,
+    /// Bytes that must arrive.
+    pub(crate) needed: u32,
+    /// Where they go.
+    pub(crate) place: Place,
+    /// Its pieces: `first_piece .. first_piece + pieces`.
+    pub(crate) first_piece: u32,
+    /// How many.
+    pub(crate) pieces: u32,
+}
+
+/// Bytes of a read that belong to an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The item's position in the batch.
+    pub(crate) item: u32,
+    /// Offset in the read.
+    pub(crate) source: u32,
+    /// Offset in the response buffer.
+    pub(crate) target: u32,
+    /// Bytes.
+    pub(crate) length: u32,
+}
+
+/// All reads of a batch.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Plan {
+    pub(crate) reads: Vec<PlannedRead>,
+    pub(crate) pieces: Vec<Piece>,
+    /// Where item 0 begins in the response buffer: not 0 only when a lone unaligned range is read in place.
+    pub(crate) lead_bytes: u32,
+    /// Bytes the response buffer must have.
+    pub(crate) data_bytes: u32,
+    /// Bytes the scratch buffer must have.
+    pub(crate) scratch_bytes: u32,
+}
+
+/// A segment, or the part of one that a single read may cover.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    segment: Segment,
+    direct: bool,
+    alignment: u32,
+    memory_alignment: u32,
+}
+
+/// The read under construction.
+struct Open {
+    part: Part,
+    start: u64,
+    end: u64,
+    needed_end: u64,
+    /// Place in the response, while it can still be read there.
+    in_place: Option<u32>,
+    first_piece: usize,
+}
+
+fn align_down(value: u64, alignment: u32) -> u64 {
+    value - value % u64::from(alignment)
+}
+
+/// The batch's `data_bytes` is below 2^32 (the engine checks), file offsets are below 2^63 (the kernel's own limit).
+pub(crate) fn plan(batch: &Batch, rules: Rules) -> Plan {
+    let total = u32::try_from(batch.data_bytes()).unwrap_or(u32::MAX);
+    let mut plan = Plan {
+        data_bytes: total,
+        ..Plan::default()
+    };
+    let mut parts = split(batch, rules);
+    let lone = batch.segments.len() == 1;
+    if let (true, Some(first)) = (lone, parts.first()) {
+        // A lone range from offset 700, alignment 512: read from 512 into place 0, so that byte 700 is at 188.
+        #[expect(clippy::cast_possible_truncation, reason = "below the alignment, a u32")]
+        let misalignment = (first.segment.offset % u64::from(first.alignment)) as u32;
+        plan.lead_bytes = misalignment;
+        plan.data_bytes = plan.data_bytes.saturating_add(misalignment);
+        for part in &mut parts {
+            part.segment.target = part.segment.target.saturating_add(misalignment);
+        }
+    }
+    if rules.merge && parts.len() > 1 {
+        parts.sort_unstable_by_key(|part| (part.segment.file, part.segment.offset, part.segment.target));
+    }
+    let data_end = plan.data_bytes;
+    plan.reads.reserve(parts.len());
+    plan.pieces.reserve(parts.len());
+    let mut open: Option<Open> = None;
+    for part in parts {
+        let merged = rules.merge && open.as_mut().is_some_and(|open| open.absorb(&part, rules));
+        if !merged {
+            if let Some(done) = open.take() {
+                done.close(&mut plan);
+            }
+            open = Some(Open::new(part, plan.lead_bytes, data_end, plan.pieces.len()));
+        }
+        if let Some(open) = &open {
+            plan.pieces.push(Piece {
+                item: part.segment.item,
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "a read has at most max_read_bytes, a u32"
+                )]
+                source: (part.segment.offset - open.start) as u32,
+                target: part.segment.target,
+                length: part.segment.length,
+            });
+        }
+    }
+    if let Some(done) = open {
+        done.close(&mut plan);
+    }
+    plan
+}
+
+/// Cuts segments into parts that one read of at most `max_read_bytes` covers, at aligned file offsets.
+fn split(batch: &Batch, rules: Rules) -> Vec<Part> {
+    let mut parts = Vec::with_capacity(batch.segments.len());
+    for segment in &batch.segments {
+        let file = batch.file(segment.file);
+        let (direct, alignment, memory_alignment) = match file {
+            Some(file) if rules.direct && file.direct_fd().is_some() => (
+                true,
+                file.offset_alignment().max(1),
+                file.memory_alignment().max(1),
+            ),
+            Some(_) | None => (false, 1, 1),
+        };
+        let mut rest = *segment;
+        loop {
+            let cut = align_down(rest.offset, alignment) + u64::from(rules.max_read_bytes);
+            let available = cut - rest.offset;
+            let segment = rest;
+            if u64::from(rest.length) <= available {
+                parts.push(Part {
+                    segment,
+                    direct,
+                    alignment,
+                    memory_alignment,
+                });
+                break;
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "available < rest.length, a u32")]
+            let length = available as u32;
+            parts.push(Part {
+                segment: Segment { length, ..segment },
+                direct,
+                alignment,
+                memory_alignment,
+            });
+            rest.offset = cut;
+            rest.length -= length;
+            rest.target = rest.target.saturating_add(length);
+        }
+    }
+    parts
+}
+
+impl Part {
+    fn end(&self) -> u64 {
+        self.segment.offset + u64::from(self.segment.length)
+    }
+
+    fn aligned_start(&self) -> u64 {
+        align_down(self.segment.offset, self.alignment)
+    }
+
+    fn aligned_end(&self) -> u64 {
+        self.end().next_multiple_of(u64::from(self.alignment))
+    }
+}
+
+impl Open {
+    fn new(part: Part, lead: u32, data_end: u32, first_piece: usize) -> Self {
+        let (start, end) = (part.aligned_start(), part.aligned_end());
+        let segment = part.segment;
+        // Bytes before the segment may be overwritten only in the lead, which is in front of everything.
+        let place = match segment.offset - start {
+            0 => Some(segment.target),
+            shift if shift == u64::from(lead) && segment.target == lead => Some(0),
+            _ => None,
+        };
+        // Bytes behind it only when it is the last of the response: the buffer is padded there.
+        let last = segment.target.saturating_add(segment.length) == data_end;
+        let in_place =
+            place.filter(|place| place % part.memory_alignment == 0 && (end == part.end() || last));
+        Self {
+            part,
+            start,
+            end,
+            needed_end: part.end(),
+            in_place,
+            first_piece,
+        }
+    }
+
+    /// Takes a further part into this read, if it is a neighbour and the read stays short enough.
+    fn absorb(&mut self, next: &Part, rules: Rules) -> bool {
+        let (start, end) = (next.aligned_start(), next.aligned_end());
+        if next.segment.file != self.part.segment.file
+            || start > self.end + u64::from(rules.merge_gap_bytes)
+            || end.max(self.end) - self.start > u64::from(rules.max_read_bytes)
+        {
+            return false;
+        }
+        if next.end() <= self.needed_end {
+            // Contained: a duplicate, or a part of what is read anyway.
+            return true;
+        }
+        let follows = self.in_place.is_some_and(|place| {
+            next.segment.offset == self.needed_end
+                && u64::from(next.segment.target) == u64::from(place) + (next.segment.offset - self.start)
+        });
+        // A last item may be padded behind; in the middle of a merged read it must end on the alignment.
+        if !(follows && self.end == self.needed_end && end == next.end()) {
+            self.in_place = None;
+        }
+        self.end = self.end.max(end);
+        self.needed_end = next.end();
+        true
+    }
+
+    fn close(self, plan: &mut Plan) {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "both are at most max_read_bytes, a u32"
+        )]
+        let (length, needed) = (
+            (self.end - self.start) as u32,
+            (self.needed_end - self.start) as u32,
+        );
+        let place = match self.in_place {
+            Some(place) => {
+                plan.data_bytes = plan.data_bytes.max(place.saturating_add(length));
+                Place::Data(place)
+            }
+            None => {
+                let step = self.part.alignment.max(self.part.memory_alignment);
+                let place = plan.scratch_bytes.next_multiple_of(step);
+                plan.scratch_bytes = place.saturating_add(length);
+                Place::Scratch(place)
+            }
+        };
+        plan.reads.push(PlannedRead {
+            file: self.part.segment.file,
+            direct: self.part.direct,
+            alignment: self.part.alignment,
+            offset: self.start,
+            length,
+            needed,
+            place,
+            first_piece: u32::try_from(self.first_piece).unwrap_or(u32::MAX),
+            pieces: u32::try_from(plan.pieces.len() - self.first_piece).unwrap_or(u32::MAX),
+        });
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "the model is small")]
+mod tests;

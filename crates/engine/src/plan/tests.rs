@@ -1,0 +1,201 @@
+//! The planner against a byte-array model: whatever the batch, executing the plan puts every item's bytes in place.
+
+use super::{Place, Plan, Rules, plan};
+use crate::batch::Batch;
+use crate::config::DirectIo;
+use crate::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use proptest::prelude::*;
+use std::sync::{Arc, LazyLock};
+
+const FILE_BYTES: usize = 50_001;
+
+struct World {
+    _directory: tempfile::TempDir,
+    dataset: Arc<Dataset>,
+    model: Vec<u8>,
+}
+
+/// Two files that form one address space; the second ends off every alignment.
+static WORLD: LazyLock<World> = LazyLock::new(|| {
+    let directory = tempfile::tempdir().unwrap();
+    let mut model = vec![0; FILE_BYTES];
+    crate::pattern::fill(7, 0, &mut model);
+    let paths = vec![directory.path().join("a"), directory.path().join("b")];
+    std::fs::write(&paths[0], &model[..20_480]).unwrap();
+    std::fs::write(&paths[1], &model[20_480..]).unwrap();
+    let dataset = Dataset::open(&DatasetSpec {
+        name: "model".to_owned(),
+        paths,
+        kind: KindSpec::Blocks {
+            block_bytes: 1,
+            partial_tail: PartialTail::Refuse,
+        },
+        direct_io: DirectIo::Required,
+    })
+    .unwrap();
+    World {
+        _directory: directory,
+        dataset: Arc::new(dataset),
+        model,
+    }
+});
+
+/// What a device does: fills each read's place from the file, up to the end of the file.
+fn execute(plan: &Plan, files: &[&[u8]]) -> Vec<u8> {
+    let mut data = vec![0xEE; plan.data_bytes as usize];
+    let mut scratch = vec![0xDD; plan.scratch_bytes as usize];
+    let mut written = vec![false; data.len()];
+    for read in &plan.reads {
+        let file = files[read.file as usize];
+        let (from, length) = (read.offset as usize, read.length as usize);
+        assert_eq!(
+            read.offset % u64::from(read.alignment),
+            0,
+            "offset off its alignment"
+        );
+        assert_eq!(read.length % read.alignment, 0, "length off its alignment");
+        assert!(read.needed <= read.length && from + read.needed as usize <= file.len());
+        let arrives = &file[from..file.len().min(from + length)];
+        match read.place {
+            Place::Data(place) => {
+                let place = place as usize;
+                assert_eq!(place % read.alignment as usize, 0, "memory off its alignment");
+                for taken in &mut written[place..place + length] {
+                    assert!(!*taken, "two in-place reads overlap");
+                    *taken = true;
+                }
+                data[place..place + arrives.len()].copy_from_slice(arrives);
+            }
+            Place::Scratch(place) => {
+                let place = place as usize;
+                scratch[place..place + arrives.len()].copy_from_slice(arrives);
+            }
+        }
+    }
+    for read in &plan.reads {
+        for piece in &plan.pieces[read.first_piece as usize..(read.first_piece + read.pieces) as usize] {
+            assert!(
+                piece.source + piece.length <= read.needed,
+                "a piece reaches past what is needed"
+            );
+            let (target, length) = (piece.target as usize, piece.length as usize);
+            match read.place {
+                Place::Data(place) => {
+                    let source = (place + piece.source) as usize;
+                    data.copy_within(source..source + length, target);
+                }
+                Place::Scratch(place) => {
+                    let source = (place + piece.source) as usize;
+                    data[target..target + length].copy_from_slice(&scratch[source..source + length]);
+                }
+            }
+        }
+    }
+    data
+}
+
+fn items() -> impl Strategy<Value = Vec<(usize, usize)>> {
+    let any = (0..FILE_BYTES, 1..9_000_usize);
+    let aligned = (0..90_usize, 1..6_usize).prop_map(|(block, blocks)| (block * 512, blocks * 512));
+    let near = (0..40_usize, 1..400_usize).prop_map(|(step, length)| (step * 400, length));
+    let item = prop_oneof![any, aligned, near];
+    prop::collection::vec(item, 1..40).prop_map(|items| {
+        items
+            .into_iter()
+            .map(|(offset, length)| (offset, length.min(FILE_BYTES - offset)))
+            .collect()
+    })
+}
+
+proptest! {
+    /// Any mix of aligned, unaligned, overlapping, touching and repeated ranges, direct or not, merged or not: each
+    /// item's bytes are the model's.
+    #[test]
+    fn every_item_gets_its_bytes(
+        items in items(),
+        direct in any::<bool>(),
+        merge in any::<bool>(),
+        merge_gap_bytes in prop_oneof![Just(0), Just(512), 0..5000_u32],
+        max_read_bytes in prop_oneof![Just(4096_u32), Just(16_384), Just(1 << 20)],
+    ) {
+        let world = &*WORLD;
+        let mut batch = Batch::new(Arc::clone(&world.dataset), items.len());
+        for (offset, length) in &items {
+            batch.push_range(*offset as u64, *length as u64);
+        }
+        prop_assert!(batch.errors().is_empty());
+        let plan = plan(&batch, Rules { direct, merge, merge_gap_bytes, max_read_bytes });
+        let files = [&world.model[..20_480], &world.model[20_480..]];
+        let data = execute(&plan, &files);
+        let mut place = plan.lead_bytes as usize;
+        for (offset, length) in &items {
+            prop_assert_eq!(&data[place..place + length], &world.model[*offset..offset + length]);
+            place += length;
+        }
+        prop_assert!(plan.reads.iter().all(|read| read.length <= max_read_bytes.max(4096)));
+    }
+}
+
+fn planned(ranges: &[(u64, u64)]) -> Plan {
+    let mut batch = Batch::new(Arc::clone(&WORLD.dataset), ranges.len());
+    for (offset, length) in ranges {
+        batch.push_range(*offset, *length);
+    }
+    plan(
+        &batch,
+        Rules {
+            direct: true,
+            merge: true,
+            merge_gap_bytes: 0,
+            max_read_bytes: 1 << 20,
+        },
+    )
+}
+
+/// Sixty-four scattered aligned blocks are sixty-four reads in place: no scratch, no copy.
+#[test]
+fn aligned_blocks_need_no_scratch() {
+    let plan = planned(&[(8192, 4096), (0, 4096), (16_384, 4096)]);
+    assert_eq!(plan.scratch_bytes, 0);
+    assert_eq!(plan.reads.len(), 3);
+    assert!(
+        plan.reads
+            .iter()
+            .all(|read| matches!(read.place, Place::Data(_)) && read.pieces == 1)
+    );
+}
+
+/// The same block five times is one read and four copies.
+#[test]
+fn duplicates_are_read_once() {
+    let plan = planned(&[(4096, 4096); 5]);
+    assert_eq!((plan.reads.len(), plan.pieces.len()), (1, 5));
+}
+
+/// Blocks in file order merge into one read that still lands in place.
+#[test]
+fn a_sequential_run_is_one_read_in_place() {
+    let plan = planned(&[(0, 4096), (4096, 4096), (8192, 4096)]);
+    assert_eq!(plan.reads.len(), 1);
+    assert_eq!(plan.reads[0].place, Place::Data(0));
+    assert_eq!(plan.scratch_bytes, 0);
+}
+
+/// A lone unaligned range is read in place, with a lead in front of it.
+#[test]
+fn a_lone_unaligned_range_has_a_lead_instead_of_scratch() {
+    let plan = planned(&[(700, 5000)]);
+    assert_eq!(
+        (plan.lead_bytes, plan.scratch_bytes, plan.reads.len()),
+        (700 % 512, 0, 1)
+    );
+    assert_eq!((plan.reads[0].offset, plan.reads[0].needed), (512, 188 + 5000));
+}
+
+/// Two small vectors in one sector cost one device read.
+#[test]
+fn neighbours_in_a_sector_share_a_read() {
+    let plan = planned(&[(100, 50), (1, 60), (300, 100)]);
+    assert_eq!(plan.reads.len(), 1);
+    assert_eq!(plan.reads[0].length, 512);
+}

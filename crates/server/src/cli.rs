@@ -1,0 +1,99 @@
+//! The command line: flags to configuration inputs. A flag that sets a key is only a name for that key; nothing is
+//! checked here that the configuration checks.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use ringfetch_server::config::{Base, Flag, Inputs};
+use ringfetch_server::demo;
+
+/// Serves random reads - blocks, vectors, byte ranges, objects - over gRPC and HTTP.
+///
+/// Without a configuration it makes demo data and serves that. Flags beat the environment (RINGFETCH__ENGINE__BACKEND
+/// is engine.backend), which beats the file.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 110)]
+pub(crate) struct Cli {
+    /// Configuration file; config/ringfetchd.yaml documents every key.
+    #[arg(long, short, value_name = "FILE", env = "RINGFETCH_CONFIG", global = true)]
+    config: Option<PathBuf>,
+    /// Sets any key outside `datasets`, such as engine.uring.queue_depth=64. Repeatable.
+    #[arg(long, value_name = "KEY=VALUE", global = true)]
+    set: Vec<String>,
+    /// engine.backend: uring, mmap or pread. This and the next three beat --set.
+    #[arg(long, global = true)]
+    backend: Option<String>,
+    /// grpc.listen, such as 127.0.0.1:7410; port 0 is any free one.
+    #[arg(long, value_name = "ADDRESS", global = true)]
+    grpc_listen: Option<String>,
+    /// http.listen.
+    #[arg(long, value_name = "ADDRESS", global = true)]
+    http_listen: Option<String>,
+    /// log.filter, such as debug or info,ringfetch_engine=debug.
+    #[arg(long, value_name = "FILTER", global = true)]
+    log: Option<String>,
+    /// Where the demo's data lies, or is made.
+    #[arg(long, value_name = "DIRECTORY", default_value = demo::DIRECTORY_DEFAULT, global = true)]
+    demo_dir: PathBuf,
+    /// Once ready, write the real listen addresses here as JSON.
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) addresses_file: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub(crate) enum Command {
+    /// Serves until SIGTERM or SIGINT. The default.
+    Run,
+    /// Reports every mistake of the configuration; exits 2 if there are any.
+    CheckConfig {
+        /// Open the datasets too.
+        #[arg(long)]
+        open: bool,
+    },
+    /// Prints the configuration in force, with the source of each value.
+    PrintConfig,
+    /// Asks the daemon's /readyz; exits 0 if it is ready, else 1.
+    Healthcheck,
+}
+
+impl Cli {
+    /// What the configuration is made from, this process's environment included.
+    pub(crate) fn inputs(&self) -> Inputs {
+        let mut flags: Vec<Flag> = self.set.iter().map(|setting| set(setting)).collect();
+        for (name, key, value) in [
+            ("--backend", "engine.backend", &self.backend),
+            ("--grpc-listen", "grpc.listen", &self.grpc_listen),
+            ("--http-listen", "http.listen", &self.http_listen),
+            ("--log", "log.filter", &self.log),
+        ] {
+            if let Some(value) = value {
+                flags.push(Flag {
+                    name: name.to_owned(),
+                    key: key.to_owned(),
+                    value: value.clone(),
+                });
+            }
+        }
+        let base = match &self.config {
+            Some(path) => Base::File(path.clone()),
+            None => Base::Demo(self.demo_dir.clone()),
+        };
+        Inputs {
+            base,
+            environment: std::env::vars_os().collect(),
+            flags,
+        }
+    }
+}
+
+/// `KEY=VALUE` in its parts. Without `=` there is no value, which the configuration reports as such.
+fn set(setting: &str) -> Flag {
+    let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
+    Flag {
+        name: format!("--set {key}"),
+        key: key.to_owned(),
+        value: value.to_owned(),
+    }
+}

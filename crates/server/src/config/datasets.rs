@@ -1,0 +1,519 @@
+//! The `datasets` list: names, paths, and what each kind needs. Files are not opened here; whether a shape fits its
+//! file is the engine's to say.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ringfetch_engine::config::{DirectIo, OBJECT_REVALIDATE_DEFAULT};
+use ringfetch_engine::dataset::{DatasetSpec, Dtype, KindSpec, Layout, PartialTail};
+
+use super::keys::DIRECT_IO_WORDS;
+use super::layers::{Content, Node};
+use super::problem::Source;
+use super::walk::{Section, Walk};
+
+/// What the list's entries are judged by, besides themselves.
+pub(super) struct Surroundings<'a> {
+    /// Relative paths start here.
+    pub(super) directory: &'a Path,
+    /// For datasets that do not say.
+    pub(super) direct_io: DirectIo,
+    /// The largest answer: an item must fit.
+    pub(super) response_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum KindWord {
+    Blocks,
+    Vectors,
+    Objects,
+}
+
+const KIND_WORDS: [(&str, KindWord); 3] = [
+    ("blocks", KindWord::Blocks),
+    ("vectors", KindWord::Vectors),
+    ("objects", KindWord::Objects),
+];
+
+/// Keys that belong to one kind.
+const KIND_KEYS: [(&str, KindWord); 8] = [
+    ("block_bytes", KindWord::Blocks),
+    ("partial_tail", KindWord::Blocks),
+    ("layout", KindWord::Vectors),
+    ("dim", KindWord::Vectors),
+    ("dtype", KindWord::Vectors),
+    ("header_bytes", KindWord::Vectors),
+    ("max_open_files", KindWord::Objects),
+    ("revalidate_ms", KindWord::Objects),
+];
+
+const LAYOUT_WORDS: [(&str, Layout); 8] = [
+    ("raw", Layout::Raw),
+    ("fvecs", Layout::Fvecs),
+    ("bvecs", Layout::Bvecs),
+    ("ivecs", Layout::Ivecs),
+    ("npy", Layout::Npy),
+    ("fbin", Layout::Fbin),
+    ("u8bin", Layout::U8bin),
+    ("i8bin", Layout::I8bin),
+];
+
+const DTYPE_WORDS: [(&str, Dtype); 5] = [
+    ("f32", Dtype::F32),
+    ("f16", Dtype::F16),
+    ("u8", Dtype::U8),
+    ("i8", Dtype::I8),
+    ("i32", Dtype::I32),
+];
+
+const PARTIAL_TAIL_WORDS: [(&str, PartialTail); 2] =
+    [("refuse", PartialTail::Refuse), ("ignore", PartialTail::Ignore)];
+
+const NAME_ALLOWED: &str = "allowed: 1 to 128 of A-Z a-z 0-9 . _ -, the first one a letter or a digit";
+const BLOCK_BYTES_MAX: u64 = 256 << 20;
+const DIM_MAX: u32 = 1 << 20;
+const HEADER_BYTES_MAX: u64 = 1 << 40;
+const MAX_OPEN_FILES_DEFAULT: u64 = 1024;
+const MAX_OPEN_FILES_MAX: u64 = 1 << 20;
+const REVALIDATE_MS_MAX: u64 = 3_600_000;
+
+/// Reads the list. Entries with problems are left out.
+pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -> Vec<DatasetSpec> {
+    let fixed = ["name", "kind", "path", "paths", "direct_io"];
+    for key in fixed.iter().chain(KIND_KEYS.iter().map(|(key, _)| key)) {
+        walk.know(&format!("datasets[].{key}"));
+    }
+    let missing = "list what to serve, such as `- { name: blocks, kind: blocks, path: /data/blocks.bin, block_bytes: 4096 }`";
+    let (items, source) = match node {
+        Some(Node {
+            content: Content::List(items),
+            source,
+        }) => (items, source),
+        Some(Node {
+            content: Content::Null,
+            source,
+        }) => (Vec::new(), source),
+        Some(Node { content, source }) => {
+            walk.complain(
+                "datasets",
+                content.describe(),
+                "allowed: a list of datasets, each beginning with `-`".to_owned(),
+                source,
+            );
+            return Vec::new();
+        }
+        None => (Vec::new(), Source::Default),
+    };
+    if items.is_empty() {
+        walk.complain(
+            "datasets",
+            "there are none".to_owned(),
+            missing.to_owned(),
+            source,
+        );
+    }
+    let mut first_of_name: BTreeMap<String, usize> = BTreeMap::new();
+    let mut specs = Vec::new();
+    for (index, item) in items.into_iter().enumerate() {
+        let source = item.source.clone();
+        let is_section = matches!(item.content, Content::Section(_));
+        let section = Section::of(walk, format!("datasets[{index}]"), Some(item));
+        if !is_section {
+            section.finish();
+            continue;
+        }
+        let Some(spec) = entry(section, &source, around) else {
+            continue;
+        };
+        if let Some(first) = first_of_name.get(&spec.name) {
+            walk.complain(
+                &format!("datasets[{index}].name"),
+                format!("is {:?}, and so is datasets[{first}].name", spec.name),
+                "give each dataset a name of its own".to_owned(),
+                source,
+            );
+        } else {
+            first_of_name.insert(spec.name.clone(), index);
+        }
+        specs.push(spec);
+    }
+    specs
+}
+
+fn entry(mut section: Section<'_>, source: &Source, around: &Surroundings<'_>) -> Option<DatasetSpec> {
+    let walk = section.walk();
+    let required = |section: &Section<'_>, name: &str, remedy: &str| {
+        walk.complain(
+            &section.key(name),
+            "is missing".to_owned(),
+            remedy.to_owned(),
+            source.clone(),
+        );
+    };
+    if !section.has("name") {
+        required(&section, "name", NAME_ALLOWED);
+    }
+    let name = section.text("name", NAME_ALLOWED.trim_start_matches("allowed: "), |name| {
+        if name_is_valid(name) {
+            Ok(())
+        } else {
+            Err(format!("is {name:?}"))
+        }
+    });
+    if !section.has("kind") {
+        required(&section, "kind", "allowed: blocks, vectors, objects");
+    }
+    let kind = section.optional_word("kind", &KIND_WORDS);
+    let paths = paths(&mut section, kind, source, around.directory);
+    let direct_io = section
+        .optional_word("direct_io", &DIRECT_IO_WORDS)
+        .unwrap_or_else(|| {
+            walk.record(
+                &section.key("direct_io"),
+                word_of(around.direct_io, &DIRECT_IO_WORDS),
+                Source::Default,
+            );
+            walk.note("engine.direct_io".to_owned());
+            around.direct_io
+        });
+    for (key, of) in KIND_KEYS {
+        // Without a valid kind nobody knows which keys are wrong: that is reported, they are not.
+        if kind != Some(of)
+            && let Some(node) = section.take(key)
+            && let Some(kind) = kind
+        {
+            let (kind, of) = (word_of(kind, &KIND_WORDS), word_of(of, &KIND_WORDS));
+            let problem = format!("is for kind {of}, and this dataset is of kind {kind}");
+            walk.complain(
+                &section.key(key),
+                problem,
+                "leave it out, or change kind".to_owned(),
+                node.source,
+            );
+        }
+    }
+    let kind = match kind {
+        None => None,
+        Some(KindWord::Blocks) => blocks(&mut section, source, around),
+        Some(KindWord::Vectors) => vectors(&mut section, paths.as_deref(), source, around),
+        Some(KindWord::Objects) => Some(objects(&mut section)),
+    };
+    section.finish();
+    Some(DatasetSpec {
+        name: name?,
+        paths: paths?,
+        kind: kind?,
+        direct_io,
+    })
+}
+
+fn name_is_valid(name: &str) -> bool {
+    name.len() <= 128
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+}
+
+/// Exactly one of `path` and `paths`.
+fn paths(
+    section: &mut Section<'_>,
+    kind: Option<KindWord>,
+    source: &Source,
+    directory: &Path,
+) -> Option<Vec<PathBuf>> {
+    let walk = section.walk();
+    let (one, many) = (section.take("path"), section.take("paths"));
+    let (key, nodes, source) = match (one, many) {
+        (Some(node), None) => (section.key("path"), vec![node], source.clone()),
+        (
+            None,
+            Some(Node {
+                content: Content::List(nodes),
+                source,
+            }),
+        ) => (section.key("paths"), nodes, source),
+        (None, Some(Node { content, source })) => {
+            let remedy = "allowed: a list of files; for one file use path".to_owned();
+            walk.complain(&section.key("paths"), content.describe(), remedy, source);
+            return None;
+        }
+        (Some(_), Some(node)) => {
+            let problem = "stands beside path".to_owned();
+            walk.complain(
+                &section.key("paths"),
+                problem,
+                "give path or paths, not both".to_owned(),
+                node.source,
+            );
+            return None;
+        }
+        (None, None) => {
+            let remedy =
+                "name a file or device (several as a list: paths), or for objects a directory".to_owned();
+            walk.complain(
+                &section.key("path"),
+                "is missing".to_owned(),
+                remedy,
+                source.clone(),
+            );
+            return None;
+        }
+    };
+    if nodes.is_empty() {
+        walk.complain(
+            &key,
+            "is empty".to_owned(),
+            "name at least one file".to_owned(),
+            source,
+        );
+        return None;
+    }
+    if kind == Some(KindWord::Objects) && nodes.len() > 1 {
+        let problem = format!("has {} entries", nodes.len());
+        walk.complain(
+            &key,
+            problem,
+            "a dataset of kind objects is one directory".to_owned(),
+            source,
+        );
+        return None;
+    }
+    let count = nodes.len();
+    let mut paths: Vec<PathBuf> = Vec::new();
+    let mut written: Vec<serde_yaml::Value> = Vec::new();
+    for node in nodes {
+        let (problem, remedy) = match &node.content {
+            Content::Text(text) if text.is_empty() || text.contains('\0') => (
+                node.content.describe(),
+                "allowed: the path of a file, device or directory",
+            ),
+            Content::Text(text) => {
+                // `absolute` fails only for an empty path or an unreadable working directory: then as written.
+                let joined = directory.join(text);
+                let path = std::path::absolute(&joined).unwrap_or(joined);
+                if !paths.contains(&path) {
+                    written.push(path.to_string_lossy().into_owned().into());
+                    paths.push(path);
+                    continue;
+                }
+                (format!("names {text:?} twice"), "name each file once")
+            }
+            Content::Null
+            | Content::Bool(_)
+            | Content::Number(_)
+            | Content::List(_)
+            | Content::Section(_) => (
+                node.content.describe(),
+                "allowed: the path of a file, device or directory (quote what is no text)",
+            ),
+        };
+        walk.complain(&key, problem, remedy.to_owned(), node.source);
+    }
+    if paths.len() < count {
+        return None;
+    }
+    let value = if key.ends_with("paths") {
+        written.into()
+    } else {
+        written.swap_remove(0)
+    };
+    walk.record(&key, value, source);
+    Some(paths)
+}
+
+fn blocks(section: &mut Section<'_>, source: &Source, around: &Surroundings<'_>) -> Option<KindSpec> {
+    let walk = section.walk();
+    let key = section.key("block_bytes");
+    let given = section.has("block_bytes");
+    let block_bytes = section.optional_bytes("block_bytes", 1..=BLOCK_BYTES_MAX, 1);
+    let partial_tail = section.word("partial_tail", PartialTail::Refuse, &PARTIAL_TAIL_WORDS);
+    if !given {
+        walk.complain(
+            &key,
+            "is missing".to_owned(),
+            "say how many bytes a block has, such as 4KiB".to_owned(),
+            source.clone(),
+        );
+    }
+    let block_bytes = block_bytes?;
+    fits_an_answer(walk, &key, "a block", block_bytes, around);
+    Some(KindSpec::Blocks {
+        block_bytes: u32::try_from(block_bytes).ok()?,
+        partial_tail,
+    })
+}
+
+fn fits_an_answer(walk: &Walk, key: &str, what: &str, bytes: u64, around: &Surroundings<'_>) {
+    let most = around.response_bytes;
+    let problem =
+        format!("makes {what} {bytes} bytes, and an answer has at most {most} (limits.response_bytes)");
+    walk.clash(
+        key,
+        "limits.response_bytes",
+        bytes > most,
+        problem,
+        "raise limits.response_bytes".to_owned(),
+    );
+}
+
+fn dtype_bytes(dtype: Dtype) -> u64 {
+    match dtype {
+        Dtype::F32 | Dtype::I32 => 4,
+        Dtype::F16 => 2,
+        Dtype::U8 | Dtype::I8 => 1,
+    }
+}
+
+/// The element type that a layout fixes.
+fn dtype_of(layout: Layout) -> Option<Dtype> {
+    match layout {
+        Layout::Raw | Layout::Npy => None,
+        Layout::Fvecs | Layout::Fbin => Some(Dtype::F32),
+        Layout::Bvecs | Layout::U8bin => Some(Dtype::U8),
+        Layout::Ivecs => Some(Dtype::I32),
+        Layout::I8bin => Some(Dtype::I8),
+    }
+}
+
+/// Whether a file of this layout begins with a header, so that two such files are no one address space.
+fn has_file_header(layout: Layout) -> bool {
+    match layout {
+        Layout::Raw | Layout::Fvecs | Layout::Bvecs | Layout::Ivecs => false,
+        Layout::Npy | Layout::Fbin | Layout::U8bin | Layout::I8bin => true,
+    }
+}
+
+fn layout_by_suffix(path: &Path) -> Option<Layout> {
+    let suffix = path.extension()?.to_str()?.to_ascii_lowercase();
+    LAYOUT_WORDS
+        .iter()
+        .find(|(word, layout)| *word == suffix && *layout != Layout::Raw)
+        .map(|(_, layout)| *layout)
+}
+
+fn word_of<T: PartialEq>(value: T, words: &[(&'static str, T)]) -> &'static str {
+    words
+        .iter()
+        .find(|(_, other)| *other == value)
+        .map_or("", |(word, _)| word)
+}
+
+/// The layout from its key, else from the suffix that all the paths share.
+fn layout(section: &mut Section<'_>, paths: Option<&[PathBuf]>, source: &Source) -> Option<Layout> {
+    let (walk, key) = (section.walk(), section.key("layout"));
+    if section.has("layout") {
+        return section.optional_word("layout", &LAYOUT_WORDS);
+    }
+    let found: Vec<_> = paths?.iter().map(|path| layout_by_suffix(path)).collect();
+    if let [Some(layout), rest @ ..] = found.as_slice()
+        && rest.iter().all(|other| *other == Some(*layout))
+    {
+        walk.record(&key, word_of(*layout, &LAYOUT_WORDS), Source::Default);
+        walk.note("by the file's suffix".to_owned());
+        return Some(*layout);
+    }
+    let words: Vec<&str> = LAYOUT_WORDS.iter().map(|(word, _)| *word).collect();
+    let remedy = format!("the file's suffix does not tell; allowed: {}", words.join(", "));
+    walk.complain(&key, "is missing".to_owned(), remedy, source.clone());
+    None
+}
+
+fn vectors(
+    section: &mut Section<'_>,
+    paths: Option<&[PathBuf]>,
+    source: &Source,
+    around: &Surroundings<'_>,
+) -> Option<KindSpec> {
+    let walk = section.walk();
+    let layout = layout(section, paths, source);
+    let (dim_given, dtype_given, header_given) = (
+        section.has("dim"),
+        section.has("dtype"),
+        section.has("header_bytes"),
+    );
+    let dim = section.optional_small("dim", 1..=DIM_MAX);
+    let dtype = section.optional_word("dtype", &DTYPE_WORDS);
+    let header_bytes = section
+        .optional_bytes("header_bytes", 0..=HEADER_BYTES_MAX, 1)
+        .unwrap_or(0);
+    let layout = layout?;
+    let word = word_of(layout, &LAYOUT_WORDS);
+    if layout == Layout::Raw {
+        for (name, given, remedy) in [
+            (
+                "dim",
+                dim_given,
+                "a raw file does not tell: say how many elements a vector has",
+            ),
+            (
+                "dtype",
+                dtype_given,
+                "a raw file does not tell; allowed: f32, f16, u8, i8, i32",
+            ),
+        ] {
+            if !given {
+                walk.complain(
+                    &section.key(name),
+                    "is missing".to_owned(),
+                    remedy.to_owned(),
+                    source.clone(),
+                );
+            }
+        }
+    } else if header_given {
+        let problem = format!("is for layout raw, and this one is {word}");
+        walk.complain(
+            &section.key("header_bytes"),
+            problem,
+            "leave it out".to_owned(),
+            source.clone(),
+        );
+    }
+    if let (Some(fixed), Some(said)) = (dtype_of(layout), dtype)
+        && fixed != said
+    {
+        let problem = format!(
+            "is {}, and layout {word} holds {}",
+            word_of(said, &DTYPE_WORDS),
+            word_of(fixed, &DTYPE_WORDS)
+        );
+        walk.complain(
+            &section.key("dtype"),
+            problem,
+            "leave it out, or change layout".to_owned(),
+            source.clone(),
+        );
+    }
+    if has_file_header(layout) && paths.is_some_and(|paths| paths.len() > 1) {
+        let problem = format!("has several entries, and each {word} file has a header of its own");
+        let remedy = "make one dataset of each file".to_owned();
+        walk.complain(&section.key("paths"), problem, remedy, source.clone());
+    }
+    if let (Some(dim), Some(dtype)) = (dim, dtype.or(dtype_of(layout))) {
+        fits_an_answer(
+            walk,
+            &section.key("dim"),
+            "a vector",
+            u64::from(dim) * dtype_bytes(dtype),
+            around,
+        );
+    }
+    Some(KindSpec::Vectors {
+        layout,
+        dim,
+        dtype,
+        header_bytes,
+    })
+}
+
+fn objects(section: &mut Section<'_>) -> KindSpec {
+    let max_open_files = section.integer("max_open_files", MAX_OPEN_FILES_DEFAULT, 1..=MAX_OPEN_FILES_MAX);
+    let default = u64::try_from(OBJECT_REVALIDATE_DEFAULT.as_millis()).unwrap_or(REVALIDATE_MS_MAX);
+    let revalidate_ms = section.integer("revalidate_ms", default, 0..=REVALIDATE_MS_MAX);
+    KindSpec::Objects {
+        max_open_files: usize::try_from(max_open_files).unwrap_or(usize::MAX),
+        revalidate: Duration::from_millis(revalidate_ms),
+    }
+}

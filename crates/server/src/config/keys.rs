@@ -1,0 +1,355 @@
+//! Which keys there are outside `datasets`, what each may hold, and which contradict each other.
+//!
+//! Every section is checked whichever backend is chosen, so that a flip is one word. Where a default would contradict
+//! a smaller limit that somebody set, the default follows it down; two values that somebody set are never bent.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use ringfetch_engine::config::{
+    BackendKind, DirectIo, EngineConfig, MmapConfig, OnUnavailable, Placement, PlanConfig, PreadConfig,
+    UringConfig,
+};
+use ringfetch_engine::cpus::usable_cpus;
+
+use super::layers::{self, Base, Inputs};
+use super::problem::Problems;
+use super::walk::{Section, Walk};
+use super::{Config, Limits, LogConfig, LogFormat, datasets};
+
+const BACKEND_WORDS: [(&str, BackendKind); 3] = [
+    ("uring", BackendKind::Uring),
+    ("mmap", BackendKind::Mmap),
+    ("pread", BackendKind::Pread),
+];
+const ON_UNAVAILABLE_WORDS: [(&str, OnUnavailable); 2] =
+    [("fail", OnUnavailable::Fail), ("mmap", OnUnavailable::Mmap)];
+pub(super) const DIRECT_IO_WORDS: [(&str, DirectIo); 3] = [
+    ("required", DirectIo::Required),
+    ("preferred", DirectIo::Preferred),
+    ("off", DirectIo::Off),
+];
+const PLACEMENT_WORDS: [(&str, Placement); 2] = [
+    ("same_thread", Placement::SameThread),
+    ("own_thread", Placement::OwnThread),
+];
+const FORMAT_WORDS: [(&str, LogFormat); 3] = [
+    ("auto", LogFormat::Auto),
+    ("text", LogFormat::Text),
+    ("json", LogFormat::Json),
+];
+
+/// Ports of the three listeners where nobody says otherwise; loopback, since nothing here authenticates clients.
+pub(crate) const GRPC_PORT: u16 = 7410;
+const HTTP_PORT: u16 = 7411;
+const ADMIN_PORT: u16 = 7412;
+const LOG_FILTER: &str = "info";
+const DRAIN_TIMEOUT_MS: u64 = 10_000;
+/// Device reads and the memory budget are made of pages of this size.
+const PAGE_BYTES: u64 = 4096;
+
+/// Walks the merged tree. What is wrong is in the walk; the configuration counts only if nothing is.
+///
+/// # Errors
+/// The file cannot be read or is no YAML.
+pub(super) fn examine(inputs: &Inputs) -> Result<(Walk, Config), Problems> {
+    let mut problems = Vec::new();
+    let (demo, directory) = match &inputs.base {
+        Base::File(path) => (serde_yaml::Value::Null, path.parent().unwrap_or(Path::new(""))),
+        Base::Demo(directory) => (crate::demo::dataset_list(directory), Path::new("")),
+    };
+    let tree = layers::merge(inputs, demo, &mut problems)?;
+    let walk = Walk::new(problems);
+    let config = read(&walk, tree, directory);
+    Ok((walk, config))
+}
+
+fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
+    let mut root = Section::root(walk, tree);
+    let mut listen = |name: &str, port: u16, off: bool| {
+        let mut section = root.section(name);
+        let address = section.address("listen", SocketAddr::from((Ipv4Addr::LOCALHOST, port)), off);
+        section.finish();
+        address
+    };
+    let grpc_listen = listen("grpc", GRPC_PORT, false);
+    let http_listen = listen("http", HTTP_PORT, false);
+    let admin_listen = listen("admin", ADMIN_PORT, true);
+    ports_differ(
+        walk,
+        [
+            ("grpc.listen", grpc_listen),
+            ("http.listen", http_listen),
+            ("admin.listen", admin_listen),
+        ],
+    );
+
+    let (mut engine, direct_io) = engine(root.section("engine"));
+    // The list is read last, since its entries are judged by the limits, and printed where the file has it: see `print`.
+    let datasets = root.take("datasets");
+    let limits = limits(root.section("limits"), &mut engine);
+    let log = log(root.section("log"));
+    let mut shutdown = root.section("shutdown");
+    let drain_timeout =
+        Duration::from_millis(shutdown.integer("drain_timeout_ms", DRAIN_TIMEOUT_MS, 0..=3_600_000));
+    shutdown.finish();
+    let around = datasets::Surroundings {
+        directory,
+        direct_io,
+        response_bytes: limits.response_bytes,
+    };
+    let datasets = datasets::read(walk, datasets, &around);
+    root.finish();
+
+    // `grpc` and `http` cannot be off: a listener that is none was complained about, and nothing is served then.
+    let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    Config {
+        grpc_listen: grpc_listen.unwrap_or(nowhere),
+        http_listen: http_listen.unwrap_or(nowhere),
+        admin_listen,
+        engine,
+        datasets,
+        limits,
+        log,
+        drain_timeout,
+    }
+}
+
+/// Whether two listeners of one port would meet: `[::]` takes IPv4 too, `0.0.0.0` does not take IPv6.
+fn overlap(a: IpAddr, b: IpAddr) -> bool {
+    let covers = |wide: IpAddr, narrow: IpAddr| wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4());
+    a == b || covers(a, b) || covers(b, a)
+}
+
+fn ports_differ(walk: &Walk, listeners: [(&str, Option<SocketAddr>); 3]) {
+    for (index, (key, address)) in listeners.iter().enumerate() {
+        for (other_key, other) in &listeners[..index] {
+            let (Some(address), Some(other)) = (address, other) else {
+                continue;
+            };
+            let same =
+                address.port() == other.port() && address.port() != 0 && overlap(address.ip(), other.ip());
+            let problem = format!("is {address}, and {other_key} is {other}: one port cannot be both");
+            walk.clash(
+                key,
+                other_key,
+                same,
+                problem,
+                "give each listener a port of its own".to_owned(),
+            );
+        }
+    }
+}
+
+fn engine(mut section: Section<'_>) -> (EngineConfig, DirectIo) {
+    let walk = section.walk();
+    let default = EngineConfig::default();
+    let backend = section.word("backend", default.backend, &BACKEND_WORDS);
+    let on_unavailable = section.word("on_unavailable", default.on_unavailable, &ON_UNAVAILABLE_WORDS);
+    let usable = u32::try_from(usable_cpus().len()).unwrap_or(u32::MAX);
+    let cores = match section.integer_or_word("cores", "auto", 1..=1024) {
+        Some(cores) => u32::try_from(cores).unwrap_or(usable),
+        None => {
+            walk.note(format!("{usable} usable"));
+            usable
+        }
+    };
+    let pin = section.boolean("pin", default.pin);
+    let memory_budget_bytes = section.bytes(
+        "memory_budget",
+        default.memory_budget_bytes,
+        1 << 20..=1 << 40,
+        PAGE_BYTES,
+    );
+    let direct_io = section.word("direct_io", DirectIo::Preferred, &DIRECT_IO_WORDS);
+
+    let mut uring_section = section.section("uring");
+    let uring = UringConfig {
+        queue_depth: uring_section.small("queue_depth", default.uring.queue_depth, 1..=4096),
+        placement: uring_section.word("placement", default.uring.placement, &PLACEMENT_WORDS),
+        eager_flush_reads: uring_section.small(
+            "eager_flush_reads",
+            default.uring.eager_flush_reads,
+            0..=4096,
+        ),
+        registered_buffers: uring_section.boolean("registered_buffers", default.uring.registered_buffers),
+    };
+    uring_section.finish();
+    let mut mmap_section = section.section("mmap");
+    let mmap = MmapConfig {
+        threads: mmap_section.small("threads", default.mmap.threads, 1..=256),
+        announce: mmap_section.boolean("announce", default.mmap.announce),
+    };
+    mmap_section.finish();
+    let mut pread_section = section.section("pread");
+    let pread = PreadConfig {
+        threads: pread_section.small("threads", default.pread.threads, 1..=1024),
+    };
+    pread_section.finish();
+    let mut plan_section = section.section("plan");
+    let merge_gap = plan_section.bytes("merge_gap", default.plan.merge_gap_bytes.into(), 0..=16 << 20, 1);
+    let max_read = plan_section.bytes(
+        "max_read",
+        default.plan.max_read_bytes.into(),
+        PAGE_BYTES..=64 << 20,
+        PAGE_BYTES,
+    );
+    plan_section.finish();
+    section.finish();
+
+    walk.clash(
+        "engine.plan.merge_gap",
+        "engine.plan.max_read",
+        merge_gap > max_read,
+        format!("is {merge_gap} bytes, and one read has at most {max_read} (engine.plan.max_read)"),
+        "lower it: a gap that large is never bridged".to_owned(),
+    );
+    walk.clash(
+        "engine.plan.max_read",
+        "engine.memory_budget",
+        max_read > memory_budget_bytes,
+        format!(
+            "is {max_read} bytes, and all reads together have {memory_budget_bytes} (engine.memory_budget)"
+        ),
+        "lower it, or raise engine.memory_budget".to_owned(),
+    );
+    let plan = PlanConfig {
+        merge_gap_bytes: u32::try_from(merge_gap).unwrap_or(default.plan.merge_gap_bytes),
+        max_read_bytes: u32::try_from(max_read).unwrap_or(default.plan.max_read_bytes),
+    };
+    let config = EngineConfig {
+        backend,
+        on_unavailable,
+        cores,
+        pin,
+        memory_budget_bytes,
+        // These two stand in `limits`, which is read next.
+        queued_reads: default.queued_reads,
+        connection_bytes: default.connection_bytes,
+        uring,
+        mmap,
+        pread,
+        plan,
+        device_tags: default.device_tags,
+    };
+    (config, direct_io)
+}
+
+fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
+    let walk = section.walk();
+    let default = Limits::default();
+    let budget = engine.memory_budget_bytes;
+    let items_per_request = section.small("items_per_request", default.items_per_request, 1..=1 << 20);
+    // Where nobody says otherwise, a small budget takes these two down with it.
+    let connection_default = engine.connection_bytes.min(budget);
+    let response_default = default.response_bytes.min(budget / 4);
+    let response_bytes = section.bytes("response_bytes", response_default, PAGE_BYTES..=1 << 30, 1);
+    let request_bytes = section.bytes(
+        "request_bytes",
+        default.request_bytes.into(),
+        1 << 10..=256 << 20,
+        1,
+    );
+    let requests_in_flight = section.small("requests_in_flight", default.requests_in_flight, 1..=1 << 20);
+    let per_connection_default = default.requests_per_connection.min(requests_in_flight);
+    let requests_per_connection =
+        section.small("requests_per_connection", per_connection_default, 1..=1 << 16);
+    let per_stream_default = default.stream_requests_in_flight.min(requests_in_flight);
+    let stream_requests_in_flight =
+        section.small("stream_requests_in_flight", per_stream_default, 1..=1 << 16);
+    let connections = section.small("connections", default.connections, 1..=1 << 20);
+    engine.connection_bytes = section.bytes("connection_bytes", connection_default, PAGE_BYTES..=1 << 40, 1);
+    let queued_default = engine.queued_reads.max(items_per_request);
+    engine.queued_reads = section.small("queued_reads", queued_default, 1..=1 << 24);
+    let http_ranges = section.small("http_ranges", default.http_ranges, 1..=1024);
+    section.finish();
+
+    let at_most = |key: &str, value: u64, other_key: &str, other: u64, why: &str| {
+        let problem = format!("is {value}, more than {other_key}, which is {other}: {why}");
+        walk.clash(
+            key,
+            other_key,
+            value > other,
+            problem,
+            format!("lower it, or raise {other_key}"),
+        );
+    };
+    let connection_bytes = engine.connection_bytes;
+    let budget_key = "engine.memory_budget";
+    // The engine's rule: see `Engine::response_bytes_max`.
+    let problem = format!("is {response_bytes}, more than a quarter of {budget_key}, which is {budget}");
+    let remedy = format!("lower it, or raise {budget_key}: one answer must leave room for others");
+    walk.clash(
+        "limits.response_bytes",
+        budget_key,
+        response_bytes > budget / 4,
+        problem,
+        remedy,
+    );
+    at_most(
+        "limits.connection_bytes",
+        connection_bytes,
+        budget_key,
+        budget,
+        "there is no more",
+    );
+    let why = "such an answer fits on no connection";
+    at_most(
+        "limits.response_bytes",
+        response_bytes,
+        "limits.connection_bytes",
+        connection_bytes,
+        why,
+    );
+    let in_flight = u64::from(requests_in_flight);
+    let why = "the rest would always be refused";
+    let in_flight_key = "limits.requests_in_flight";
+    at_most(
+        "limits.requests_per_connection",
+        requests_per_connection.into(),
+        in_flight_key,
+        in_flight,
+        why,
+    );
+    at_most(
+        "limits.stream_requests_in_flight",
+        stream_requests_in_flight.into(),
+        in_flight_key,
+        in_flight,
+        why,
+    );
+    let why = "such a batch would always be refused";
+    let queued = engine.queued_reads.into();
+    at_most(
+        "limits.items_per_request",
+        items_per_request.into(),
+        "limits.queued_reads",
+        queued,
+        why,
+    );
+
+    Limits {
+        items_per_request,
+        response_bytes,
+        request_bytes: u32::try_from(request_bytes).unwrap_or(default.request_bytes),
+        requests_in_flight,
+        requests_per_connection,
+        stream_requests_in_flight,
+        connections,
+        http_ranges,
+    }
+}
+
+fn log(mut section: Section<'_>) -> LogConfig {
+    let allowed = "a tracing filter, such as info or warn,ringfetch_engine=debug";
+    let filter = section.text_or("filter", LOG_FILTER, allowed, |filter| {
+        let parsed = tracing_subscriber::EnvFilter::try_new(filter);
+        parsed
+            .map(|_| ())
+            .map_err(|error| format!("is {filter:?}: {error}"))
+    });
+    let format = section.word("format", LogFormat::Auto, &FORMAT_WORDS);
+    section.finish();
+    LogConfig { filter, format }
+}

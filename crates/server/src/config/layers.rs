@@ -1,0 +1,315 @@
+//! Flags over environment over file over defaults: one tree in which every value knows its source.
+//!
+//! Values of the environment and of flags are YAML scalars at a dotted path. Nothing here knows which keys exist,
+//! except that `datasets` is a list and lists are written in the file only.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_yaml::{Number, Value};
+
+use super::problem::{Problem, Problems, Source};
+
+/// Environment variables with this prefix set keys: `RINGFETCH__ENGINE__BACKEND` is `engine.backend`.
+pub const ENVIRONMENT_PREFIX: &str = "RINGFETCH__";
+
+/// A configuration file is read whole: no larger than this.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// What is said where a section belongs and something else stands.
+pub(super) const SECTION_ALLOWED: &str = "allowed: a section of keys";
+
+/// One setting from the command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flag {
+    /// As typed, without the value: `--backend`, `--set engine.backend`.
+    pub name: String,
+    /// Dotted path of the key it sets.
+    pub key: String,
+    /// The value, a YAML scalar.
+    pub value: String,
+}
+
+/// What lies beneath the environment and the flags.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Base {
+    /// A file.
+    File(PathBuf),
+    /// The demo, whose data lies (or will lie) in this directory.
+    Demo(PathBuf),
+}
+
+/// Everything a configuration is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inputs {
+    /// File or demo.
+    pub base: Base,
+    /// The process's environment; variables of others are ignored.
+    pub environment: Vec<(OsString, OsString)>,
+    /// Settings from the command line; of two for the same key the later one counts.
+    pub flags: Vec<Flag>,
+}
+
+/// A value and where it came from.
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    pub(super) content: Content,
+    pub(super) source: Source,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Content {
+    Null,
+    Bool(bool),
+    Number(Number),
+    Text(String),
+    List(Vec<Node>),
+    Section(Vec<(String, Node)>),
+}
+
+impl Content {
+    /// What it is, as the middle of a sentence.
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Self::Null => "has no value".to_owned(),
+            Self::Bool(value) => format!("is {value}"),
+            Self::Number(number) => format!("is {number}"),
+            Self::Text(text) => format!("is {text:?}"),
+            Self::List(_) => "is a list".to_owned(),
+            Self::Section(_) => "is a section of keys".to_owned(),
+        }
+    }
+}
+
+/// Reads the file and lays the environment and the flags over it. Problems with single values are appended; the tree
+/// is what is left.
+///
+/// # Errors
+/// The file cannot be read or is no YAML: then there is nothing else to say about it.
+pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -> Result<Node, Problems> {
+    let mut root = match &inputs.base {
+        Base::File(path) => {
+            let source = Source::File(path.clone());
+            let value = read(path).map_err(|(problem, remedy)| {
+                Problems(vec![Problem {
+                    key: "config".to_owned(),
+                    problem,
+                    remedy,
+                    source: source.clone(),
+                }])
+            })?;
+            convert(value, "", &source, problems)
+        }
+        Base::Demo(_) => convert(demo, "", &Source::Demo, problems),
+    };
+    match root.content {
+        Content::Section(_) => {}
+        Content::Null => root.content = Content::Section(Vec::new()),
+        Content::Bool(_) | Content::Number(_) | Content::Text(_) | Content::List(_) => {
+            problems.push(Problem {
+                key: "config".to_owned(),
+                problem: root.content.describe(),
+                remedy: "the file is a mapping of keys, such as `engine:`".to_owned(),
+                source: root.source.clone(),
+            });
+            root.content = Content::Section(Vec::new());
+        }
+    }
+    let mut variables: Vec<_> = inputs.environment.iter().collect();
+    variables.sort();
+    for (name, value) in variables {
+        let Some(name) = name.to_str() else { continue };
+        let Some(path) = name.strip_prefix(ENVIRONMENT_PREFIX) else {
+            continue;
+        };
+        let key = path.to_ascii_lowercase().replace("__", ".");
+        let source = Source::Environment(name.to_owned());
+        match value.to_str() {
+            Some(text) => set(&mut root, &key, text, source, problems),
+            None => problems.push(Problem {
+                key,
+                problem: "is not UTF-8".to_owned(),
+                remedy: "write it in UTF-8".to_owned(),
+                source,
+            }),
+        }
+    }
+    for flag in &inputs.flags {
+        set(
+            &mut root,
+            &flag.key,
+            &flag.value,
+            Source::Flag(flag.name.clone()),
+            problems,
+        );
+    }
+    Ok(root)
+}
+
+type Complaint = (String, String);
+
+fn read(path: &Path) -> Result<Value, Complaint> {
+    let elsewhere = "name a readable file with --config or RINGFETCH_CONFIG, or give neither for the demo";
+    let unreadable = |error: std::io::Error| (format!("cannot be read: {error}"), elsewhere.to_owned());
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    let length = file
+        .take(FILE_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .map_err(unreadable)?;
+    if u64::try_from(length).is_ok_and(|length| length > FILE_BYTES_MAX) {
+        return Err((
+            "is too large".to_owned(),
+            format!("a configuration file has at most {FILE_BYTES_MAX} bytes"),
+        ));
+    }
+    let syntax = |error: serde_yaml::Error| {
+        (
+            format!("is no valid YAML: {error}"),
+            "mend it there; nothing else was checked".to_owned(),
+        )
+    };
+    let mut value: Value = serde_yaml::from_str(&text).map_err(syntax)?;
+    value.apply_merge().map_err(syntax)?;
+    Ok(value)
+}
+
+fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem>) -> Node {
+    let content = match value {
+        Value::Null => Content::Null,
+        Value::Bool(value) => Content::Bool(value),
+        Value::Number(number) => Content::Number(number),
+        Value::String(text) => Content::Text(text),
+        Value::Sequence(items) => {
+            let item = |(index, item)| convert(item, &format!("{path}[{index}]"), source, problems);
+            Content::List(items.into_iter().enumerate().map(item).collect())
+        }
+        Value::Mapping(entries) => {
+            let mut section = Vec::new();
+            for (key, value) in entries {
+                if let Value::String(key) = key {
+                    let node = convert(value, &join(path, &key), source, problems);
+                    section.push((key, node));
+                } else {
+                    problems.push(Problem {
+                        key: if path.is_empty() {
+                            "config".to_owned()
+                        } else {
+                            path.to_owned()
+                        },
+                        problem: format!("has a key that is no text: {}", plain(&key)),
+                        remedy: "keys are words".to_owned(),
+                        source: source.clone(),
+                    });
+                }
+            }
+            Content::Section(section)
+        }
+        Value::Tagged(tagged) => {
+            problems.push(Problem {
+                key: path.to_owned(),
+                problem: format!("has the YAML tag {}", tagged.tag),
+                remedy: "write the value without a tag".to_owned(),
+                source: source.clone(),
+            });
+            return convert(tagged.value, path, source, problems);
+        }
+    };
+    Node {
+        content,
+        source: source.clone(),
+    }
+}
+
+fn plain(key: &Value) -> String {
+    serde_yaml::to_string(key).map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
+}
+
+pub(super) fn join(path: &str, key: &str) -> String {
+    if path.is_empty() {
+        key.to_owned()
+    } else {
+        format!("{path}.{key}")
+    }
+}
+
+/// Sets one key from a scalar. What is no scalar in YAML (`[::1]:7410` would be a list) is the text itself.
+fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Vec<Problem>) {
+    let complaint = |problem: &str, remedy: &str| Problem {
+        key: key.to_owned(),
+        problem: problem.to_owned(),
+        remedy: remedy.to_owned(),
+        source: source.clone(),
+    };
+    let parts: Vec<&str> = key.split('.').collect();
+    if parts.iter().any(|part| part.is_empty()) {
+        return problems.push(complaint(
+            "is no key path",
+            "write it like engine.backend (RINGFETCH__ENGINE__BACKEND in the environment)",
+        ));
+    }
+    let top = parts[0].split('[').next().unwrap_or_default();
+    if top == "datasets" {
+        return problems.push(complaint(
+            "cannot be set here",
+            "datasets are named in the configuration file only",
+        ));
+    }
+    let content = match serde_yaml::from_str::<Value>(text) {
+        Ok(Value::Null) => Content::Null,
+        Ok(Value::Bool(value)) => Content::Bool(value),
+        Ok(Value::Number(number)) => Content::Number(number),
+        Ok(Value::String(text)) => Content::Text(text),
+        Ok(Value::Sequence(_) | Value::Mapping(_) | Value::Tagged(_)) | Err(_) => {
+            Content::Text(text.to_owned())
+        }
+    };
+    // A value where a section belongs is a mistake of its own, and must not hide what is set inside the section.
+    if let [top, _, ..] = parts.as_slice()
+        && let Content::Section(entries) = &mut root.content
+        && let Some((_, section)) = entries.iter_mut().find(|(name, _)| name == top)
+        && !matches!(section.content, Content::Null | Content::Section(_))
+    {
+        problems.push(Problem {
+            key: (*top).to_owned(),
+            problem: section.content.describe(),
+            remedy: SECTION_ALLOWED.to_owned(),
+            source: section.source.clone(),
+        });
+        section.content = Content::Section(Vec::new());
+    }
+    let mut node = root;
+    for part in &parts {
+        if matches!(node.content, Content::Null) {
+            node.content = Content::Section(Vec::new());
+        }
+        let Content::Section(entries) = &mut node.content else {
+            return problems.push(complaint(
+                "lies inside a value that is no section",
+                "mend the section first, or leave this one out",
+            ));
+        };
+        let position = entries
+            .iter()
+            .position(|(name, _)| name == part)
+            .unwrap_or_else(|| {
+                entries.push((
+                    (*part).to_owned(),
+                    Node {
+                        content: Content::Null,
+                        source: source.clone(),
+                    },
+                ));
+                entries.len() - 1
+            });
+        node = &mut entries[position].1;
+    }
+    if matches!(node.content, Content::Section(_)) {
+        return problems.push(complaint(
+            "is a section, not a single value",
+            "name a key inside it",
+        ));
+    }
+    *node = Node { content, source };
+}

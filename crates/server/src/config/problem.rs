@@ -1,0 +1,75 @@
+//! What can be wrong with a configuration, told all at once.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// Nobody set it.
+    Default,
+    /// The demo, which runs where no file is named.
+    Demo,
+    /// The configuration file.
+    File(PathBuf),
+    /// An environment variable, by its name.
+    Environment(String),
+    /// A command line flag, as typed, without the value.
+    Flag(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Demo => f.write_str("demo"),
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Environment(name) => write!(f, "environment {name}"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
+/// One mistake.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Path of the key: `engine.uring.queue_depth`, `datasets[1].dim`.
+    pub key: String,
+    /// What is wrong.
+    pub problem: String,
+    /// What is allowed, or what would mend it.
+    pub remedy: String,
+    /// Where the value came from.
+    pub source: Source,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {}; {} ({})",
+            self.key, self.problem, self.remedy, self.source
+        )
+    }
+}
+
+/// Every mistake of a configuration, at least one, one a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems(pub Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.0.len();
+        write!(
+            f,
+            "the configuration has {count} problem{}:",
+            if count == 1 { "" } else { "s" }
+        )?;
+        for problem in &self.0 {
+            write!(f, "\n  {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}

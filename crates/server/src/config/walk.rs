@@ -1,0 +1,488 @@
+//! A walk over the merged tree with typed getters: each takes one key out, and what is wrong with it is noted down
+//! instead of ending the walk. What nobody took at the end of a section is an unknown key.
+//!
+//! Why not `derive(Deserialize)`: serde stops at the first error, knows neither sources nor ranges, and its
+//! `deny_unknown_fields` lets keys through on internally tagged enums (serde #2123). The walk also yields, for free,
+//! the list of keys there are and the effective value of each.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+
+use serde_yaml::Value;
+
+use super::layers::{Content, Node, SECTION_ALLOWED, join};
+use super::problem::{Problem, Source};
+use super::size;
+
+/// One key's effective value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Setting {
+    /// Path of the key.
+    pub key: String,
+    /// The value, as it would be written in the file.
+    pub value: Value,
+    /// Where it came from.
+    pub source: Source,
+    /// More to say, such as what `auto` came to.
+    pub note: Option<String>,
+}
+
+/// What a walk gathers.
+#[derive(Debug, Default)]
+pub(super) struct Walk {
+    found: RefCell<Found>,
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    problems: Vec<Problem>,
+    settings: Vec<Setting>,
+    unknown: Vec<(String, Source)>,
+    /// Paths of all keys there are, list indices left out: `datasets[].name`.
+    known: BTreeSet<String>,
+}
+
+impl Walk {
+    pub(super) fn new(problems: Vec<Problem>) -> Self {
+        Self {
+            found: RefCell::new(Found {
+                problems,
+                ..Found::default()
+            }),
+        }
+    }
+
+    pub(super) fn complain(&self, key: &str, problem: String, remedy: String, source: Source) {
+        self.found.borrow_mut().problems.push(Problem {
+            key: key.to_owned(),
+            problem,
+            remedy,
+            source,
+        });
+    }
+
+    /// Notes a contradiction between two keys, unless one of them is already wrong by itself. Reported at `key`.
+    pub(super) fn clash(&self, key: &str, with: &str, clashes: bool, problem: String, remedy: String) {
+        let found = self.found.borrow();
+        if !clashes
+            || found
+                .problems
+                .iter()
+                .any(|problem| problem.key == key || problem.key == with)
+        {
+            return;
+        }
+        let source_of = |key| {
+            found
+                .settings
+                .iter()
+                .find(|setting| setting.key == key)
+                .map(|setting| setting.source.clone())
+        };
+        let sources = [source_of(key), source_of(with)].into_iter().flatten();
+        let source = sources
+            .reduce(|a, b| if a == Source::Default { b } else { a })
+            .unwrap_or(Source::Default);
+        drop(found);
+        self.complain(key, problem, remedy, source);
+    }
+
+    pub(super) fn record(&self, key: &str, value: impl Into<Value>, source: Source) {
+        let setting = Setting {
+            key: key.to_owned(),
+            value: value.into(),
+            source,
+            note: None,
+        };
+        self.found.borrow_mut().settings.push(setting);
+    }
+
+    /// Adds something to say about the last recorded setting.
+    pub(super) fn note(&self, text: String) {
+        if let Some(setting) = self.found.borrow_mut().settings.last_mut() {
+            setting.note = Some(text);
+        }
+    }
+
+    pub(super) fn know(&self, key: &str) {
+        self.found.borrow_mut().known.insert(without_indices(key));
+    }
+
+    /// Everything gathered: problems (unknown keys among them, with what was probably meant), settings, known keys.
+    pub(super) fn finish(self) -> (Vec<Problem>, Vec<Setting>, BTreeSet<String>) {
+        let Found {
+            mut problems,
+            settings,
+            unknown,
+            known,
+        } = self.found.into_inner();
+        for (key, source) in unknown {
+            let remedy = suggest(&key, &known);
+            problems.push(Problem {
+                key,
+                problem: "is no key here".to_owned(),
+                remedy,
+                source,
+            });
+        }
+        (problems, settings, known)
+    }
+}
+
+fn without_indices(key: &str) -> String {
+    let mut out = String::with_capacity(key.len());
+    let mut inside = false;
+    for c in key.chars() {
+        inside = if inside { c != ']' } else { c == '[' };
+        if !inside || c == '[' {
+            out.push(c);
+        }
+    }
+    out
+}
+
+/// The last part of a key's path and what stands before it.
+fn split(key: &str) -> (&str, &str) {
+    key.rsplit_once('.').unwrap_or(("", key))
+}
+
+/// How alike two keys must be for one to be taken for a slip of the other (0 to 1, Damerau-Levenshtein over length).
+const ALIKE_MIN: f64 = 0.6;
+
+fn suggest(key: &str, known: &BTreeSet<String>) -> String {
+    let key = without_indices(key);
+    let (section, name) = split(&key);
+    let elsewhere = known
+        .iter()
+        .find(|other| split(other).1 == name && !other.contains("[]"));
+    let siblings = || {
+        known
+            .iter()
+            .filter(|other| split(other).0 == section)
+            .map(|other| split(other).1)
+    };
+    let likeness = |other: &str| strsim::normalized_damerau_levenshtein(name, other);
+    let closest = siblings().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    match (closest, elsewhere) {
+        (Some(closest), _) if likeness(closest) >= ALIKE_MIN => format!("did you mean {closest}?"),
+        (_, Some(elsewhere)) => format!("did you mean {elsewhere}?"),
+        _ => format!("allowed: {}", siblings().collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// One section of the tree while its keys are taken out.
+#[derive(Debug)]
+#[must_use = "finish() reports the keys that nobody took"]
+pub(super) struct Section<'w> {
+    walk: &'w Walk,
+    path: String,
+    entries: Vec<(String, Node)>,
+}
+
+/// Sections, scalars and lists are told apart when a key is taken.
+impl<'w> Section<'w> {
+    /// The whole tree.
+    pub(super) fn root(walk: &'w Walk, node: Node) -> Self {
+        Self::of(walk, String::new(), Some(node))
+    }
+
+    pub(super) fn of(walk: &'w Walk, path: String, node: Option<Node>) -> Self {
+        let mut entries = Vec::new();
+        match node {
+            None
+            | Some(Node {
+                content: Content::Null,
+                ..
+            }) => {}
+            Some(Node {
+                content: Content::Section(found),
+                ..
+            }) => entries = found,
+            Some(Node { content, source }) => {
+                walk.complain(&path, content.describe(), SECTION_ALLOWED.to_owned(), source);
+            }
+        }
+        Self { walk, path, entries }
+    }
+
+    /// Path of a key in this section.
+    pub(super) fn key(&self, name: &str) -> String {
+        join(&self.path, name)
+    }
+
+    pub(super) fn walk(&self) -> &'w Walk {
+        self.walk
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.entries.iter().any(|(key, _)| key == name)
+    }
+
+    /// Takes a key out, whatever it holds.
+    pub(super) fn take(&mut self, name: &str) -> Option<Node> {
+        self.walk.know(&self.key(name));
+        let position = self.entries.iter().position(|(key, _)| key == name)?;
+        Some(self.entries.swap_remove(position).1)
+    }
+
+    pub(super) fn section(&mut self, name: &str) -> Self {
+        let node = self.take(name);
+        Self::of(self.walk, self.key(name), node)
+    }
+
+    /// Whatever is left is unknown.
+    pub(super) fn finish(self) {
+        let mut found = self.walk.found.borrow_mut();
+        for (name, node) in self.entries {
+            found.unknown.push((join(&self.path, &name), node.source));
+        }
+    }
+
+    /// Takes a key out and reads it. Recorded when it is good, complained about when not, `None` when absent.
+    fn read<T>(
+        &mut self,
+        name: &str,
+        allowed: &str,
+        parse: impl FnOnce(&Content) -> Result<T, String>,
+        write: impl FnOnce(&T) -> Value,
+    ) -> Option<T> {
+        let node = self.take(name)?;
+        let key = self.key(name);
+        match parse(&node.content) {
+            Ok(value) => {
+                self.walk.record(&key, write(&value), node.source);
+                Some(value)
+            }
+            Err(problem) => {
+                self.walk
+                    .complain(&key, problem, format!("allowed: {allowed}"), node.source);
+                None
+            }
+        }
+    }
+
+    /// Records a default when the key was absent; a wrong one was complained about and the default lets the walk go on.
+    fn or_default<T>(&self, name: &str, value: Option<T>, default: T, write: impl FnOnce(&T) -> Value) -> T {
+        value.unwrap_or_else(|| {
+            self.walk
+                .record(&self.key(name), write(&default), Source::Default);
+            default
+        })
+    }
+
+    /// A whole number in a range.
+    pub(super) fn integer(&mut self, name: &str, default: u64, range: RangeInclusive<u64>) -> u64 {
+        let value = self.optional_integer(name, range);
+        self.or_default(name, value, default, |value| (*value).into())
+    }
+
+    pub(super) fn optional_integer(&mut self, name: &str, range: RangeInclusive<u64>) -> Option<u64> {
+        let allowed = format!("a whole number, {} to {}", range.start(), range.end());
+        self.read(
+            name,
+            &allowed,
+            |content| integer(content, &range),
+            |value| (*value).into(),
+        )
+    }
+
+    /// A whole number in a range that fits 32 bits.
+    pub(super) fn small(&mut self, name: &str, default: u32, range: RangeInclusive<u32>) -> u32 {
+        let value = self.integer(
+            name,
+            default.into(),
+            u64::from(*range.start())..=u64::from(*range.end()),
+        );
+        u32::try_from(value).unwrap_or(default)
+    }
+
+    pub(super) fn optional_small(&mut self, name: &str, range: RangeInclusive<u32>) -> Option<u32> {
+        let value = self.optional_integer(name, u64::from(*range.start())..=u64::from(*range.end()));
+        value.and_then(|value| u32::try_from(value).ok())
+    }
+
+    /// A byte size in a range; a multiple of `multiple`.
+    pub(super) fn bytes(
+        &mut self,
+        name: &str,
+        default: u64,
+        range: RangeInclusive<u64>,
+        multiple: u64,
+    ) -> u64 {
+        let value = self.optional_bytes(name, range, multiple);
+        self.or_default(name, value, default, |value| written(*value))
+    }
+
+    pub(super) fn optional_bytes(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<u64>,
+        multiple: u64,
+    ) -> Option<u64> {
+        let (from, to) = (size::format(*range.start()), size::format(*range.end()));
+        let of = if multiple > 1 {
+            format!("a multiple of {multiple}, ")
+        } else {
+            String::new()
+        };
+        let allowed = format!("{from} to {to}, {of}written as {}", size::ALLOWED);
+        let parse = |content: &Content| {
+            let value = match content {
+                Content::Text(text) => size::parse(text)?,
+                Content::Number(number) => number.as_u64().ok_or_else(|| content.describe())?,
+                Content::Null | Content::Bool(_) | Content::List(_) | Content::Section(_) => {
+                    return Err(content.describe());
+                }
+            };
+            if range.contains(&value) && value.is_multiple_of(multiple) {
+                Ok(value)
+            } else {
+                Err(content.describe())
+            }
+        };
+        self.read(name, &allowed, parse, |value| written(*value))
+    }
+
+    /// true or false.
+    pub(super) fn boolean(&mut self, name: &str, default: bool) -> bool {
+        let parse = |content: &Content| match content {
+            Content::Bool(value) => Ok(*value),
+            Content::Null
+            | Content::Number(_)
+            | Content::Text(_)
+            | Content::List(_)
+            | Content::Section(_) => Err(content.describe()),
+        };
+        let value = self.read(name, "true or false", parse, |value| (*value).into());
+        self.or_default(name, value, default, |value| (*value).into())
+    }
+
+    /// One of a few words.
+    pub(super) fn word<T: Copy + PartialEq>(&mut self, name: &str, default: T, words: &[(&str, T)]) -> T {
+        let value = self.optional_word(name, words);
+        self.or_default(name, value, default, |value| spelled(*value, words))
+    }
+
+    pub(super) fn optional_word<T: Copy + PartialEq>(
+        &mut self,
+        name: &str,
+        words: &[(&str, T)],
+    ) -> Option<T> {
+        let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        let allowed = names.join(", ");
+        let parse = |content: &Content| {
+            let text = text(content)?;
+            let meant = words.iter().find(|(word, _)| *word == text);
+            meant.map(|(_, value)| *value).ok_or_else(|| {
+                let likeness = |word: &str| strsim::normalized_damerau_levenshtein(&text, word);
+                let closest = names.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+                match closest.filter(|word| likeness(word) >= ALIKE_MIN) {
+                    Some(word) => format!("is {text:?} (did you mean {word}?)"),
+                    None => format!("is {text:?}"),
+                }
+            })
+        };
+        self.read(name, &allowed, parse, |value| spelled(*value, words))
+    }
+
+    /// Text that `check` accepts; it answers what is wrong otherwise.
+    pub(super) fn text(
+        &mut self,
+        name: &str,
+        allowed: &str,
+        check: impl FnOnce(&str) -> Result<(), String>,
+    ) -> Option<String> {
+        let parse = |content: &Content| {
+            let text = text(content)?;
+            check(&text).map(|()| text)
+        };
+        self.read(name, allowed, parse, |value| value.as_str().into())
+    }
+
+    /// Text with a default.
+    pub(super) fn text_or(
+        &mut self,
+        name: &str,
+        default: &str,
+        allowed: &str,
+        check: impl FnOnce(&str) -> Result<(), String>,
+    ) -> String {
+        let value = self.text(name, allowed, check);
+        self.or_default(name, value, default.to_owned(), |value| value.as_str().into())
+    }
+
+    /// A whole number, or one word that stands for none.
+    pub(super) fn integer_or_word(
+        &mut self,
+        name: &str,
+        word: &'static str,
+        range: RangeInclusive<u64>,
+    ) -> Option<u64> {
+        let allowed = format!("{word}, or a whole number, {} to {}", range.start(), range.end());
+        let parse = |content: &Content| match content {
+            Content::Text(text) if text == word => Ok(None),
+            other => integer(other, &range).map(Some),
+        };
+        let write = |value: &Option<u64>| value.map_or_else(|| word.into(), Into::into);
+        let value = self.read(name, &allowed, parse, write);
+        self.or_default(name, value, None, write)
+    }
+
+    /// An address to listen on, or `off` where that is allowed.
+    pub(super) fn address(&mut self, name: &str, default: SocketAddr, off: bool) -> Option<SocketAddr> {
+        let allowed = if off {
+            "an IP address and a port such as 127.0.0.1:7412, or off"
+        } else {
+            "an IP address and a port, such as 127.0.0.1:7410, [::1]:7410 or, for all interfaces, 0.0.0.0:7410 \
+             (port 0: any free one)"
+        };
+        let parse = |content: &Content| {
+            let text = text(content)?;
+            if off && text == "off" {
+                return Ok(None);
+            }
+            text.parse()
+                .map(Some)
+                .map_err(|_| format!("is {text:?}, which is no address"))
+        };
+        let write = |value: &Option<SocketAddr>| {
+            value.map_or_else(|| "off".into(), |address| address.to_string().into())
+        };
+        let value = self.read(name, allowed, parse, write);
+        self.or_default(name, value, Some(default), write)
+    }
+}
+
+/// A scalar that is text; `off` and the like are text in YAML 1.2.
+fn text(content: &Content) -> Result<String, String> {
+    match content {
+        Content::Text(text) => Ok(text.clone()),
+        Content::Number(_) | Content::Bool(_) => Err(format!("{}, which is no text", content.describe())),
+        Content::Null | Content::List(_) | Content::Section(_) => Err(content.describe()),
+    }
+}
+
+fn integer(content: &Content, range: &RangeInclusive<u64>) -> Result<u64, String> {
+    let value = match content {
+        Content::Number(number) => number.as_u64(),
+        Content::Null | Content::Bool(_) | Content::Text(_) | Content::List(_) | Content::Section(_) => None,
+    };
+    value
+        .filter(|value| range.contains(value))
+        .ok_or_else(|| content.describe())
+}
+
+fn written(bytes: u64) -> Value {
+    let text = size::format(bytes);
+    text.parse::<u64>()
+        .map_or_else(|_| text.clone().into(), Into::into)
+}
+
+fn spelled<T: Copy + PartialEq>(value: T, words: &[(&str, T)]) -> Value {
+    words
+        .iter()
+        .find(|(_, other)| *other == value)
+        .map_or(Value::Null, |(word, _)| (*word).into())
+}

@@ -1,0 +1,255 @@
+//! gRPC's length-prefixed messages (PROTOCOL-HTTP2.md, "Length-Prefixed-Message"): one flag byte, four bytes of
+//! length, the message.
+//!
+//! A message is bounded by its prefix, before a byte of it is kept; memory grows with what arrived and never with
+//! what a prefix claims. Deliberately absent: decompression (`metadata` refuses compressed encodings).
+
+use crate::status::ERROR_DOMAIN;
+use bytes::{Buf as _, Bytes, BytesMut};
+use std::collections::HashMap;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+/// Bytes before each message.
+pub(super) const PREFIX_BYTES: usize = 5;
+
+/// Why bytes are no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FrameError {
+    /// The prefix says more than a message may have.
+    TooLarge { length: u32, max: u32 },
+    /// The compressed flag is set, and no encoding was agreed on.
+    Compressed,
+    /// The flag is neither 0 nor 1.
+    BadFlag(u8),
+    /// The body ended inside a message.
+    CutShort,
+}
+
+impl FrameError {
+    pub(super) fn to_status(self) -> Status {
+        let (code, message) = match self {
+            Self::TooLarge { length, max } => {
+                let message = format!(
+                    "the request has {length} bytes, and one may have {max} (limits.request_bytes): split the batch"
+                );
+                let info = ("REQUEST_TOO_LARGE", ERROR_DOMAIN, HashMap::new());
+                let mut details = ErrorDetails::with_error_info(info.0, info.1, info.2);
+                details.add_bad_request_violation("message", message.clone());
+                return Status::with_error_details(Code::ResourceExhausted, message, details);
+            }
+            Self::Compressed => (
+                Code::Internal,
+                "the message is marked compressed, and grpc-encoding names no compression".to_owned(),
+            ),
+            Self::BadFlag(flag) => (
+                Code::Internal,
+                format!("the message begins with flag {flag}; 0 (not compressed) is what there is"),
+            ),
+            Self::CutShort => (Code::Internal, "the request ended inside a message".to_owned()),
+        };
+        Status::new(code, message)
+    }
+}
+
+/// Finds messages in a body that arrives in pieces. A message that lies in one piece is not copied.
+#[derive(Debug)]
+pub(super) struct Deframer {
+    /// Longest message, without its prefix.
+    message_bytes_max: u32,
+    /// The beginning of a message that is not all there. Empty when `piece` begins with a prefix.
+    partial: BytesMut,
+    /// What arrived last and was not looked at.
+    piece: Bytes,
+}
+
+impl Deframer {
+    pub(super) fn new(message_bytes_max: u32) -> Self {
+        Self {
+            message_bytes_max,
+            partial: BytesMut::new(),
+            piece: Bytes::new(),
+        }
+    }
+
+    /// Adds what arrived. Call it only after `next` answered `None`.
+    pub(super) fn push(&mut self, piece: Bytes) {
+        debug_assert!(
+            self.piece.is_empty(),
+            "`next` looks at all of a piece before it answers None"
+        );
+        self.piece = piece;
+    }
+
+    /// The next whole message without its prefix; `None`: more must arrive first.
+    pub(super) fn next(&mut self) -> Result<Option<Bytes>, FrameError> {
+        if self.partial.is_empty() {
+            if let Some(length) = self.length_in(&self.piece)?
+                && self.piece.len() - PREFIX_BYTES >= length
+            {
+                self.piece.advance(PREFIX_BYTES);
+                return Ok(Some(self.piece.split_to(length)));
+            }
+            self.partial.extend_from_slice(&std::mem::take(&mut self.piece));
+            return Ok(None);
+        }
+        self.fill_to(PREFIX_BYTES);
+        let Some(length) = self.length_in(&self.partial)? else {
+            return Ok(None);
+        };
+        self.fill_to(PREFIX_BYTES + length);
+        if self.partial.len() < PREFIX_BYTES + length {
+            return Ok(None);
+        }
+        let mut message = self.partial.split().freeze();
+        message.advance(PREFIX_BYTES);
+        Ok(Some(message))
+    }
+
+    /// Call it at the end of the body, after `next` answered `None`.
+    pub(super) fn finish(&self) -> Result<(), FrameError> {
+        if self.partial.is_empty() && self.piece.is_empty() {
+            Ok(())
+        } else {
+            Err(FrameError::CutShort)
+        }
+    }
+
+    /// Moves bytes over until `partial` has `wanted` bytes or there are no more.
+    fn fill_to(&mut self, wanted: usize) {
+        let missing = wanted.saturating_sub(self.partial.len()).min(self.piece.len());
+        self.partial.extend_from_slice(&self.piece.split_to(missing));
+    }
+
+    /// The checked length that a prefix says, once the prefix is all there.
+    fn length_in(&self, bytes: &[u8]) -> Result<Option<usize>, FrameError> {
+        let Some((&[flag, a, b, c, d], _)) = bytes.split_first_chunk::<PREFIX_BYTES>() else {
+            return Ok(None);
+        };
+        let length = u32::from_be_bytes([a, b, c, d]);
+        match flag {
+            0 if length > self.message_bytes_max => Err(FrameError::TooLarge {
+                length,
+                max: self.message_bytes_max,
+            }),
+            // A u32 fits: the daemon needs a 64-bit platform.
+            0 => Ok(Some(length as usize)),
+            1 => Err(FrameError::Compressed),
+            other => Err(FrameError::BadFlag(other)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::BufMut as _;
+    use proptest::prelude::*;
+
+    fn framed(messages: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for message in messages {
+            bytes.put_u8(0);
+            bytes.put_u32(u32::try_from(message.len()).unwrap());
+            bytes.extend_from_slice(message);
+        }
+        bytes
+    }
+
+    fn read(deframer: &mut Deframer, found: &mut Vec<Vec<u8>>) -> Result<(), FrameError> {
+        while let Some(message) = deframer.next()? {
+            found.push(message.to_vec());
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn messages_come_out_however_the_body_is_cut(
+            messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..8),
+            cuts in prop::collection::vec(1usize..20, 1..40),
+        ) {
+            // Any messages, delivered in any pieces: the same messages come out, and nothing is left over.
+            let bytes = framed(&messages);
+            let mut deframer = Deframer::new(1000);
+            let mut found = Vec::new();
+            let (mut rest, mut cut) = (&bytes[..], cuts.iter().cycle());
+            while !rest.is_empty() {
+                let (piece, left) = rest.split_at((*cut.next().unwrap()).min(rest.len()));
+                deframer.push(Bytes::copy_from_slice(piece));
+                read(&mut deframer, &mut found).unwrap();
+                rest = left;
+            }
+            prop_assert_eq!(found, messages);
+            prop_assert_eq!(deframer.finish(), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_body_fed_byte_by_byte_is_read() {
+        // Two messages and an empty one, one byte at a time: each comes out with its last byte.
+        let messages = [b"first".to_vec(), Vec::new(), b"third".to_vec()];
+        let mut deframer = Deframer::new(5);
+        let mut found = Vec::new();
+        for byte in framed(&messages) {
+            deframer.push(Bytes::copy_from_slice(&[byte]));
+            read(&mut deframer, &mut found).unwrap();
+        }
+        assert_eq!(found, messages);
+    }
+
+    #[test]
+    fn a_message_in_one_piece_is_not_copied() {
+        // A whole frame in one piece: the message is a slice of that piece.
+        let piece = Bytes::from(framed(&[b"whole".to_vec()]));
+        let mut deframer = Deframer::new(5);
+        deframer.push(piece.clone());
+        let message = deframer.next().unwrap().unwrap();
+        assert_eq!(message.as_ptr(), piece[PREFIX_BYTES..].as_ptr());
+    }
+
+    #[test]
+    fn a_prefix_alone_is_enough_to_refuse() {
+        // Five bytes that promise too much, or carry a flag: refused before any of the message arrives.
+        for (prefix, error) in [
+            ([0, 0, 0, 0, 6], FrameError::TooLarge { length: 6, max: 5 }),
+            (
+                [0, 255, 255, 255, 255],
+                FrameError::TooLarge {
+                    length: u32::MAX,
+                    max: 5,
+                },
+            ),
+            ([1, 0, 0, 0, 1], FrameError::Compressed),
+            ([7, 0, 0, 0, 1], FrameError::BadFlag(7)),
+        ] {
+            let mut at_once = Deframer::new(5);
+            at_once.push(Bytes::copy_from_slice(&prefix));
+            assert_eq!(at_once.next(), Err(error));
+            let mut in_pieces = Deframer::new(5);
+            for byte in prefix {
+                in_pieces.push(Bytes::copy_from_slice(&[byte]));
+                if let Err(found) = in_pieces.next() {
+                    assert_eq!(found, error);
+                }
+            }
+            assert_eq!(in_pieces.next(), Err(error));
+        }
+        let status = FrameError::TooLarge { length: 6, max: 5 }.to_status();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(
+            status.message().contains("limits.request_bytes") && status.get_details_retry_info().is_none()
+        );
+    }
+
+    #[test]
+    fn a_body_that_ends_inside_a_message_is_cut_short() {
+        // A prefix without its message, and half a prefix: both are told at the end of the body.
+        for bytes in [&[0, 0, 0, 0, 2, 9][..], &[0, 0]] {
+            let mut deframer = Deframer::new(5);
+            deframer.push(Bytes::copy_from_slice(bytes));
+            assert_eq!(deframer.next(), Ok(None));
+            assert_eq!(deframer.finish(), Err(FrameError::CutShort));
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! grpc.health.v1 from the daemon's state: SERVING while it serves, NOT_SERVING before and while it drains.
+//!
+//! Deliberately absent: health of single services; they live and die together, and a watch that outlives the drain:
+//! it says NOT_SERVING and ends, so that it does not hold the connection open.
+
+use crate::lifecycle::{Lifecycle, State};
+use futures_util::Stream;
+use std::pin::Pin;
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_server::Health;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+
+/// The health of a set of services.
+#[derive(Debug, Clone)]
+pub(crate) struct Healthy {
+    lifecycle: Lifecycle,
+    services: &'static [&'static str],
+}
+
+impl Healthy {
+    /// Knows these services, and the empty name for the daemon as a whole.
+    pub(crate) fn new(lifecycle: Lifecycle, services: &'static [&'static str]) -> Self {
+        Self { lifecycle, services }
+    }
+
+    fn knows(&self, service: &str) -> bool {
+        service.is_empty() || self.services.contains(&service)
+    }
+}
+
+fn serving(state: State) -> ServingStatus {
+    match state {
+        State::Serving => ServingStatus::Serving,
+        State::Starting | State::Draining => ServingStatus::NotServing,
+    }
+}
+
+fn response(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse {
+        status: status.into(),
+    }
+}
+
+#[tonic::async_trait]
+impl Health for Healthy {
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        if self.knows(&request.get_ref().service) {
+            Ok(Response::new(response(serving(self.lifecycle.state()))))
+        } else {
+            Err(Status::not_found(format!(
+                "service: there are \"\", {}",
+                self.services.join(", ")
+            )))
+        }
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let known = self.knows(&request.get_ref().service);
+        let mut changes = self.lifecycle.subscribe();
+        // The state now is the first answer.
+        changes.mark_changed();
+        let stream = futures_util::stream::unfold((changes, None), move |(mut changes, last)| async move {
+            if last == Some(State::Draining) {
+                return None;
+            }
+            changes.changed().await.ok()?;
+            let state = *changes.borrow_and_update();
+            // The protocol's answer about a service that is not there: say so, and go on watching.
+            let status = if known {
+                serving(state)
+            } else {
+                ServingStatus::ServiceUnknown
+            };
+            Some((Ok(response(status)), (changes, Some(state))))
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::StreamExt as _;
+
+    fn ask(service: &str) -> Request<HealthCheckRequest> {
+        Request::new(HealthCheckRequest {
+            service: service.to_owned(),
+        })
+    }
+
+    #[tokio::test]
+    async fn a_watch_follows_the_daemon_to_its_end() {
+        // Starting, serving, draining: each change is told, and after the drain the watch ends.
+        let lifecycle = Lifecycle::new();
+        let health = Healthy::new(lifecycle.clone(), &["ringfetch.v1.FetchService"]);
+        let mut watch = health
+            .watch(ask("ringfetch.v1.FetchService"))
+            .await
+            .unwrap()
+            .into_inner();
+        let mut next = async || watch.next().await.map(|answer| answer.unwrap().status());
+        assert_eq!(next().await, Some(ServingStatus::NotServing));
+        lifecycle.start_serving();
+        assert_eq!(next().await, Some(ServingStatus::Serving));
+        lifecycle.start_draining();
+        assert_eq!(next().await, Some(ServingStatus::NotServing));
+        assert_eq!(next().await, None);
+    }
+
+    #[tokio::test]
+    async fn only_services_that_are_there_have_health() {
+        // The daemon as a whole and a service by name answer; a name nobody serves is NOT_FOUND, and unknown to a watch.
+        let lifecycle = Lifecycle::new();
+        lifecycle.start_serving();
+        let health = Healthy::new(lifecycle, &["ringfetch.v1.FetchService"]);
+        for name in ["", "ringfetch.v1.FetchService"] {
+            assert_eq!(
+                health.check(ask(name)).await.unwrap().into_inner().status(),
+                ServingStatus::Serving
+            );
+        }
+        assert_eq!(
+            health.check(ask("other")).await.unwrap_err().code(),
+            tonic::Code::NotFound
+        );
+        let mut watch = health.watch(ask("other")).await.unwrap().into_inner();
+        assert_eq!(
+            watch.next().await.unwrap().unwrap().status(),
+            ServingStatus::ServiceUnknown
+        );
+    }
+}

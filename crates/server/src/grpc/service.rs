@@ -1,0 +1,382 @@
+//! FetchService on the wire: HTTP request in, envelope out.
+//!
+//! Written by hand where tonic would generate it, because tonic's codec copies every response once more (TRAPS 24;
+//! MEASURED, "tonic, body of our own"). A request is read whole within `limits.request_bytes`, one message to a
+//! unary call; a deadline covers reading it, too. Every failure is a trailers-only response.
+
+use super::calls::{FetchCall, run, until};
+use super::envelope::Envelope;
+use super::frame::Deframer;
+use super::stream::{self, StreamBody};
+use super::{metadata, share_of};
+use crate::fetch::{CallContext, Fetcher};
+use crate::lifecycle::Lifecycle;
+use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
+use crate::status;
+use axum::body::Body;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http_body::Frame;
+use prost::Message;
+use ringfetch_proto::v1;
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Instant;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+/// The service's name, the first part of its methods' paths.
+pub(super) const NAME: &str = "ringfetch.v1.FetchService";
+
+/// FetchService as a tower service for the paths `/ringfetch.v1.FetchService/{method}`.
+#[derive(Debug, Clone)]
+pub(super) struct FetchService {
+    pub(super) fetcher: Fetcher,
+    pub(super) lifecycle: Lifecycle,
+    pub(super) rpc: RpcMetrics,
+}
+
+impl tower::Service<Request<Body>> for FetchService {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let started = Instant::now();
+        let service = self.clone();
+        Box::pin(async move { Ok(service.answer(request, started).await) })
+    }
+}
+
+impl FetchService {
+    async fn answer(&self, request: Request<Body>, started: Instant) -> Response<Body> {
+        if let Some(refused) = refuse_other_protocols(&request) {
+            return refused;
+        }
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        match method {
+            "FetchBlocks" => self.unary::<v1::FetchBlocksRequest>(request, started).await,
+            "FetchVectors" => self.unary::<v1::FetchVectorsRequest>(request, started).await,
+            "FetchRanges" => self.unary::<v1::FetchRangesRequest>(request, started).await,
+            "FetchObjects" => self.unary::<v1::FetchObjectsRequest>(request, started).await,
+            "FetchStream" => self.stream(request, started),
+            _ => {
+                self.rpc
+                    .grpc(GrpcMethod::Other)
+                    .observe(Code::Unimplemented, started.elapsed());
+                Status::unimplemented(format!("{NAME} has no such method")).into_http()
+            }
+        }
+    }
+
+    async fn unary<C: FetchCall>(&self, request: Request<Body>, started: Instant) -> Response<Body> {
+        let result = self.unary_result::<C>(request, started).await;
+        let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
+        self.rpc.grpc(C::METHOD).observe(code, started.elapsed());
+        match result {
+            Ok(envelope) => ok(UnaryBody::new(envelope)),
+            Err(status) => status.into_http(),
+        }
+    }
+
+    async fn unary_result<C: FetchCall>(
+        &self,
+        request: Request<Body>,
+        started: Instant,
+    ) -> Result<Envelope, Status> {
+        let (parts, body) = request.into_parts();
+        metadata::check_encoding(&parts.headers)?;
+        let deadline = deadline_of(&parts.headers, started)?;
+        let reading = read_one::<C, _>(body, self.fetcher.limits().request_bytes);
+        let call = until(deadline, reading).await.unwrap_or_else(|| {
+            Err(Status::deadline_exceeded(
+                "the deadline passed before the request was there",
+            ))
+        })?;
+        let context = CallContext {
+            deadline,
+            share: share_of(&parts.extensions),
+            fail_fast: call.fail_fast(),
+        };
+        let (answer, data) = run(&self.fetcher, &call, context)
+            .await
+            .map_err(|error| status::to_status(&error, C::ITEMS_FIELD))?;
+        Envelope::unary(&answer, data)
+    }
+
+    fn stream(&self, request: Request<Body>, started: Instant) -> Response<Body> {
+        let (parts, body) = request.into_parts();
+        let checked =
+            metadata::check_encoding(&parts.headers).and_then(|()| deadline_of(&parts.headers, started));
+        let deadline = match checked {
+            Ok(deadline) => deadline,
+            Err(status) => {
+                self.rpc
+                    .grpc(GrpcMethod::FetchStream)
+                    .observe(status.code(), started.elapsed());
+                return status.into_http();
+            }
+        };
+        let limits = self.fetcher.limits();
+        let bounds = stream::Bounds {
+            requests_in_flight: limits.stream_requests_in_flight as usize,
+            message_bytes: limits.request_bytes,
+            deadline,
+        };
+        let (fetcher, share) = (self.fetcher.clone(), share_of(&parts.extensions));
+        let start = move |request| stream::respond(fetcher.clone(), share.clone(), deadline, request);
+        let lifecycle = self.lifecycle.clone();
+        let rpc = self.rpc.clone();
+        let ended = move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed());
+        ok(StreamBody::new(
+            body,
+            bounds,
+            start,
+            async move { lifecycle.draining().await },
+            ended,
+        ))
+    }
+}
+
+/// What is not a gRPC call is answered in HTTP's words.
+fn refuse_other_protocols(request: &Request<Body>) -> Option<Response<Body>> {
+    let mut response = Response::new(Body::empty());
+    if request.method() != Method::POST {
+        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+        response
+            .headers_mut()
+            .insert(http::header::ALLOW, HeaderValue::from_static("POST"));
+        Some(response)
+    } else if !metadata::is_grpc(request.headers()) {
+        *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        response
+            .headers_mut()
+            .insert("accept-post", HeaderValue::from_static("application/grpc"));
+        Some(response)
+    } else {
+        None
+    }
+}
+
+/// A deadline too far away for the clock is none.
+fn deadline_of(headers: &HeaderMap, started: Instant) -> Result<Option<Instant>, Status> {
+    Ok(metadata::timeout(headers)?.and_then(|timeout| started.checked_add(timeout)))
+}
+
+fn ok<B>(body: B) -> Response<Body>
+where
+    B: http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
+{
+    let mut response = Response::new(Body::new(body));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+}
+
+/// Reads the one message of a unary call.
+///
+/// Another number of messages is UNIMPLEMENTED: so says gRPC's `doc/statuscodes.md` of a cardinality violation.
+async fn read_one<M, B>(mut body: B, message_bytes_max: u32) -> Result<M, Status>
+where
+    M: Message + Default,
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    let mut deframer = Deframer::new(message_bytes_max);
+    let mut message = None;
+    loop {
+        while let Some(next) = deframer.next().map_err(|error| error.to_status())? {
+            if message.replace(next).is_some() {
+                return Err(Status::unimplemented(
+                    "a unary call has one request message, and here are several",
+                ));
+            }
+        }
+        let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+        match frame {
+            Some(Ok(frame)) => {
+                if let Ok(piece) = frame.into_data() {
+                    deframer.push(piece);
+                }
+            }
+            Some(Err(error)) => {
+                return Err(Status::cancelled(format!(
+                    "the request was not sent whole: {error}"
+                )));
+            }
+            None => break,
+        }
+    }
+    deframer.finish().map_err(|error| error.to_status())?;
+    decode(
+        message
+            .ok_or_else(|| Status::unimplemented("a unary call has one request message, and here is none"))?,
+    )
+}
+
+/// Decodes a request message.
+///
+/// # Errors
+/// INVALID_ARGUMENT about the field `message`: not protobuf, or of another schema.
+pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
+    M::decode(message).map_err(|error| {
+        let problem = status::message_of(&format_args!("message: not a request of this method: {error}"));
+        let details = ErrorDetails::with_bad_request_violation("message", problem.clone());
+        Status::with_error_details(Code::InvalidArgument, problem, details)
+    })
+}
+
+/// The trailers of a call that went well.
+pub(super) fn trailers_ok() -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
+    trailers
+}
+
+/// A body that is one envelope and trailers that say OK.
+struct UnaryBody {
+    head: Option<Bytes>,
+    /// Taken when it was sent, so that its memory is held no longer than the socket needs it.
+    data: Option<Bytes>,
+    trailers_sent: bool,
+}
+
+impl UnaryBody {
+    fn new(envelope: Envelope) -> Self {
+        let Envelope { head, data } = envelope;
+        Self {
+            head: Some(head),
+            data: Some(data).filter(|data| !data.is_empty()),
+            trailers_sent: false,
+        }
+    }
+}
+
+impl http_body::Body for UnaryBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        Poll::Ready(
+            if let Some(bytes) = this.head.take().or_else(|| this.data.take()) {
+                Some(Ok(Frame::data(bytes)))
+            } else if this.trailers_sent {
+                None
+            } else {
+                this.trailers_sent = true;
+                Some(Ok(Frame::trailers(trailers_ok())))
+            },
+        )
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.trailers_sent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::{BodyExt as _, Full};
+
+    /// A body of one message as gRPC frames it.
+    fn framed(message: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+        [&[0][..], &length, message].concat()
+    }
+
+    fn blocks() -> v1::FetchBlocksRequest {
+        v1::FetchBlocksRequest {
+            dataset: "d".into(),
+            indices: vec![1, 2, 300],
+            fail_fast: true,
+        }
+    }
+
+    async fn read(body: Vec<u8>) -> Result<v1::FetchBlocksRequest, Status> {
+        read_one(Full::new(Bytes::from(body)), 64).await
+    }
+
+    #[tokio::test]
+    async fn a_unary_call_has_exactly_one_message() {
+        // One message is read; none, two, half a one, one too long, one compressed, and garbage are refused.
+        let one = framed(&blocks().encode_to_vec());
+        assert_eq!(read(one.clone()).await.unwrap(), blocks());
+        for (body, code) in [
+            (Vec::new(), Code::Unimplemented),
+            ([one.clone(), one.clone()].concat(), Code::Unimplemented),
+            (one[..one.len() - 1].to_vec(), Code::Internal),
+            (framed(&[0; 65]), Code::ResourceExhausted),
+            ([&[1], &one[1..]].concat(), Code::Internal),
+            (framed(&[0xff; 8]), Code::InvalidArgument),
+        ] {
+            assert_eq!(read(body.clone()).await.unwrap_err().code(), code, "{body:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn garbage_is_told_apart_by_its_field() {
+        // Bytes that are not protobuf: INVALID_ARGUMENT whose details name the field `message`.
+        let status = read(framed(&[0xff; 8])).await.unwrap_err();
+        assert_eq!(
+            status.get_details_bad_request().unwrap().field_violations[0].field,
+            "message"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_a_head_its_bytes_and_trailers() {
+        // The body yields the head, the very bytes of `data`, then grpc-status 0; without data one frame less.
+        let data = Bytes::from_static(b"some bytes");
+        let envelope = Envelope::unary(&v1::FetchRangesResponse::default(), data.clone()).unwrap();
+        let mut body = UnaryBody::new(envelope.clone());
+        assert_eq!(
+            body.frame().await.unwrap().unwrap().into_data().unwrap(),
+            envelope.head
+        );
+        assert_eq!(
+            body.frame().await.unwrap().unwrap().into_data().unwrap().as_ptr(),
+            data.as_ptr()
+        );
+        let trailers = body.frame().await.unwrap().unwrap().into_trailers().unwrap();
+        assert_eq!(trailers["grpc-status"], "0");
+        assert!(body.frame().await.is_none());
+
+        let empty = Envelope::unary(&v1::FetchRangesResponse::default(), Bytes::new()).unwrap();
+        let collected = UnaryBody::new(empty).collect().await.unwrap();
+        assert_eq!(collected.trailers().unwrap()["grpc-status"], "0");
+        assert_eq!(collected.to_bytes(), [0; 5][..]);
+    }
+
+    #[tokio::test]
+    async fn what_is_not_grpc_gets_an_http_answer() {
+        // A GET is 405, JSON is 415, a gRPC call passes.
+        let request = |method: Method, content_type: &'static str| {
+            let builder = Request::builder()
+                .method(method)
+                .header(CONTENT_TYPE, content_type);
+            refuse_other_protocols(&builder.body(Body::empty()).unwrap()).map(|response| response.status())
+        };
+        assert_eq!(
+            request(Method::GET, "application/grpc"),
+            Some(StatusCode::METHOD_NOT_ALLOWED)
+        );
+        assert_eq!(
+            request(Method::POST, "application/json"),
+            Some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+        );
+        assert_eq!(request(Method::POST, "application/grpc"), None);
+    }
+}

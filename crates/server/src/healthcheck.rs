@@ -1,0 +1,113 @@
+//! `ringfetchd healthcheck`: one GET of /readyz, for containers that have no curl.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// For connecting and for each read; orchestrators give a check a few seconds at most.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// A readiness answer is short.
+const ANSWER_BYTES_MAX: u64 = 64 << 10;
+
+/// Asks the daemon that listens for HTTP on `listen`. Answers one line for people.
+///
+/// # Errors
+/// One line: nobody answers, or the answer is not 200.
+pub(crate) fn ask(listen: SocketAddr) -> Result<String, String> {
+    let address = reachable(listen);
+    if address.port() == 0 {
+        return Err("http.listen has port 0: the real port is only in the daemon's log".to_owned());
+    }
+    let answer = get(address).map_err(|error| format!("not ready: http://{address}/readyz: {error}"))?;
+    let status_line = answer.lines().next().unwrap_or_default();
+    // RFC 9112 section 4: HTTP-version SP status-code SP [reason].
+    match status_line.split(' ').nth(1) {
+        Some("200") => Ok(format!("ready: http://{address}/readyz")),
+        _ => Err(format!(
+            "not ready: http://{address}/readyz answers {status_line:?}"
+        )),
+    }
+}
+
+/// Where a listener on all interfaces is reached from here.
+fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+fn get(address: SocketAddr) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    let request = format!("GET /readyz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answering(answer: &'static str) -> (SocketAddr, std::thread::JoinHandle<String>) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            let mut request = [0; 1024];
+            let length = stream.read(&mut request).expect("a request");
+            stream.write_all(answer.as_bytes()).expect("an answer");
+            String::from_utf8_lossy(&request[..length]).into_owned()
+        });
+        (address, server)
+    }
+
+    #[test]
+    fn the_status_decides() {
+        // Scenario: a daemon that is ready, one that drains, one that closes without a word. Expectation: only the first
+        // is ready; the lines say what was answered.
+        let (address, server) = answering("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nready");
+        assert_eq!(ask(address), Ok(format!("ready: http://{address}/readyz")));
+        assert!(
+            server
+                .join()
+                .expect("the server")
+                .starts_with("GET /readyz HTTP/1.1\r\n")
+        );
+        let (address, _server) = answering("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n");
+        assert!(
+            ask(address)
+                .expect_err("draining")
+                .contains("503 Service Unavailable")
+        );
+        let (address, _server) = answering("");
+        assert!(ask(address).expect_err("silent").starts_with("not ready"));
+    }
+
+    #[test]
+    fn nobody_there_is_not_ready() {
+        // Scenario: a port that nobody listens on. Expectation: one line that names it.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        drop(listener);
+        assert!(ask(address).expect_err("nobody").contains(&address.to_string()));
+    }
+
+    #[test]
+    fn all_interfaces_are_reached_by_loopback() {
+        // Scenario: unspecified addresses and a particular one. Expectation: loopback of the family; the other as it is.
+        for (listen, expected) in [
+            ("0.0.0.0:7411", "127.0.0.1:7411"),
+            ("[::]:7411", "[::1]:7411"),
+            ("192.0.2.1:7411", "192.0.2.1:7411"),
+        ] {
+            let parse = |text: &str| text.parse::<SocketAddr>().expect("an address");
+            assert_eq!(reachable(parse(listen)), parse(expected));
+        }
+    }
+}

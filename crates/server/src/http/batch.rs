@@ -1,0 +1,228 @@
+//! `POST .../{blocks|vectors|ranges|objects}:batchFetch`: many items of one dataset, asked for in JSON. What is
+//! asked is in `batch_request`, what the answer looks like in `batch_answer`.
+//!
+//! A request is checked whole, down to whether its answer can be told in the form the client takes, before anything is
+//! read.
+
+use super::App;
+use super::batch_answer::{LENGTHS_LISTED_MAX, Shape, encode};
+use super::batch_request::{BatchRequest, BlocksBatch, Call, ObjectsBatch, RangesBatch, VectorsBatch, parse};
+use super::datasets::{Wanted, dataset_of_kind};
+use super::negotiate::{Form, preferred, require_json};
+use super::problem::{Problem, Segments};
+use crate::fetch::{CallContext, FetchError};
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use bytes::Bytes;
+use http::{StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use ringfetch_engine::dataset::Kind;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Fetches blocks.
+#[utoipa::path(post, path = "/v1/datasets/{name}/blocks:batchFetch", tag = "data",
+    operation_id = "BatchFetchBlocks", params(("name" = String, Path, description = "The dataset, of kind blocks.")),
+    request_body = BlocksBatch, responses((status = 200, description = "The items.", content(
+        (Vec<u8> = "application/octet-stream"), (super::batch_answer::BatchAnswer = "application/json")))))]
+pub(super) async fn blocks(
+    State(app): State<Arc<App>>,
+    Segments(name): Segments<String>,
+    request: Request,
+) -> Result<Response, Problem> {
+    run::<BlocksBatch>(&app, &name, request).await
+}
+
+/// Fetches vectors.
+#[utoipa::path(post, path = "/v1/datasets/{name}/vectors:batchFetch", tag = "data",
+    operation_id = "BatchFetchVectors", params(("name" = String, Path, description = "The dataset, of kind vectors.")),
+    request_body = VectorsBatch, responses((status = 200, description = "The items.", content(
+        (Vec<u8> = "application/octet-stream"), (super::batch_answer::BatchAnswer = "application/json")))))]
+pub(super) async fn vectors(
+    State(app): State<Arc<App>>,
+    Segments(name): Segments<String>,
+    request: Request,
+) -> Result<Response, Problem> {
+    run::<VectorsBatch>(&app, &name, request).await
+}
+
+/// Fetches byte ranges.
+#[utoipa::path(post, path = "/v1/datasets/{name}/ranges:batchFetch", tag = "data",
+    operation_id = "BatchFetchRanges",
+    params(("name" = String, Path, description = "The dataset, of kind blocks or vectors.")),
+    request_body = RangesBatch, responses((status = 200, description = "The items.", content(
+        (Vec<u8> = "application/octet-stream"), (super::batch_answer::BatchAnswer = "application/json")))))]
+pub(super) async fn ranges(
+    State(app): State<Arc<App>>,
+    Segments(name): Segments<String>,
+    request: Request,
+) -> Result<Response, Problem> {
+    run::<RangesBatch>(&app, &name, request).await
+}
+
+/// Fetches objects, whole or in part.
+#[utoipa::path(post, path = "/v1/datasets/{name}/objects:batchFetch", tag = "data",
+    operation_id = "BatchFetchObjects", params(("name" = String, Path, description = "The dataset, of kind objects.")),
+    request_body = ObjectsBatch, responses((status = 200, description = "The items.", content(
+        (Vec<u8> = "application/octet-stream"), (super::batch_answer::BatchAnswer = "application/json")))))]
+pub(super) async fn objects(
+    State(app): State<Arc<App>>,
+    Segments(name): Segments<String>,
+    request: Request,
+) -> Result<Response, Problem> {
+    run::<ObjectsBatch>(&app, &name, request).await
+}
+
+async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result<Response, Problem> {
+    let arrival = Instant::now();
+    let (parts, body) = request.into_parts();
+    let form = preferred(&parts.headers)?;
+    require_json(&parts.headers)?;
+    let declared = parts
+        .headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse().ok());
+    let body = read_body(body, declared, app.fetcher.limits().request_bytes).await?;
+    let call = parse::<R>(&body)?.into_call()?;
+    drop(body);
+    let dataset = dataset_of_kind(app, name, call.columns.wanted())?;
+    let items_max = usize::try_from(app.fetcher.limits().items_per_request).unwrap_or(usize::MAX);
+    check_form(&call, form, items_max)?;
+
+    let deadline = (call.deadline_ms > 0).then(|| arrival + Duration::from_millis(call.deadline_ms.into()));
+    let context = CallContext {
+        deadline,
+        share: super::share_of(&parts.extensions),
+        fail_fast: call.fail_fast,
+    };
+    let result = app.fetcher.fetch(name, call.columns.items(), context).await;
+    let (_, fetched) = result.map_err(|error| in_terms_of(call.field, error))?;
+    let shape = match dataset.kind() {
+        Kind::Vectors { dim, dtype, .. } if call.columns.wanted() == Wanted::Vectors => {
+            Some(Shape { dim, dtype })
+        }
+        Kind::Vectors { .. } | Kind::Blocks { .. } | Kind::Objects => None,
+    };
+    encode(form, fetched, shape)
+}
+
+/// Refuses items of differing lengths that are too many to have their lengths in a header.
+fn check_form(call: &Call, form: Form, items_max: usize) -> Result<(), Problem> {
+    let items = call.columns.items().len();
+    // Too many items altogether is the fetch's to say.
+    if form == Form::Json || items <= LENGTHS_LISTED_MAX || items > items_max || call.columns.is_uniform() {
+        return Ok(());
+    }
+    Err(Problem::new(
+        StatusCode::NOT_ACCEPTABLE,
+        "lengths-not-listable",
+        format!(
+            "{items} items of differing lengths, and their lengths fit the answer's head up to {LENGTHS_LISTED_MAX}: \
+             ask for application/json in Accept, or split the batch"
+        ),
+    )
+    .with_field(call.field)
+    .with_allowed(vec![super::negotiate::JSON]))
+}
+
+/// Reads a request's body.
+async fn read_body(body: Body, declared: Option<u64>, bytes_max: u32) -> Result<Bytes, Problem> {
+    let too_large = || {
+        Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "request-too-large",
+            format!("a request's body may have {bytes_max} bytes (limits.request_bytes): split the batch"),
+        )
+    };
+    if declared.is_some_and(|length| length > u64::from(bytes_max)) {
+        return Err(too_large());
+    }
+    match Limited::new(body, usize::try_from(bytes_max).unwrap_or(usize::MAX))
+        .collect()
+        .await
+    {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
+        Err(error) => Err(Problem::malformed("body", format!("it broke off: {error}"))),
+    }
+}
+
+/// A fetch names the columns; the client knows its own members.
+fn in_terms_of(field: &'static str, error: FetchError) -> FetchError {
+    if let FetchError::EmptyBatch { .. } = error {
+        return FetchError::EmptyBatch { field };
+    }
+    if let FetchError::TooManyItems { items, max, .. } = error {
+        return FetchError::TooManyItems { field, items, max };
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::batch_request::Columns;
+    use crate::http::batch_request::tests::told;
+
+    #[tokio::test]
+    async fn a_body_over_the_limit_is_refused() {
+        // Bodies below and above 8 bytes, with the length declared and not: 413 names the limit.
+        let body = |text: &'static str| Body::from(text);
+        assert_eq!(read_body(body("12345678"), Some(8), 8).await.unwrap(), "12345678");
+        for declared in [None, Some(9)] {
+            let problem = read_body(body("123456789"), declared, 8).await.unwrap_err();
+            let (status, _, detail) = told(problem).await;
+            assert_eq!(status, 413);
+            assert!(detail.contains("limits.request_bytes"), "{detail}");
+        }
+    }
+
+    #[tokio::test]
+    async fn lengths_that_cannot_be_listed_are_refused_beforehand() {
+        // One item more than a head can list: fine in JSON or with equal lengths, 406 for differing ones.
+        let many = LENGTHS_LISTED_MAX + 1;
+        let ranges = |last: u64| {
+            let mut lengths = vec![4; many];
+            lengths[many - 1] = last;
+            let columns = Columns::Ranges {
+                offsets: vec![0; many],
+                lengths,
+            };
+            Call {
+                columns,
+                field: "ranges",
+                fail_fast: false,
+                deadline_ms: 0,
+            }
+        };
+        assert!(check_form(&ranges(4), Form::Octets, 4096).is_ok());
+        assert!(check_form(&ranges(5), Form::Json, 4096).is_ok());
+        assert!(check_form(&ranges(5), Form::Octets, many - 1).is_ok());
+        let (status, field, _) = told(check_form(&ranges(5), Form::Octets, 4096).unwrap_err()).await;
+        assert_eq!((status, field.as_str()), (406, "ranges"));
+    }
+
+    #[test]
+    fn errors_name_the_member_of_the_request() {
+        // What a fetch says about its columns: told in the terms of the JSON.
+        let error = in_terms_of("ranges", FetchError::EmptyBatch { field: "offsets" });
+        assert_eq!(error, FetchError::EmptyBatch { field: "ranges" });
+        let error = in_terms_of(
+            "objects",
+            FetchError::TooManyItems {
+                field: "names",
+                items: 9,
+                max: 8,
+            },
+        );
+        assert_eq!(
+            error,
+            FetchError::TooManyItems {
+                field: "objects",
+                items: 9,
+                max: 8
+            }
+        );
+    }
+}

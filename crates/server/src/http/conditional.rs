@@ -1,0 +1,221 @@
+//! Conditional requests (RFC 9110 13): entity tags and the order in which preconditions are looked at.
+//!
+//! Every tag sent is strong: it is made from device, inode, length and mtime. No Last-Modified is sent, so conditions on
+//! dates are deliberately absent: If-Modified-Since is ignored and a date in If-Range never matches, as the RFC asks.
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+/// What the preconditions say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Precondition {
+    /// Go on.
+    Holds,
+    /// If-Match names other versions: 412.
+    Failed,
+    /// If-None-Match names this version: 304.
+    NotModified,
+}
+
+/// A strong entity tag as it stands in a header, quotes included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ETag(HeaderValue);
+
+impl ETag {
+    /// From the unquoted tag. Characters that a tag may not hold are left out.
+    pub(super) fn new(opaque: &str) -> Self {
+        let legal: String = opaque
+            .chars()
+            .filter(|c| matches!(c, '\x21' | '\x23'..='\x7e'))
+            .collect();
+        let quoted = HeaderValue::try_from(format!("\"{legal}\""));
+        Self(quoted.unwrap_or(HeaderValue::from_static("\"\"")))
+    }
+
+    /// The header's value.
+    pub(super) fn value(&self) -> HeaderValue {
+        self.0.clone()
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+/// Evaluates If-Match, then If-None-Match (RFC 9110 13.2.2), for GET and HEAD.
+pub(super) fn evaluate(headers: &HeaderMap, current: &ETag) -> Precondition {
+    if headers.contains_key(header::IF_MATCH)
+        && !any_matches(headers, header::IF_MATCH, current, Comparison::Strong)
+    {
+        return Precondition::Failed;
+    }
+    if any_matches(headers, header::IF_NONE_MATCH, current, Comparison::Weak) {
+        return Precondition::NotModified;
+    }
+    Precondition::Holds
+}
+
+/// Whether a Range header may be honoured: there is no If-Range, or it is this very version's strong tag. A weak tag, a
+/// date, or anything else is a mismatch: the client's part is of something else, so it gets the whole.
+pub(super) fn if_range_holds(headers: &HeaderMap, current: &ETag) -> bool {
+    let mut values = headers.get_all(header::IF_RANGE).iter();
+    match (values.next(), values.next()) {
+        (None, _) => true,
+        (Some(value), None) => trim(value.as_bytes()) == current.bytes(),
+        (Some(_), Some(_)) => false,
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Comparison {
+    /// Both tags strong and the same.
+    Strong,
+    /// The same but for `W/`.
+    Weak,
+}
+
+fn any_matches(headers: &HeaderMap, name: HeaderName, current: &ETag, comparison: Comparison) -> bool {
+    headers
+        .get_all(name)
+        .iter()
+        .any(|value| list_matches(value.as_bytes(), current, comparison))
+}
+
+/// `*`, or a comma-separated list of `"tag"` and `W/"tag"`; a tag may itself hold commas. What follows a mistake is not
+/// looked at.
+fn list_matches(list: &[u8], current: &ETag, comparison: Comparison) -> bool {
+    if trim(list) == b"*" {
+        return true;
+    }
+    let mut rest = list;
+    loop {
+        while let [b' ' | b'\t' | b',', tail @ ..] = rest {
+            rest = tail;
+        }
+        let (weak, tag) = match rest {
+            [b'W', b'/', tail @ ..] => (true, tail),
+            tail => (false, tail),
+        };
+        let [b'"', inner @ ..] = tag else { return false };
+        let Some(end) = inner.iter().position(|&b| b == b'"') else {
+            return false;
+        };
+        let (quoted, tail) = tag.split_at(end + 2);
+        if quoted == current.bytes() && (comparison == Comparison::Weak || !weak) {
+            return true;
+        }
+        rest = tail;
+    }
+}
+
+fn trim(mut value: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', tail @ ..] = value {
+        value = tail;
+    }
+    while let [head @ .., b' ' | b'\t'] = value {
+        value = head;
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(HeaderName, &str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in pairs {
+            map.append(name, HeaderValue::from_str(value).unwrap());
+        }
+        map
+    }
+
+    #[test]
+    fn if_match_compares_strongly() {
+        // If-Match against the tag "a": only `*` and the same strong tag let the request through.
+        let tag = ETag::new("a");
+        for (value, expected) in [
+            ("*", Precondition::Holds),
+            ("\"a\"", Precondition::Holds),
+            ("\"b\", \"a\"", Precondition::Holds),
+            ("W/\"a\"", Precondition::Failed),
+            ("\"b\"", Precondition::Failed),
+            ("a", Precondition::Failed),
+            ("", Precondition::Failed),
+            ("\"a", Precondition::Failed),
+        ] {
+            assert_eq!(
+                evaluate(&headers(&[(header::IF_MATCH, value)]), &tag),
+                expected,
+                "{value}"
+            );
+        }
+    }
+
+    #[test]
+    fn if_none_match_compares_weakly() {
+        // If-None-Match against the tag "a,b" (a comma inside): weak and strong forms both mean "not modified".
+        let tag = ETag::new("a,b");
+        for (value, expected) in [
+            ("*", Precondition::NotModified),
+            ("\"a,b\"", Precondition::NotModified),
+            ("W/\"a,b\"", Precondition::NotModified),
+            ("\"x\",W/\"a,b\"", Precondition::NotModified),
+            ("\"a\"", Precondition::Holds),
+            ("\"x\" oops \"a,b\"", Precondition::Holds),
+        ] {
+            assert_eq!(
+                evaluate(&headers(&[(header::IF_NONE_MATCH, value)]), &tag),
+                expected,
+                "{value}"
+            );
+        }
+    }
+
+    #[test]
+    fn lists_may_be_spread_over_header_lines() {
+        // Two If-None-Match lines, the second with the tag: it counts as one list.
+        let map = headers(&[(header::IF_NONE_MATCH, "\"x\""), (header::IF_NONE_MATCH, "\"a\"")]);
+        assert_eq!(evaluate(&map, &ETag::new("a")), Precondition::NotModified);
+    }
+
+    #[test]
+    fn if_match_is_looked_at_first() {
+        // If-Match fails and If-None-Match would say 304: RFC 9110 13.2.2 wants 412.
+        let map = headers(&[(header::IF_MATCH, "\"b\""), (header::IF_NONE_MATCH, "\"a\"")]);
+        assert_eq!(evaluate(&map, &ETag::new("a")), Precondition::Failed);
+    }
+
+    #[test]
+    fn if_range_holds_only_for_the_same_strong_tag() {
+        // If-Range in every form a client may send: weak, other, date, list, star and doubled headers all fail.
+        let tag = ETag::new("a");
+        assert!(if_range_holds(&headers(&[]), &tag));
+        assert!(if_range_holds(&headers(&[(header::IF_RANGE, "\"a\"")]), &tag));
+        for value in [
+            "W/\"a\"",
+            "\"b\"",
+            "Tue, 15 Nov 1994 12:45:26 GMT",
+            "\"a\", \"b\"",
+            "*",
+            "a",
+            "",
+            "\"a\"x",
+            "\"A\"",
+        ] {
+            assert!(
+                !if_range_holds(&headers(&[(header::IF_RANGE, value)]), &tag),
+                "{value}"
+            );
+        }
+        assert!(!if_range_holds(
+            &headers(&[(header::IF_RANGE, "\"a\""), (header::IF_RANGE, "\"a\"")]),
+            &tag
+        ));
+    }
+
+    #[test]
+    fn a_tag_never_breaks_the_header() {
+        // An opaque tag with a quote, a space and a line break: they are left out, the value stays one quoted tag.
+        assert_eq!(ETag::new("a\"b c\r\nd").value(), "\"abcd\"");
+    }
+}

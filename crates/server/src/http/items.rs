@@ -1,0 +1,252 @@
+//! One block or one vector. Small and of fixed length, so Range does not apply (RFC 9110 allows that): parts of an address
+//! space are what `/bytes` is for.
+
+use super::App;
+use super::conditional::{ETag, Precondition, evaluate};
+use super::datasets::{Wanted, dataset_of_kind};
+use super::negotiate::{Form, preferred};
+use super::problem::{Problem, Segments};
+use super::representation::precondition_failed;
+use crate::fetch::{CallContext, Items};
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use half::f16;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use ringfetch_engine::dataset::{Dtype, Kind};
+use ringfetch_engine::error::ReadError;
+use serde::Serialize;
+use std::sync::Arc;
+
+/// Elements a vector.
+pub(super) const RINGFETCH_DIM: HeaderName = HeaderName::from_static("ringfetch-dim");
+/// Element type: `f32`, `f16`, `u8`, `i8` or `i32`.
+pub(super) const RINGFETCH_DTYPE: HeaderName = HeaderName::from_static("ringfetch-dtype");
+
+/// Serves a block.
+#[utoipa::path(get, path = "/v1/datasets/{name}/blocks/{index}", tag = "data", operation_id = "GetBlock",
+    params(
+        ("name" = String, Path, description = "The dataset, of kind blocks."),
+        ("index" = u64, Path, description = "From 0."),
+        ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header),
+    ),
+    responses(
+        (status = 200, description = "The block.", content_type = "application/octet-stream"),
+        (status = 304, description = "If-None-Match names this version."),
+        (status = 412, description = "If-Match names other versions."),
+    ))]
+pub(super) async fn get_block(
+    State(app): State<Arc<App>>,
+    Segments((name, index)): Segments<(String, String)>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (parts, _no_body) = request.into_parts();
+    let index = number("index", &index)?;
+    let dataset = dataset_of_kind(&app, &name, Wanted::Blocks)?;
+    let Kind::Blocks { block_bytes, count } = dataset.kind() else {
+        return Err(not_there("block", index, 0));
+    };
+    if index >= count {
+        return Err(not_there("block", index, count));
+    }
+    let etag = ETag::new(&format!("{}-block-{index}", dataset.etag()));
+    let head = match conditional_head(&parts, &etag)? {
+        Ok(head) => head,
+        Err(not_modified) => return Ok(not_modified),
+    };
+    if parts.method == Method::HEAD {
+        return Ok(head_only(head, Form::Octets, Some(block_bytes)));
+    }
+    let data = fetch_one(&app, &name, Items::Blocks(&[index]), &parts).await?;
+    Ok(octets(head, data))
+}
+
+/// Serves a vector.
+#[utoipa::path(get, path = "/v1/datasets/{name}/vectors/{id}", tag = "data", operation_id = "GetVector",
+    params(
+        ("name" = String, Path, description = "The dataset, of kind vectors."),
+        ("id" = u64, Path, description = "From 0."),
+        ("Accept" = Option<String>, Header, description = "`application/json` for an array of numbers."),
+        ("If-Match" = Option<String>, Header), ("If-None-Match" = Option<String>, Header),
+    ),
+    responses(
+        (status = 200, description = "The elements, little-endian; or a JSON array, with null for what JSON has no \
+            number for (NaN and the infinities).", content(
+                (Vec<u8> = "application/octet-stream"), (Vec<f32> = "application/json"))),
+        (status = 304, description = "If-None-Match names this version."),
+        (status = 406, description = "Accept takes neither form."),
+        (status = 412, description = "If-Match names other versions."),
+    ))]
+pub(super) async fn get_vector(
+    State(app): State<Arc<App>>,
+    Segments((name, id)): Segments<(String, String)>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (parts, _no_body) = request.into_parts();
+    let id = number("id", &id)?;
+    let dataset = dataset_of_kind(&app, &name, Wanted::Vectors)?;
+    let Kind::Vectors {
+        dim,
+        dtype,
+        vector_bytes,
+        count,
+        ..
+    } = dataset.kind()
+    else {
+        return Err(not_there("vector", id, 0));
+    };
+    let form = preferred(&parts.headers)?;
+    if id >= count {
+        return Err(not_there("vector", id, count));
+    }
+    // Two forms are two representations, and a strong tag names one of them.
+    let suffix = if form == Form::Json { "-json" } else { "" };
+    let etag = ETag::new(&format!("{}-vector-{id}{suffix}", dataset.etag()));
+    let mut head = match conditional_head(&parts, &etag)? {
+        Ok(head) => head,
+        Err(not_modified) => return Ok(vary_by_accept(not_modified)),
+    };
+    head.insert(RINGFETCH_DIM, HeaderValue::from(dim));
+    head.insert(RINGFETCH_DTYPE, HeaderValue::from_static(dtype.as_str()));
+    if parts.method == Method::HEAD {
+        // How long the JSON form is cannot be told without a read.
+        let length = (form == Form::Octets).then_some(vector_bytes);
+        return Ok(vary_by_accept(head_only(head, form, length)));
+    }
+    let data = fetch_one(&app, &name, Items::Vectors(&[id]), &parts).await?;
+    let response = match form {
+        Form::Octets => octets(head, data),
+        Form::Json => {
+            head.insert(header::CONTENT_TYPE, form.media_type());
+            (StatusCode::OK, head, json_numbers(dtype, &data)).into_response()
+        }
+    };
+    Ok(vary_by_accept(response))
+}
+
+/// A path segment that is an index.
+fn number(field: &'static str, text: &str) -> Result<u64, Problem> {
+    // `parse` alone would take a sign.
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| digits).ok_or_else(|| {
+        Problem::malformed(
+            field,
+            format!("{text:?} is not a decimal number from 0 to 2^64 - 1"),
+        )
+    })
+}
+
+fn not_there(what: &'static str, index: u64, count: u64) -> Problem {
+    let field = if what == "block" { "index" } else { "id" };
+    Problem::from(ReadError::IndexOutOfRange { what, index, count }).with_field(field)
+}
+
+/// The head of the answer, or (inner error) the whole answer where a precondition decides it.
+fn conditional_head(parts: &Parts, etag: &ETag) -> Result<Result<HeaderMap, Response>, Problem> {
+    let head = HeaderMap::from_iter([(header::ETAG, etag.value())]);
+    match evaluate(&parts.headers, etag) {
+        Precondition::Holds => Ok(Ok(head)),
+        Precondition::NotModified => Ok(Err((StatusCode::NOT_MODIFIED, head).into_response())),
+        Precondition::Failed => Err(precondition_failed(etag)),
+    }
+}
+
+fn head_only(mut head: HeaderMap, form: Form, length: Option<u32>) -> Response {
+    head.insert(header::CONTENT_TYPE, form.media_type());
+    if let Some(length) = length {
+        head.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        return (StatusCode::OK, head, Body::empty()).into_response();
+    }
+    // A body of unknown length, so that no Content-Length of 0 is made up.
+    let unknown = futures_util::stream::empty::<Result<Bytes, std::convert::Infallible>>();
+    (StatusCode::OK, head, Body::from_stream(unknown)).into_response()
+}
+
+async fn fetch_one(app: &App, name: &str, item: Items<'_>, parts: &Parts) -> Result<Bytes, Problem> {
+    let context = CallContext {
+        deadline: None,
+        share: super::share_of(&parts.extensions),
+        fail_fast: true,
+    };
+    let (_, fetched) = app.fetcher.fetch(name, item, context).await?;
+    Ok(fetched.data)
+}
+
+fn octets(mut head: HeaderMap, data: Bytes) -> Response {
+    head.insert(header::CONTENT_TYPE, Form::Octets.media_type());
+    (StatusCode::OK, head, Body::from(data)).into_response()
+}
+
+fn vary_by_accept(mut response: Response) -> Response {
+    response
+        .headers_mut()
+        .insert(header::VARY, HeaderValue::from_static("Accept"));
+    response
+}
+
+/// Little-endian elements as a JSON array. Floats in the shortest form that reads back the same.
+fn json_numbers(dtype: Dtype, data: &[u8]) -> String {
+    match dtype {
+        Dtype::F32 => array(data, f32::from_le_bytes),
+        Dtype::F16 => array(data, |bytes| f32::from(f16::from_le_bytes(bytes))),
+        Dtype::I32 => array(data, i32::from_le_bytes),
+        Dtype::U8 => array(data, u8::from_le_bytes),
+        Dtype::I8 => array(data, i8::from_le_bytes),
+    }
+}
+
+fn array<const N: usize, T: Serialize>(data: &[u8], element: impl Fn([u8; N]) -> T) -> String {
+    let (elements, _no_rest) = data.as_chunks::<N>();
+    let elements: Vec<T> = elements.iter().map(|bytes| element(*bytes)).collect();
+    // Numbers only: it cannot fail.
+    serde_json::to_string(&elements).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_of_every_dtype_become_numbers() {
+        // Known bytes of each element type, NaN among the floats: the numbers they stand for, null for NaN.
+        let f32s: Vec<u8> = [0.1_f32, -2.0, f32::NAN]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
+        assert_eq!(json_numbers(Dtype::F32, &f32s), "[0.1,-2.0,null]");
+        let f16s: Vec<u8> = [1.5, -0.25]
+            .iter()
+            .flat_map(|x| f16::from_f32(*x).to_le_bytes())
+            .collect();
+        assert_eq!(json_numbers(Dtype::F16, &f16s), "[1.5,-0.25]");
+        assert_eq!(
+            json_numbers(Dtype::I32, &[255, 255, 255, 255, 1, 0, 0, 0]),
+            "[-1,1]"
+        );
+        assert_eq!(json_numbers(Dtype::U8, &[0, 255]), "[0,255]");
+        assert_eq!(json_numbers(Dtype::I8, &[0, 255]), "[0,-1]");
+        assert_eq!(json_numbers(Dtype::F32, &[]), "[]");
+    }
+
+    #[test]
+    fn an_index_is_decimal_digits() {
+        // Path segments that are a number, and others (signs, blanks, too large): only digits that fit pass.
+        assert_eq!(number("index", "0").unwrap(), 0);
+        assert_eq!(number("index", "18446744073709551615").unwrap(), u64::MAX);
+        for text in [
+            "",
+            "-1",
+            "+1",
+            " 1",
+            "1.0",
+            "0x1",
+            "abc",
+            "18446744073709551616",
+            "1e3",
+        ] {
+            assert!(number("index", text).is_err(), "{text}");
+        }
+    }
+}

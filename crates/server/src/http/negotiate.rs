@@ -1,0 +1,187 @@
+//! Media types: which form of an answer the client prefers (RFC 9110 12.5.1), and whether a body is JSON.
+
+use super::problem::Problem;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+
+/// The media type of raw bytes.
+pub(super) const OCTET_STREAM: &str = "application/octet-stream";
+/// The media type of JSON.
+pub(super) const JSON: &str = "application/json";
+
+/// The form of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// The bytes.
+    Octets,
+    /// JSON.
+    Json,
+}
+
+impl Form {
+    /// Its media type.
+    pub(super) fn media_type(self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            Self::Octets => OCTET_STREAM,
+            Self::Json => JSON,
+        })
+    }
+}
+
+/// The form that the Accept header prefers; bytes where it has no preference.
+///
+/// # Errors
+/// 406 when it takes neither.
+pub(super) fn preferred(headers: &HeaderMap) -> Result<Form, Problem> {
+    let octets = quality(headers, "application", "octet-stream");
+    let json = quality(headers, "application", "json");
+    match (octets, json) {
+        (0, 0) => Err(Problem::new(
+            StatusCode::NOT_ACCEPTABLE,
+            "not-acceptable",
+            format!("the answer comes as {OCTET_STREAM} or as {JSON}: name one of them in Accept"),
+        )
+        .with_field("Accept")
+        .with_allowed(vec![OCTET_STREAM, JSON])),
+        (octets, json) if json > octets => Ok(Form::Json),
+        _ => Ok(Form::Octets),
+    }
+}
+
+/// Checks that a request's body is JSON.
+///
+/// # Errors
+/// 415 when it says otherwise, or nothing.
+pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let value = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    let essence = value.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case(JSON) {
+        return Ok(());
+    }
+    let found = if value.is_empty() {
+        "there is none".to_owned()
+    } else {
+        format!("it is {value:?}")
+    };
+    Err(Problem::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "unsupported-media-type",
+        format!("the request's Content-Type must be {JSON}; {found}"),
+    )
+    .with_field("Content-Type")
+    .with_allowed(vec![JSON]))
+}
+
+/// How much the client wants a media type, in thousandths: the most specific range that covers it counts. 1000 without
+/// a header; elements that cannot be read are skipped.
+fn quality(headers: &HeaderMap, kind: &str, subtype: &str) -> u32 {
+    let lines = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    let mut best = None;
+    let mut any = false;
+    for element in lines.flat_map(|line| line.split(',')) {
+        let mut parts = element.split(';').map(str::trim);
+        let Some((range_kind, range_subtype)) = parts.next().and_then(|range| range.split_once('/')) else {
+            continue;
+        };
+        any = true;
+        let specificity =
+            if range_kind.eq_ignore_ascii_case(kind) && range_subtype.eq_ignore_ascii_case(subtype) {
+                2
+            } else if range_kind.eq_ignore_ascii_case(kind) && range_subtype == "*" {
+                1
+            } else if range_kind == "*" && range_subtype == "*" {
+                0
+            } else {
+                continue;
+            };
+        let weight = parts
+            .filter_map(|parameter| parameter.split_once('='))
+            .find(|(name, _)| name.trim().eq_ignore_ascii_case("q"))
+            .map_or(1000, |(_, value)| thousandths(value.trim()));
+        if best.is_none_or(|(known, _)| specificity > known) {
+            best = Some((specificity, weight));
+        }
+    }
+    match best {
+        Some((_, weight)) => weight,
+        None if any => 0,
+        None => 1000,
+    }
+}
+
+/// `0.25` to 250. What is no weight counts as 1, as if it were not there.
+fn thousandths(value: &str) -> u32 {
+    let (whole, fraction) = value.split_once('.').unwrap_or((value, ""));
+    let digits = fraction.len() <= 3 && fraction.bytes().all(|byte| byte.is_ascii_digit());
+    match whole {
+        "0" if digits => format!("{fraction:0<3}").parse().unwrap_or(1000),
+        _ => 1000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accept(value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_str(value).unwrap())])
+    }
+
+    #[test]
+    fn bytes_unless_json_is_preferred() {
+        // Accept headers as clients send them: JSON only where it is wanted more than bytes.
+        for (value, expected) in [
+            ("*/*", Form::Octets),
+            ("application/json", Form::Json),
+            ("APPLICATION/JSON; charset=utf-8", Form::Json),
+            ("application/json, */*;q=0.1", Form::Json),
+            ("application/json, */*", Form::Octets),
+            ("application/*", Form::Octets),
+            (
+                "application/octet-stream;q=0.2, application/json;q=0.3",
+                Form::Json,
+            ),
+            ("application/octet-stream;q=0, */*", Form::Json),
+            ("text/html, application/octet-stream", Form::Octets),
+            ("nonsense", Form::Octets),
+        ] {
+            assert_eq!(preferred(&accept(value)).unwrap(), expected, "{value}");
+        }
+        assert_eq!(preferred(&HeaderMap::new()).unwrap(), Form::Octets);
+    }
+
+    #[test]
+    fn neither_form_is_not_acceptable() {
+        // Only foreign types, or both forms at weight 0: a problem.
+        for value in [
+            "text/html",
+            "image/*",
+            "*/*;q=0",
+            "application/json;q=0.0, application/octet-stream;q=0.000",
+        ] {
+            assert!(preferred(&accept(value)).is_err(), "{value}");
+        }
+    }
+
+    #[test]
+    fn only_json_bodies_are_taken() {
+        // Content types that are JSON, and others (among them none): parameters and case do not matter.
+        for (value, fine) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("text/json", false),
+            ("application/x-www-form-urlencoded", false),
+            ("application/jsonx", false),
+        ] {
+            let headers =
+                HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_str(value).unwrap())]);
+            assert_eq!(require_json(&headers).is_ok(), fine, "{value}");
+        }
+        assert!(require_json(&HeaderMap::new()).is_err());
+    }
+}

@@ -1,0 +1,184 @@
+//! The OpenAPI 3.1 document. Operations describe themselves beside their code; what all have in common is added here: HEAD
+//! beside every GET, and problem details as every operation's other answer.
+
+use super::problem::{PROBLEM_JSON, ProblemBody};
+use super::{App, batch, datasets, items, objects, probes};
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::{HeaderValue, header};
+use std::sync::Arc;
+use utoipa::OpenApi as _;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(title = "Ringfetch", description = "Random reads over HTTP.", license(name = "Apache-2.0", identifier = "Apache-2.0")),
+    paths(
+        datasets::list, datasets::get, objects::get_bytes, items::get_block, items::get_vector, objects::list,
+        objects::get_object, batch::blocks, batch::vectors, batch::ranges, batch::objects, probes::metrics,
+        probes::livez, probes::readyz, get
+    ),
+    components(schemas(ProblemBody)),
+    tags(
+        (name = "datasets", description = "What is served."),
+        (name = "data", description = "Reads."),
+        (name = "operation", description = "For whoever operates it."),
+    )
+)]
+struct Document;
+
+/// The document as it is sent.
+pub(super) fn document() -> Bytes {
+    // Strings and maps only: it cannot fail.
+    Bytes::from(serde_json::to_vec(&complete(Document::openapi())).unwrap_or_default())
+}
+
+fn complete(mut document: OpenApi) -> OpenApi {
+    for item in document.paths.paths.values_mut() {
+        for operation in item.get.iter_mut().chain(item.post.iter_mut()) {
+            add_problem(operation);
+        }
+        item.head = item.get.as_ref().map(head_of);
+    }
+    document
+}
+
+fn add_problem(operation: &mut Operation) {
+    let problem = Content::new(Some(Ref::from_schema_name("Problem")));
+    let response = ResponseBuilder::new()
+        .description("What went wrong (RFC 9457). Retry-After stands where a retry can help.")
+        .content(PROBLEM_JSON, problem)
+        .build();
+    operation
+        .responses
+        .responses
+        .insert("default".to_owned(), RefOr::T(response));
+}
+
+/// The same operation without bodies. Range does not apply to HEAD, so there is no partial answer.
+fn head_of(get: &Operation) -> Operation {
+    let mut head = get.clone();
+    head.operation_id = head.operation_id.map(|id| format!("Head{id}"));
+    head.parameters = head.parameters.map(|all| {
+        all.into_iter()
+            .filter(|one| !matches!(&*one.name, "Range" | "If-Range"))
+            .collect()
+    });
+    head.responses
+        .responses
+        .retain(|status, _| status != "206" && status != "416");
+    for response in head.responses.responses.values_mut() {
+        if let RefOr::T(response) = response {
+            response.content.clear();
+        }
+    }
+    head
+}
+
+/// This document.
+#[utoipa::path(get, path = "/openapi.json", tag = "operation", operation_id = "OpenApi",
+    responses((status = 200, description = "OpenAPI 3.1.", content_type = "application/json")))]
+pub(super) async fn get(State(app): State<Arc<App>>) -> Response {
+    let content_type = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, content_type)], app.document.clone()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::routes::{ROUTES, methods_of};
+    use serde_json::Value;
+    use std::collections::BTreeSet;
+
+    fn parsed() -> Value {
+        serde_json::from_slice(&document()).unwrap()
+    }
+
+    #[test]
+    fn the_document_lists_exactly_the_routes() {
+        // Paths and methods of the router against those of the document: the same sets.
+        let document = parsed();
+        let mut documented = BTreeSet::new();
+        for (path, item) in document["paths"].as_object().unwrap() {
+            for method in item
+                .as_object()
+                .unwrap()
+                .keys()
+                .filter(|key| *key != "parameters")
+            {
+                documented.insert((path.clone(), method.to_uppercase()));
+            }
+        }
+        let mut routed = BTreeSet::new();
+        for route in ROUTES {
+            for method in methods_of(Some(route.pattern)) {
+                routed.insert((route.pattern.replace("{*", "{"), (*method).to_owned()));
+            }
+        }
+        assert_eq!(documented, routed);
+        assert_eq!(document["openapi"], "3.1.0");
+    }
+
+    #[test]
+    fn operations_have_unique_ids_parameters_and_the_problem() {
+        // Every operation: an id of its own, each parameter of its path declared, problem+json as its other answer.
+        let document = parsed();
+        let mut ids = BTreeSet::new();
+        for (path, item) in document["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                assert!(
+                    ids.insert(operation["operationId"].as_str().unwrap().to_owned()),
+                    "{path} {method}"
+                );
+                let other = &operation["responses"]["default"];
+                assert!(!other["description"].as_str().unwrap().is_empty());
+                if method != "head" {
+                    let schema = &other["content"][PROBLEM_JSON]["schema"]["$ref"];
+                    assert_eq!(schema, "#/components/schemas/Problem", "{path} {method}");
+                }
+                let declared: BTreeSet<String> = operation["parameters"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter(|parameter| parameter["in"] == "path")
+                    .map(|parameter| parameter["name"].as_str().unwrap().to_owned())
+                    .collect();
+                let named: BTreeSet<String> = path
+                    .split('/')
+                    .filter_map(|segment| segment.strip_prefix('{')?.strip_suffix('}'))
+                    .map(str::to_owned)
+                    .collect();
+                assert_eq!(declared, named, "{path} {method}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        // All `$ref`s of the document: each names a schema that is there.
+        fn walk(value: &Value, found: &mut Vec<String>) {
+            match value {
+                Value::Object(members) => {
+                    for (key, member) in members {
+                        match (key.as_str(), member) {
+                            ("$ref", Value::String(target)) => found.push(target.clone()),
+                            _ => walk(member, found),
+                        }
+                    }
+                }
+                Value::Array(elements) => elements.iter().for_each(|element| walk(element, found)),
+                Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+            }
+        }
+        let document = parsed();
+        let mut references = Vec::new();
+        walk(&document, &mut references);
+        assert!(!references.is_empty());
+        for reference in references {
+            let pointer = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{reference}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What operators and orchestrators ask: metrics, liveness, readiness.
+
+use super::App;
+use super::problem::Problem;
+use crate::lifecycle::State as Life;
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use serde::Serialize;
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// The state of the daemon.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Probe {
+    /// `starting`, `serving` or `draining`.
+    state: &'static str,
+}
+
+/// Every metric, in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics", tag = "operation", operation_id = "Metrics",
+    responses((status = 200, description = "Prometheus text format 0.0.4.", body = String, content_type = "text/plain")))]
+pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Problem> {
+    match prometheus::TextEncoder::new().encode_to_string(&app.registry.gather()) {
+        Ok(text) => {
+            let content_type = HeaderValue::from_static(prometheus::TEXT_FORMAT);
+            Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
+        }
+        Err(error) => Err(Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "metrics-failed",
+            format!("the metrics cannot be written: {error}"),
+        )),
+    }
+}
+
+/// Whether the process runs.
+#[utoipa::path(get, path = "/livez", tag = "operation", operation_id = "Livez",
+    responses((status = 200, description = "It runs.", body = Probe)))]
+pub(super) async fn livez(State(app): State<Arc<App>>) -> Json<Probe> {
+    Json(Probe {
+        state: app.lifecycle.state().as_str(),
+    })
+}
+
+/// Whether requests are welcome.
+#[utoipa::path(get, path = "/readyz", tag = "operation", operation_id = "Readyz",
+    responses(
+        (status = 200, description = "They are.", body = Probe),
+        (status = 503, description = "They are not: it starts or drains.", body = Probe),
+    ))]
+pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Probe>) {
+    let state = app.lifecycle.state();
+    let status = if state == Life::Serving {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (
+        status,
+        Json(Probe {
+            state: state.as_str(),
+        }),
+    )
+}

@@ -1,0 +1,247 @@
+//! What a GET or HEAD of some bytes is answered with: the order in which preconditions and ranges decide (RFC 9110 13.2.2),
+//! and the answer for each case. Used by `/bytes` and by objects, so that both behave the same.
+//!
+//! HEAD never reads, and Range does not apply to it (RFC 9110 14.2: GET is the only method with range handling).
+
+use super::App;
+use super::conditional::{ETag, Precondition, evaluate, if_range_holds};
+use super::multipart::Multipart;
+use super::negotiate::OCTET_STREAM;
+use super::problem::Problem;
+use super::range::{Ranges, content_range, resolve};
+use super::stream::{Reader, Source, WindowError, WindowedBody};
+use super::window::Piece;
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use ringfetch_engine::buffer::Share;
+use ringfetch_engine::geometry::Extent;
+use std::sync::Arc;
+
+/// What a request is about: some bytes in one version.
+#[derive(Debug)]
+pub(super) struct Representation {
+    /// Where they come from.
+    pub(super) source: Source,
+    /// How many.
+    pub(super) length: u64,
+    /// Which version.
+    pub(super) etag: ETag,
+}
+
+/// What to answer with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Decision {
+    NotModified,
+    PreconditionFailed,
+    /// The head that the whole has, and no body.
+    HeadOnly,
+    Whole,
+    One(Extent),
+    Many(Vec<Extent>),
+    Unsatisfiable,
+    Refused(String),
+}
+
+fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges_max: u32) -> Decision {
+    match evaluate(headers, etag) {
+        Precondition::Failed => return Decision::PreconditionFailed,
+        Precondition::NotModified => return Decision::NotModified,
+        Precondition::Holds => {}
+    }
+    if method == Method::HEAD {
+        return Decision::HeadOnly;
+    }
+    // Range is no list header: with several, what is asked for is not clear, and the whole is always right.
+    let mut values = headers.get_all(header::RANGE).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return Decision::Whole;
+    };
+    if !if_range_holds(headers, etag) {
+        return Decision::Whole;
+    }
+    match resolve(value.as_bytes(), length, ranges_max) {
+        Ranges::Ignored => Decision::Whole,
+        Ranges::Unsatisfiable => Decision::Unsatisfiable,
+        Ranges::Refused(why) => Decision::Refused(why),
+        Ranges::Send(extents) => match extents[..] {
+            [one] => Decision::One(one),
+            _ => Decision::Many(extents),
+        },
+    }
+}
+
+/// Answers a request for bytes.
+///
+/// # Errors
+/// `Changed` when they were replaced before the first window was there: look the version up again. What goes wrong
+/// for good is a response.
+pub(super) async fn answer(
+    app: &App,
+    representation: Representation,
+    method: &Method,
+    headers: &HeaderMap,
+    share: Option<Arc<Share>>,
+) -> Result<Response, Changed> {
+    let Representation { source, length, etag } = representation;
+    let decision = decide(method, headers, &etag, length, app.fetcher.limits().http_ranges);
+    let mut head = HeaderMap::new();
+    head.insert(header::ETAG, etag.value());
+    head.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    head.insert(header::CONTENT_TYPE, HeaderValue::from_static(OCTET_STREAM));
+    let (status, pieces) = match decision {
+        Decision::NotModified => {
+            head.remove(header::CONTENT_TYPE);
+            return Ok((StatusCode::NOT_MODIFIED, head).into_response());
+        }
+        Decision::PreconditionFailed => return Ok(precondition_failed(&etag).into_response()),
+        Decision::Unsatisfiable => return Ok(unsatisfiable(&etag, length).into_response()),
+        Decision::Refused(why) => return Ok(Problem::malformed("Range", why).into_response()),
+        Decision::HeadOnly => {
+            head.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+            return Ok((StatusCode::OK, head, Body::empty()).into_response());
+        }
+        Decision::Whole if length == 0 => (StatusCode::OK, Vec::new()),
+        Decision::Whole => (StatusCode::OK, vec![Piece::Extent(Extent { offset: 0, length })]),
+        Decision::One(extent) => {
+            insert_text(&mut head, header::CONTENT_RANGE, content_range(extent, length));
+            (StatusCode::PARTIAL_CONTENT, vec![Piece::Extent(extent)])
+        }
+        Decision::Many(extents) => {
+            let multipart = Multipart::new(&extents, length, OCTET_STREAM);
+            insert_text(&mut head, header::CONTENT_TYPE, multipart.content_type);
+            (StatusCode::PARTIAL_CONTENT, multipart.pieces)
+        }
+    };
+    let reader = Reader::new(app.fetcher.clone(), share, source);
+    match WindowedBody::start(reader, pieces).await {
+        Ok(body) => {
+            head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));
+            Ok((status, head, body.into_body()).into_response())
+        }
+        Err(WindowError::Fetch(error)) => Ok(Problem::from(error).into_response()),
+        Err(WindowError::Changed) => Err(Changed),
+    }
+}
+
+/// What was asked about was replaced meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Changed;
+
+/// 412.
+pub(super) fn precondition_failed(etag: &ETag) -> Problem {
+    Problem::new(
+        StatusCode::PRECONDITION_FAILED,
+        "precondition-failed",
+        "If-Match names other versions than the one there is; its ETag is in this answer's head",
+    )
+    .with_field("If-Match")
+    .with_header(header::ETAG, etag.value())
+}
+
+fn unsatisfiable(etag: &ETag, length: u64) -> Problem {
+    let problem = Problem::new(
+        StatusCode::RANGE_NOT_SATISFIABLE,
+        "range-not-satisfiable",
+        format!("every range begins past the end: there are {length} bytes"),
+    )
+    .with_field("Range")
+    .with_header(header::ETAG, etag.value());
+    match HeaderValue::try_from(format!("bytes */{length}")) {
+        Ok(value) => problem.with_header(header::CONTENT_RANGE, value),
+        Err(_) => problem,
+    }
+}
+
+/// Inserts text that is known to be printable ASCII.
+fn insert_text(headers: &mut HeaderMap, name: http::HeaderName, text: String) {
+    if let Ok(value) = HeaderValue::try_from(text) {
+        headers.insert(name, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decision(method: Method, pairs: &[(http::HeaderName, &'static str)]) -> Decision {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        decide(&method, &headers, &ETag::new("v1"), 100, 4)
+    }
+
+    #[test]
+    fn preconditions_come_before_ranges() {
+        // A range that could be served beside conditions that say otherwise: the conditions win, in their order.
+        let range = (header::RANGE, "bytes=0-9");
+        let one = Decision::One(Extent {
+            offset: 0,
+            length: 10,
+        });
+        assert_eq!(decision(Method::GET, std::slice::from_ref(&range)), one);
+        let with = |name, value| decision(Method::GET, &[range.clone(), (name, value)]);
+        assert_eq!(with(header::IF_NONE_MATCH, "\"v1\""), Decision::NotModified);
+        assert_eq!(with(header::IF_NONE_MATCH, "\"v0\""), one);
+        assert_eq!(with(header::IF_MATCH, "\"v0\""), Decision::PreconditionFailed);
+        assert_eq!(with(header::IF_RANGE, "\"v1\""), one);
+        assert_eq!(with(header::IF_RANGE, "\"v0\""), Decision::Whole);
+        assert_eq!(with(header::IF_RANGE, "W/\"v1\""), Decision::Whole);
+        assert_eq!(
+            with(header::IF_RANGE, "Tue, 15 Nov 1994 12:45:26 GMT"),
+            Decision::Whole
+        );
+        assert_eq!(with(header::RANGE, "bytes=1-2"), Decision::Whole);
+    }
+
+    #[test]
+    fn a_stale_if_range_also_hides_what_is_unsatisfiable() {
+        // If-Range of another version with a range past the end or a flood: the whole, since Range is not looked at.
+        let stale = (header::IF_RANGE, "\"v0\"");
+        assert_eq!(
+            decision(Method::GET, &[stale.clone(), (header::RANGE, "bytes=500-")]),
+            Decision::Whole
+        );
+        assert_eq!(
+            decision(Method::GET, &[stale, (header::RANGE, "bytes=0-,0-,0-")]),
+            Decision::Whole
+        );
+        assert_eq!(
+            decision(Method::GET, &[(header::RANGE, "bytes=500-")]),
+            Decision::Unsatisfiable
+        );
+    }
+
+    #[test]
+    fn head_ignores_ranges_and_keeps_conditions() {
+        // HEAD with a range, and with conditions: the head of the whole, 304 or 412.
+        assert_eq!(
+            decision(Method::HEAD, &[(header::RANGE, "bytes=0-9")]),
+            Decision::HeadOnly
+        );
+        assert_eq!(
+            decision(Method::HEAD, &[(header::IF_NONE_MATCH, "*")]),
+            Decision::NotModified
+        );
+        assert_eq!(
+            decision(Method::HEAD, &[(header::IF_MATCH, "\"v0\"")]),
+            Decision::PreconditionFailed
+        );
+    }
+
+    #[test]
+    fn one_satisfiable_range_of_several_is_a_single_part() {
+        // Two ranges, one past the end: 206 with Content-Range; two inside: multipart; five of four: refused.
+        let range = |value| decision(Method::GET, &[(header::RANGE, value)]);
+        assert_eq!(
+            range("bytes=10-19,500-"),
+            Decision::One(Extent {
+                offset: 10,
+                length: 10
+            })
+        );
+        assert!(matches!(range("bytes=10-19,90-"), Decision::Many(extents) if extents.len() == 2));
+        assert!(matches!(range("bytes=0-0,2-2,4-4,6-6,8-8"), Decision::Refused(_)));
+    }
+}

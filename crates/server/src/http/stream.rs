@@ -1,0 +1,373 @@
+//! Long answers, fetched window by window while they are sent.
+//!
+//! Invariants: the first window is there before the head is sent, so that an error of it has a status; at most two windows
+//! of a body are held or being fetched; every window is of the version that the ETag names, or the body breaks off.
+//! A later failure cannot be told in HTTP any more: the connection is cut, so that the client sees a short body and can
+//! go on with Range and If-Range. Deliberately absent: copies; frames are slices of the response memory.
+
+use super::window::{Piece, Plan, WindowLimits, total_bytes};
+use crate::fetch::{CallContext, FetchError, Fetcher, Items};
+use axum::body::Body;
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use ringfetch_engine::buffer::Share;
+use ringfetch_engine::dataset::Dataset;
+use ringfetch_engine::error::ReadError;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+/// Bytes of a window. Two of them a body; large enough that the device is not what waits (MEASURED: 64 KiB reads).
+const WINDOW_BYTES_MAX: u64 = 1 << 20;
+
+/// Waits of a later window that met a bound: doubled from the first to the longest, until they add up to the last.
+const WAIT_FIRST: Duration = Duration::from_millis(5);
+const WAIT_LONGEST: Duration = Duration::from_secs(1);
+const WAIT_TOTAL: Duration = Duration::from_secs(30);
+
+/// What a body's bytes come from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// The address space of a dataset.
+    Space(Arc<Dataset>),
+    /// One object.
+    Object {
+        /// Its dataset.
+        dataset: Arc<Dataset>,
+        /// Its name.
+        name: String,
+        /// The version that was asked about, unquoted.
+        etag: String,
+    },
+}
+
+/// Why a window is not there.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WindowError {
+    /// It could not be read.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// What is there now is another version than the one asked about.
+    #[error("the source was replaced while it was read")]
+    Changed,
+}
+
+/// Where a window stands in its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The head is not sent: the window may be refused.
+    First,
+    /// The head is sent: the answer is in flight.
+    Later,
+}
+
+/// Reads windows.
+#[derive(Debug)]
+pub(super) struct Reader {
+    fetcher: Fetcher,
+    share: Option<Arc<Share>>,
+    source: Source,
+}
+
+type Fetching = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, WindowError>> + Send>>;
+
+/// A body of known length, fetched in windows.
+pub(super) struct WindowedBody {
+    reader: Arc<Reader>,
+    plan: Plan,
+    /// Frames of the window being sent.
+    ready: VecDeque<Bytes>,
+    /// The window after it, on its way.
+    fetching: Option<Fetching>,
+    /// The same, arrived while `ready` was not sent yet.
+    fetched: Option<Result<Vec<Bytes>, WindowError>>,
+    left_bytes: u64,
+}
+
+impl Reader {
+    /// A reader for one answer on the connection that `share` belongs to.
+    pub(super) fn new(fetcher: Fetcher, share: Option<Arc<Share>>, source: Source) -> Self {
+        Self {
+            fetcher,
+            share,
+            source,
+        }
+    }
+
+    fn window_limits(&self) -> WindowLimits {
+        WindowLimits {
+            bytes: WINDOW_BYTES_MAX.min(self.fetcher.item_bytes_max()),
+            extents: usize::try_from(self.fetcher.limits().items_per_request).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Fetches a window's extents as one batch and lays the text between them.
+    async fn fetch(&self, window: &[Piece], place: Place) -> Result<Vec<Bytes>, WindowError> {
+        let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
+        for piece in window {
+            if let Piece::Extent(extent) = piece {
+                offsets.push(extent.offset);
+                lengths.push(extent.length);
+            }
+        }
+        let mut data = if offsets.is_empty() {
+            Bytes::new()
+        } else {
+            self.fetch_extents(&offsets, &lengths, place).await?
+        };
+        let mut frames = Vec::with_capacity(window.len());
+        for piece in window {
+            match piece {
+                Piece::Text(text) => frames.push(text.clone()),
+                Piece::Extent(extent) => {
+                    let length = usize::try_from(extent.length).unwrap_or(usize::MAX);
+                    if length > data.len() {
+                        // Never, after a batch without errors; and a body of another length than announced must not be.
+                        return Err(WindowError::Changed);
+                    }
+                    frames.push(data.split_to(length));
+                }
+            }
+        }
+        Ok(frames)
+    }
+
+    async fn fetch_extents(
+        &self,
+        offsets: &[u64],
+        lengths: &[u64],
+        place: Place,
+    ) -> Result<Bytes, WindowError> {
+        match &self.source {
+            Source::Space(dataset) => {
+                let items = Items::Ranges { offsets, lengths };
+                let (now, data) = self.fetch_items(dataset, items, place).await?;
+                if now.etag() == dataset.etag() {
+                    Ok(data)
+                } else {
+                    Err(WindowError::Changed)
+                }
+            }
+            Source::Object { dataset, name, etag } => {
+                let names = vec![name.clone(); offsets.len()];
+                let items = Items::Objects {
+                    names: &names,
+                    offsets,
+                    lengths,
+                };
+                let result = self.fetch_items(dataset, items, place).await;
+                // Looked at after the read: versions only go forward, so if this is still the one asked about, the
+                // read was of it too. Before the result is: a shorter successor shows as a range past the end.
+                let now = dataset.object(name).await.map_err(FetchError::Read)?;
+                if now.etag() == etag {
+                    Ok(result?.1)
+                } else {
+                    Err(WindowError::Changed)
+                }
+            }
+        }
+    }
+
+    async fn fetch_items(
+        &self,
+        dataset: &Dataset,
+        items: Items<'_>,
+        place: Place,
+    ) -> Result<(Arc<Dataset>, Bytes), FetchError> {
+        let context = CallContext {
+            deadline: None,
+            share: self.share.clone(),
+            fail_fast: true,
+        };
+        let (dataset, fetched) = match place {
+            Place::First => self.fetcher.fetch(dataset.name(), items, context).await?,
+            Place::Later => self.fetcher.fetch_further(dataset.name(), items, context).await?,
+        };
+        Ok((dataset, fetched.data))
+    }
+
+    /// A later window: waits where a bound is met: the client has its head already and cannot be told to come back.
+    async fn fetch_patiently(&self, window: &[Piece]) -> Result<Vec<Bytes>, WindowError> {
+        let mut waits = Waits::default();
+        loop {
+            match self.fetch(window, Place::Later).await {
+                Err(WindowError::Fetch(error)) if is_transient(&error) => match waits.next() {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => return Err(error.into()),
+                },
+                other => return other,
+            }
+        }
+    }
+}
+
+/// Whether the same request may succeed in a moment.
+fn is_transient(error: &FetchError) -> bool {
+    matches!(
+        error,
+        FetchError::TooManyRequests { .. } | FetchError::Read(ReadError::Overloaded { .. })
+    )
+}
+
+/// How long to wait before each further attempt.
+#[derive(Debug, Default)]
+struct Waits {
+    waited: Duration,
+    last: Option<Duration>,
+}
+
+impl Iterator for Waits {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let wait = self.last.map_or(WAIT_FIRST, |last| (last * 2).min(WAIT_LONGEST));
+        self.last = Some(wait);
+        self.waited += wait;
+        (self.waited <= WAIT_TOTAL).then_some(wait)
+    }
+}
+
+impl WindowedBody {
+    /// Fetches the first window and leaves the others to the sending.
+    ///
+    /// # Errors
+    /// Whatever the first window met.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the window up.
+    pub(super) async fn start(reader: Reader, pieces: Vec<Piece>) -> Result<Self, WindowError> {
+        let left_bytes = total_bytes(&pieces);
+        let mut plan = Plan::new(pieces, reader.window_limits());
+        let first = match plan.next() {
+            Some(window) => reader.fetch(&window, Place::First).await?,
+            None => Vec::new(),
+        };
+        Ok(Self {
+            reader: Arc::new(reader),
+            plan,
+            ready: first.into(),
+            fetching: None,
+            fetched: None,
+            left_bytes,
+        })
+    }
+
+    /// Bytes still to come.
+    pub(super) fn left_bytes(&self) -> u64 {
+        self.left_bytes
+    }
+
+    /// As axum's body.
+    pub(super) fn into_body(self) -> Body {
+        Body::new(self)
+    }
+
+    /// Starts the next window, if there is one and none is on its way, and drives it.
+    fn poll_next_window(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<Bytes>, WindowError>>> {
+        if let Some(result) = self.fetched.take() {
+            return Poll::Ready(Some(result));
+        }
+        if self.fetching.is_none() {
+            let Some(window) = self.plan.next() else {
+                return Poll::Ready(None);
+            };
+            let reader = Arc::clone(&self.reader);
+            self.fetching = Some(Box::pin(async move { reader.fetch_patiently(&window).await }));
+        }
+        let Some(fetching) = self.fetching.as_mut() else {
+            return Poll::Ready(None);
+        };
+        let result = ready!(fetching.as_mut().poll(cx));
+        self.fetching = None;
+        Poll::Ready(Some(result))
+    }
+
+    fn break_off(&mut self, error: WindowError) -> WindowError {
+        let source = match &self.reader.source {
+            Source::Space(dataset) | Source::Object { dataset, .. } => dataset.name(),
+        };
+        tracing::warn!(dataset = source, left_bytes = self.left_bytes, %error, "an answer breaks off");
+        self.plan.clear();
+        self.ready.clear();
+        self.left_bytes = 0;
+        error
+    }
+}
+
+impl http_body::Body for WindowedBody {
+    type Data = Bytes;
+    type Error = WindowError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, WindowError>>> {
+        let this = &mut *self;
+        while this.ready.is_empty() {
+            match ready!(this.poll_next_window(cx)) {
+                Some(Ok(frames)) => this.ready = frames.into(),
+                Some(Err(error)) => return Poll::Ready(Some(Err(this.break_off(error)))),
+                None => return Poll::Ready(None),
+            }
+        }
+        // While these frames go out, the next window is read: submitted by this poll, collected by a later one.
+        if this.fetched.is_none()
+            && let Poll::Ready(result) = this.poll_next_window(cx)
+        {
+            this.fetched = result;
+        }
+        let Some(frame) = this.ready.pop_front() else {
+            return Poll::Ready(None);
+        };
+        this.left_bytes = this
+            .left_bytes
+            .saturating_sub(u64::try_from(frame.len()).unwrap_or(u64::MAX));
+        Poll::Ready(Some(Ok(Frame::data(frame))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left_bytes == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfetch_engine::error::Resource;
+
+    #[test]
+    fn waits_double_and_are_bounded() {
+        // All the waits of one window: from the first, doubling, none longer than the longest, and 30 s in all.
+        let waits: Vec<Duration> = Waits::default().collect();
+        assert_eq!(waits.first(), Some(&WAIT_FIRST));
+        assert_eq!(waits[1], WAIT_FIRST * 2);
+        assert!(waits.iter().all(|wait| *wait <= WAIT_LONGEST));
+        let total: Duration = waits.iter().sum();
+        assert!(
+            total <= WAIT_TOTAL && total > WAIT_TOTAL - WAIT_LONGEST - WAIT_LONGEST,
+            "{total:?}"
+        );
+    }
+
+    #[test]
+    fn only_bounds_that_pass_are_waited_for() {
+        // Overload of either kind is transient; a lost range, a drain and a lasting limit are not.
+        assert!(is_transient(&FetchError::TooManyRequests { max: 1 }));
+        assert!(is_transient(&FetchError::Read(ReadError::Overloaded {
+            resource: Resource::Memory
+        })));
+        assert!(!is_transient(&FetchError::Read(ReadError::Draining)));
+        assert!(!is_transient(&FetchError::Read(ReadError::Truncated {
+            offset: 0,
+            length: 1
+        })));
+        assert!(!is_transient(&FetchError::ResponseTooLarge { bytes: 2, max: 1 }));
+    }
+}

@@ -1,0 +1,232 @@
+//! How a long answer is cut into windows: each is one batch of bounded bytes and items, so that what a slow client pins
+//! is bounded too. Pure; `stream` fetches them.
+//!
+//! Small pieces share a window (64 ranges of 4 KiB are one batch, not 64), and a long extent is cut at aligned offsets,
+//! so that all its windows but the first are read straight into place.
+
+use bytes::Bytes;
+use ringfetch_engine::geometry::Extent;
+use std::collections::VecDeque;
+
+/// Cuts fall on multiples of this: the largest alignment that direct I/O asks for in practice (TRAPS 17).
+const CUT_ALIGNMENT_BYTES: u64 = 4096;
+
+/// A part of a body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// Bytes that are known.
+    Text(Bytes),
+    /// Bytes to fetch; at least one.
+    Extent(Extent),
+}
+
+impl Piece {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Text(text) => u64::try_from(text.len()).unwrap_or(u64::MAX),
+            Self::Extent(extent) => extent.length,
+        }
+    }
+}
+
+/// The length of a body.
+pub(super) fn total_bytes(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(Piece::bytes).fold(0, u64::saturating_add)
+}
+
+/// Bounds of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WindowLimits {
+    /// Most bytes to fetch; at least 1.
+    pub(super) bytes: u64,
+    /// Most extents; at least 1.
+    pub(super) extents: usize,
+}
+
+/// What is left of a body, handed out window by window.
+#[derive(Debug)]
+pub(super) struct Plan {
+    left: VecDeque<Piece>,
+    limits: WindowLimits,
+}
+
+impl Plan {
+    /// A plan for a whole body.
+    pub(super) fn new(pieces: Vec<Piece>, limits: WindowLimits) -> Self {
+        let limits = WindowLimits {
+            bytes: limits.bytes.max(1),
+            extents: limits.extents.max(1),
+        };
+        Self {
+            left: pieces.into(),
+            limits,
+        }
+    }
+
+    /// Nothing more to hand out.
+    pub(super) fn clear(&mut self) {
+        self.left.clear();
+    }
+}
+
+impl Iterator for Plan {
+    type Item = Vec<Piece>;
+
+    /// The next window: as much as fits, at least one piece.
+    fn next(&mut self) -> Option<Vec<Piece>> {
+        let mut window = Vec::new();
+        let mut room = self.limits;
+        while let Some(piece) = self.left.pop_front() {
+            let extent = match piece {
+                Piece::Text(_) => {
+                    window.push(piece);
+                    continue;
+                }
+                Piece::Extent(extent) => extent,
+            };
+            if room.extents == 0 || room.bytes == 0 {
+                self.left.push_front(piece);
+                break;
+            }
+            let taken = fitting(extent, room.bytes, room.bytes == self.limits.bytes);
+            if taken == 0 {
+                self.left.push_front(piece);
+                break;
+            }
+            window.push(Piece::Extent(Extent {
+                offset: extent.offset,
+                length: taken,
+            }));
+            room.bytes -= taken;
+            room.extents -= 1;
+            if taken < extent.length {
+                let rest = Extent {
+                    offset: extent.offset + taken,
+                    length: extent.length - taken,
+                };
+                self.left.push_front(Piece::Extent(rest));
+                break;
+            }
+        }
+        (!window.is_empty()).then_some(window)
+    }
+}
+
+/// How much of an extent goes into `room` bytes: all of it, or up to an aligned cut; 0 when there is no such cut and
+/// the window holds something already (`fresh` is false).
+///
+/// Offset 500, room 1 MiB = 1 048 576: the end 1 049 076 is cut back to 1 048 576, so 1 048 076 bytes; from there on
+/// every window is 1 MiB at a multiple of 4096.
+fn fitting(extent: Extent, room: u64, fresh: bool) -> u64 {
+    if extent.length <= room {
+        return extent.length;
+    }
+    let end = extent.offset.saturating_add(room);
+    let cut = end - end % CUT_ALIGNMENT_BYTES;
+    if cut > extent.offset {
+        return cut - extent.offset;
+    }
+    if fresh { room } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn extent(offset: u64, length: u64) -> Piece {
+        Piece::Extent(Extent { offset, length })
+    }
+
+    #[test]
+    fn a_long_extent_is_cut_at_aligned_offsets() {
+        // 3 MiB from offset 500, windows of 1 MiB: the first is shorter, the others begin at multiples of 4096.
+        let mib = 1 << 20;
+        let plan = Plan::new(
+            vec![extent(500, 3 * mib)],
+            WindowLimits {
+                bytes: mib,
+                extents: 8,
+            },
+        );
+        let windows: Vec<_> = plan.collect();
+        let expected = vec![
+            vec![extent(500, mib - 500)],
+            vec![extent(mib, mib)],
+            vec![extent(2 * mib, mib)],
+            vec![extent(3 * mib, 500)],
+        ];
+        assert_eq!(windows, expected);
+    }
+
+    #[test]
+    fn small_pieces_share_a_window() {
+        // Ten ranges of 4 KiB with text between: one window, hence one batch.
+        let pieces: Vec<Piece> = (0..10)
+            .flat_map(|i| [Piece::Text(Bytes::from_static(b"x")), extent(i * 8192, 4096)])
+            .collect();
+        let windows: Vec<_> = Plan::new(
+            pieces.clone(),
+            WindowLimits {
+                bytes: 1 << 20,
+                extents: 64,
+            },
+        )
+        .collect();
+        assert_eq!(windows, [pieces]);
+    }
+
+    #[test]
+    fn a_window_has_a_bounded_number_of_extents() {
+        // Five one-byte ranges, two a window: three windows.
+        let pieces: Vec<Piece> = (0..5).map(|i| extent(i * 10, 1)).collect();
+        let windows: Vec<_> = Plan::new(
+            pieces,
+            WindowLimits {
+                bytes: 1 << 20,
+                extents: 2,
+            },
+        )
+        .collect();
+        assert_eq!(windows.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 1]);
+    }
+
+    proptest! {
+        #[test]
+        fn windows_are_the_body_in_order(
+            parts in prop::collection::vec((0..50_000_u64, 1..30_000_u64, any::<bool>()), 0..12),
+            bytes in 1..20_000_u64,
+            extents in 1..5_usize,
+        ) {
+            // Any body and limits: within limits, never empty, and joined together exactly the body.
+            let pieces: Vec<Piece> = parts.iter().flat_map(|&(offset, length, text)| {
+                let text = text.then(|| Piece::Text(Bytes::from_static(b"text")));
+                text.into_iter().chain([extent(offset, length)])
+            }).collect();
+            let mut joined: Vec<Piece> = Vec::new();
+            for window in Plan::new(pieces.clone(), WindowLimits { bytes, extents }) {
+                prop_assert!(!window.is_empty());
+                let fetched: Vec<&Piece> = window.iter().filter(|piece| matches!(piece, Piece::Extent(_))).collect();
+                prop_assert!(fetched.len() <= extents);
+                prop_assert!(fetched.iter().map(|piece| piece.bytes()).sum::<u64>() <= bytes);
+                for piece in window {
+                    match (joined.last_mut(), &piece) {
+                        (Some(Piece::Extent(last)), Piece::Extent(next))
+                            if last.offset + last.length == next.offset => last.length += next.length,
+                        _ => joined.push(piece),
+                    }
+                }
+            }
+            // Neighbours in the body itself are joined the same way.
+            let mut expected: Vec<Piece> = Vec::new();
+            for piece in pieces {
+                match (expected.last_mut(), &piece) {
+                    (Some(Piece::Extent(last)), Piece::Extent(next))
+                        if last.offset + last.length == next.offset => last.length += next.length,
+                    _ => expected.push(piece),
+                }
+            }
+            prop_assert_eq!(joined, expected);
+        }
+    }
+}

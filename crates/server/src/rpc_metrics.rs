@@ -1,0 +1,495 @@
+//! Requests counted and timed, the same way for every transport: `ringfetch_rpc_requests_total{transport,method,code}`
+//! and `ringfetch_rpc_duration_seconds{transport,method}`.
+//!
+//! A thread counts in a slot of its own and the slots are merged at scrape, so that counting a request moves no
+//! cache line between cores. Labels are closed sets: methods and routes are enums, codes are tables.
+//!
+//! Deliberately absent: the requests inside a FetchStream (the stream is one call; its reads are in the engine's
+//! metrics), and series for what never happened.
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Bucket, Counter, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// A gRPC method, as the `method` label names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GrpcMethod {
+    /// FetchService.FetchBlocks.
+    FetchBlocks,
+    /// FetchService.FetchVectors.
+    FetchVectors,
+    /// FetchService.FetchRanges.
+    FetchRanges,
+    /// FetchService.FetchObjects.
+    FetchObjects,
+    /// FetchService.FetchStream, counted once, when it ends.
+    FetchStream,
+    /// DatasetService.ListDatasets.
+    ListDatasets,
+    /// DatasetService.GetDataset.
+    GetDataset,
+    /// DatasetService.ListObjects.
+    ListObjects,
+    /// AdminService.GetStatus.
+    GetStatus,
+    /// AdminService.SetLogLevel.
+    SetLogLevel,
+    /// grpc.health.v1.Health.Check.
+    HealthCheck,
+    /// grpc.health.v1.Health.Watch.
+    HealthWatch,
+    /// Server reflection, v1 and v1alpha.
+    ServerReflectionInfo,
+    /// Whatever else was called.
+    Other,
+}
+
+/// A route of the HTTP API, as the `method` label names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HttpRoute {
+    /// `GET /v1/datasets`.
+    ListDatasets,
+    /// `GET /v1/datasets/{name}`.
+    GetDataset,
+    /// `GET|HEAD /v1/datasets/{name}/bytes`.
+    GetBytes,
+    /// `GET /v1/datasets/{name}/blocks/{index}`.
+    GetBlock,
+    /// `GET /v1/datasets/{name}/vectors/{id}`.
+    GetVector,
+    /// `GET /v1/datasets/{name}/objects`.
+    ListObjects,
+    /// `GET /v1/datasets/{name}/objects/{object}`.
+    GetObject,
+    /// `POST /v1/datasets/{name}/blocks:batchFetch`.
+    BatchFetchBlocks,
+    /// `POST /v1/datasets/{name}/vectors:batchFetch`.
+    BatchFetchVectors,
+    /// `POST /v1/datasets/{name}/ranges:batchFetch`.
+    BatchFetchRanges,
+    /// `POST /v1/datasets/{name}/objects:batchFetch`.
+    BatchFetchObjects,
+    /// `GET /metrics`.
+    Metrics,
+    /// `GET /livez`.
+    Livez,
+    /// `GET /readyz`.
+    Readyz,
+    /// `GET /openapi.json`.
+    OpenApi,
+    /// Whatever else was asked for.
+    Other,
+}
+
+/// `method` labels, by `GrpcMethod as usize`.
+const GRPC_METHODS: [&str; 14] = [
+    "FetchBlocks",
+    "FetchVectors",
+    "FetchRanges",
+    "FetchObjects",
+    "FetchStream",
+    "ListDatasets",
+    "GetDataset",
+    "ListObjects",
+    "GetStatus",
+    "SetLogLevel",
+    "HealthCheck",
+    "HealthWatch",
+    "ServerReflectionInfo",
+    "other",
+];
+
+/// `method` labels, by `HttpRoute as usize`.
+const HTTP_ROUTES: [&str; 16] = [
+    "ListDatasets",
+    "GetDataset",
+    "GetBytes",
+    "GetBlock",
+    "GetVector",
+    "ListObjects",
+    "GetObject",
+    "BatchFetchBlocks",
+    "BatchFetchVectors",
+    "BatchFetchRanges",
+    "BatchFetchObjects",
+    "metrics",
+    "livez",
+    "readyz",
+    "openapi",
+    "other",
+];
+
+/// `code` labels of gRPC, by the code's number (`google/rpc/code.proto`).
+const GRPC_CODES: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+
+/// `code` labels of HTTP; the last stands for every status that is not listed.
+const HTTP_CODES: [&str; 24] = [
+    "200", "204", "206", "301", "304", "308", "400", "403", "404", "405", "406", "408", "411", "412", "413",
+    "414", "415", "416", "429", "500", "501", "503", "504", "other",
+];
+
+/// The code's name in the `code` label: `OK`, `NOT_FOUND`, ...
+pub fn grpc_code_name(code: tonic::Code) -> &'static str {
+    GRPC_CODES[grpc_code_index(code)]
+}
+
+fn grpc_code_index(code: tonic::Code) -> usize {
+    usize::try_from(code as i32)
+        .ok()
+        .filter(|index| *index < GRPC_CODES.len())
+        .unwrap_or(tonic::Code::Unknown as usize)
+}
+
+fn http_code_index(status: ::http::StatusCode) -> usize {
+    let status = status.as_str();
+    HTTP_CODES
+        .iter()
+        .position(|code| *code == status)
+        .unwrap_or(HTTP_CODES.len() - 1)
+}
+
+/// Upper bucket bounds in nanoseconds, 1 us to 10 s in steps of 1-2-5: the default buckets of Prometheus start at
+/// 5 ms, which is beyond all that matters here (TRAPS 27).
+const BOUNDS_NS: [u64; 22] = {
+    let mut bounds = [0; 22];
+    let mut decade = 1_000;
+    let mut index = 0;
+    while index < 22 {
+        bounds[index] = decade * [1, 2, 5][index % 3];
+        if index % 3 == 2 {
+            decade *= 10;
+        }
+        index += 1;
+    }
+    bounds
+};
+
+const GRPC: usize = 0;
+const HTTP: usize = 1;
+const TRANSPORTS: [&str; 2] = ["grpc", "http"];
+const METHODS_MAX: usize = 16;
+const CODES_MAX: usize = 24;
+
+/// More threads than this share slots: correct, only slower.
+const SLOTS: usize = 32;
+
+/// One method's counts on one slot. Aligned so that two slots never share a cache line (128: lines are fetched in
+/// pairs on x86).
+#[derive(Debug)]
+#[repr(align(128))]
+struct Counts {
+    codes: [AtomicU64; CODES_MAX],
+    /// The last one counts what is above every bound.
+    buckets: [AtomicU64; BOUNDS_NS.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+impl Counts {
+    const fn new() -> Self {
+        Self {
+            codes: [const { AtomicU64::new(0) }; CODES_MAX],
+            buckets: [const { AtomicU64::new(0) }; BOUNDS_NS.len() + 1],
+            sum_ns: AtomicU64::new(0),
+        }
+    }
+}
+
+type Slot = [[Counts; METHODS_MAX]; TRANSPORTS.len()];
+
+#[derive(Debug)]
+struct Inner {
+    slots: Vec<Box<Slot>>,
+    requests: Desc,
+    duration: Desc,
+}
+
+/// Counts and times requests. Clones share the counts.
+#[derive(Debug, Clone)]
+pub struct RpcMetrics {
+    inner: Arc<Inner>,
+}
+
+/// One gRPC method's counts.
+#[derive(Debug, Clone, Copy)]
+pub struct GrpcHandle<'a> {
+    inner: &'a Inner,
+    method: GrpcMethod,
+}
+
+/// One HTTP route's counts.
+#[derive(Debug, Clone, Copy)]
+pub struct HttpHandle<'a> {
+    inner: &'a Inner,
+    route: HttpRoute,
+}
+
+impl RpcMetrics {
+    /// Makes the two metrics and registers them. Called once; transports get clones.
+    ///
+    /// # Errors
+    /// A name is taken in this registry.
+    pub fn new(registry: &prometheus::Registry) -> Result<Self, prometheus::Error> {
+        let labels = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let inner = Arc::new(Inner {
+            slots: (0..SLOTS)
+                .map(|_| Box::new([const { [const { Counts::new() }; METHODS_MAX] }; 2]))
+                .collect(),
+            requests: Desc::new(
+                "ringfetch_rpc_requests_total".into(),
+                "Requests answered, by transport, method and status code.".into(),
+                labels(&["transport", "method", "code"]),
+                HashMap::new(),
+            )?,
+            duration: Desc::new(
+                "ringfetch_rpc_duration_seconds".into(),
+                "Time from a request's head to its answer's head (to its end for streams).".into(),
+                labels(&["transport", "method"]),
+                HashMap::new(),
+            )?,
+        });
+        let metrics = Self { inner };
+        registry.register(Box::new(metrics.clone()))?;
+        Ok(metrics)
+    }
+
+    /// The counts of a gRPC method.
+    pub fn grpc(&self, method: GrpcMethod) -> GrpcHandle<'_> {
+        GrpcHandle {
+            inner: &self.inner,
+            method,
+        }
+    }
+
+    /// The counts of an HTTP route.
+    pub fn http(&self, route: HttpRoute) -> HttpHandle<'_> {
+        HttpHandle {
+            inner: &self.inner,
+            route,
+        }
+    }
+}
+
+impl GrpcHandle<'_> {
+    /// Counts one call that was answered with `code` after `elapsed`.
+    pub fn observe(self, code: tonic::Code, elapsed: Duration) {
+        self.inner
+            .observe(GRPC, self.method as usize, grpc_code_index(code), elapsed);
+    }
+}
+
+impl HttpHandle<'_> {
+    /// Counts one request that was answered with `status` after `elapsed`.
+    pub fn observe(self, status: ::http::StatusCode, elapsed: Duration) {
+        self.inner
+            .observe(HTTP, self.route as usize, http_code_index(status), elapsed);
+    }
+}
+
+/// The calling thread's slot: threads are numbered as they first count.
+fn slot_of_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static SLOT: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SLOTS;
+    }
+    SLOT.with(|slot| *slot)
+}
+
+impl Inner {
+    fn observe(&self, transport: usize, method: usize, code: usize, elapsed: Duration) {
+        let counts = &self.slots[slot_of_thread()][transport][method];
+        let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS_NS.partition_point(|bound| *bound < elapsed_ns);
+        counts.codes[code].fetch_add(1, Ordering::Relaxed);
+        counts.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        counts.sum_ns.fetch_add(elapsed_ns, Ordering::Relaxed);
+    }
+
+    fn sum(&self, transport: usize, method: usize, of: impl Fn(&Counts) -> &AtomicU64) -> u64 {
+        self.slots
+            .iter()
+            .map(|slot| of(&slot[transport][method]).load(Ordering::Relaxed))
+            .sum()
+    }
+
+    fn series(&self) -> (Vec<Metric>, Vec<Metric>) {
+        let (mut requests, mut durations) = (Vec::new(), Vec::new());
+        for (transport, methods, codes) in [
+            (GRPC, &GRPC_METHODS[..], &GRPC_CODES[..]),
+            (HTTP, &HTTP_ROUTES[..], &HTTP_CODES[..]),
+        ] {
+            for (method, method_label) in methods.iter().enumerate() {
+                // `LabelPair`s in the order of their names, as the encoder and the registry expect.
+                let labels = vec![
+                    label("method", method_label),
+                    label("transport", TRANSPORTS[transport]),
+                ];
+                for (code, code_label) in codes.iter().enumerate() {
+                    let count = self.sum(transport, method, |counts| &counts.codes[code]);
+                    if count > 0 {
+                        let mut with_code = vec![label("code", code_label)];
+                        with_code.extend(labels.iter().cloned());
+                        let mut counter = Counter::default();
+                        counter.set_value(as_f64(count));
+                        let mut metric = Metric::from_label(with_code);
+                        metric.set_counter(counter);
+                        requests.push(metric);
+                    }
+                }
+                if let Some(histogram) = self.histogram(transport, method) {
+                    let mut metric = Metric::from_label(labels);
+                    metric.set_histogram(histogram);
+                    durations.push(metric);
+                }
+            }
+        }
+        (requests, durations)
+    }
+
+    /// `None` while nothing was counted.
+    fn histogram(&self, transport: usize, method: usize) -> Option<Histogram> {
+        let mut cumulative = 0;
+        let mut buckets = Vec::with_capacity(BOUNDS_NS.len());
+        for (index, bound_ns) in BOUNDS_NS.iter().enumerate() {
+            cumulative += self.sum(transport, method, |counts| &counts.buckets[index]);
+            let mut bucket = Bucket::default();
+            bucket.set_cumulative_count(cumulative);
+            bucket.set_upper_bound(as_f64(*bound_ns) / 1e9);
+            buckets.push(bucket);
+        }
+        let count = cumulative + self.sum(transport, method, |counts| &counts.buckets[BOUNDS_NS.len()]);
+        if count == 0 {
+            return None;
+        }
+        let mut histogram = Histogram::default();
+        histogram.set_bucket(buckets);
+        histogram.set_sample_count(count);
+        histogram.set_sample_sum(as_f64(self.sum(transport, method, |counts| &counts.sum_ns)) / 1e9);
+        Some(histogram)
+    }
+}
+
+fn label(name: &str, value: &str) -> LabelPair {
+    let mut pair = LabelPair::default();
+    pair.set_name(name.to_owned());
+    pair.set_value(value.to_owned());
+    pair
+}
+
+/// A count as the exposition format's float; exact below 2^53.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "counts beyond 2^53 lose their last digits, as in every exporter"
+)]
+fn as_f64(value: u64) -> f64 {
+    value as f64
+}
+
+impl Collector for RpcMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.inner.requests, &self.inner.duration]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let (requests, durations) = self.inner.series();
+        let families = [
+            (&self.inner.requests, MetricType::COUNTER, requests),
+            (&self.inner.duration, MetricType::HISTOGRAM, durations),
+        ];
+        // The registry refuses a family without series.
+        let filled = families.into_iter().filter(|(_, _, series)| !series.is_empty());
+        filled
+            .map(|(desc, kind, series)| {
+                let mut family = MetricFamily::default();
+                family.set_name(desc.fq_name.clone());
+                family.set_help(desc.help.clone());
+                family.set_field_type(kind);
+                family.set_metric(series);
+                family
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_many_threads_are_merged_at_scrape() {
+        // Forty threads (more than slots) count the same call: the scrape shows forty, in the right bucket.
+        let registry = prometheus::Registry::new();
+        let metrics = RpcMetrics::new(&registry).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..40 {
+                scope.spawn(|| {
+                    metrics
+                        .grpc(GrpcMethod::FetchBlocks)
+                        .observe(tonic::Code::Ok, Duration::from_micros(3));
+                });
+            }
+        });
+        metrics
+            .http(HttpRoute::GetBytes)
+            .observe(::http::StatusCode::RANGE_NOT_SATISFIABLE, Duration::from_secs(60));
+        let text = prometheus::TextEncoder::new()
+            .encode_to_string(&registry.gather())
+            .unwrap();
+        for line in [
+            r#"ringfetch_rpc_requests_total{code="OK",method="FetchBlocks",transport="grpc"} 40"#,
+            r#"ringfetch_rpc_requests_total{code="416",method="GetBytes",transport="http"} 1"#,
+            r#"ringfetch_rpc_duration_seconds_bucket{method="FetchBlocks",transport="grpc",le="0.000002"} 0"#,
+            r#"ringfetch_rpc_duration_seconds_bucket{method="FetchBlocks",transport="grpc",le="0.000005"} 40"#,
+            r#"ringfetch_rpc_duration_seconds_bucket{method="GetBytes",transport="http",le="10"} 0"#,
+            r#"ringfetch_rpc_duration_seconds_bucket{method="GetBytes",transport="http",le="+Inf"} 1"#,
+            r#"ringfetch_rpc_duration_seconds_count{method="FetchBlocks",transport="grpc"} 40"#,
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_fresh_registry_can_be_scraped() {
+        // Nothing was counted yet: the scrape holds no series of ours and does not fail.
+        let registry = prometheus::Registry::new();
+        let _metrics = RpcMetrics::new(&registry).unwrap();
+        assert!(registry.gather().is_empty());
+    }
+
+    #[test]
+    fn every_method_and_code_has_its_label() {
+        // The enums' last variants land on the tables' last labels, so no variant lacks one; bounds go 1 us to 10 s.
+        assert_eq!(GRPC_METHODS[GrpcMethod::Other as usize], "other");
+        assert_eq!(GrpcMethod::Other as usize, GRPC_METHODS.len() - 1);
+        assert_eq!(HTTP_ROUTES[HttpRoute::Other as usize], "other");
+        assert_eq!(HttpRoute::Other as usize, HTTP_ROUTES.len() - 1);
+        assert!(METHODS_MAX >= GRPC_METHODS.len().max(HTTP_ROUTES.len()));
+        assert!(CODES_MAX >= GRPC_CODES.len().max(HTTP_CODES.len()));
+        assert_eq!(grpc_code_name(tonic::Code::Unauthenticated), "UNAUTHENTICATED");
+        assert_eq!(
+            HTTP_CODES[http_code_index(::http::StatusCode::IM_A_TEAPOT)],
+            "other"
+        );
+        assert_eq!((BOUNDS_NS[0], BOUNDS_NS[21]), (1_000, 10_000_000_000));
+    }
+}

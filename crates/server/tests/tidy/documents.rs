@@ -1,0 +1,222 @@
+//! Rules that keep documents true: the architecture's map against the tree, the decisions' shape, and the metrics that
+//! dashboards and rules ask for against those that the code registers.
+
+use super::tree::{Source, hold, report, tree};
+
+const MAP: &str = "docs/ARCHITECTURE.md";
+const DECISION_SECTIONS: [&str; 4] = ["## Context", "## Decision", "## Rejected", "## Exit criteria"];
+
+/// Names in backticks that are paths of this repository.
+fn paths_named(text: &str) -> Vec<&str> {
+    const TOPS: [&str; 7] = [
+        "crates/", "proto/", "docs/", "config/", "deploy/", "clients/", ".ci/",
+    ];
+    let quoted = text.split('`').skip(1).step_by(2);
+    let is_path =
+        |name: &&str| TOPS.iter().any(|top| name.starts_with(top)) && !name.contains([' ', '*', '{', '<']);
+    quoted
+        .filter(is_path)
+        .map(|name| name.trim_end_matches('/'))
+        .collect()
+}
+
+/// Paths that a document names and the tree has not.
+fn paths_missing(text: &str, tree: &[Source]) -> Vec<String> {
+    let exists = |path: &str| {
+        // A module may be `a.rs` or `a/mod.rs`; the map names it without saying which.
+        let module = format!("{path}.rs");
+        let inside = format!("{path}/");
+        tree.iter()
+            .any(|s| s.path == path || s.path == module || s.path.starts_with(&inside))
+    };
+    paths_named(text)
+        .into_iter()
+        .filter(|path| !exists(path))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Modules of our crates (first level, without roots) that a document does not name.
+fn modules_unnamed(text: &str, tree: &[Source]) -> Vec<String> {
+    let named = paths_named(text);
+    let mut modules: Vec<String> = Vec::new();
+    for source in tree.iter().filter(|s| s.is_rust()) {
+        let Some((crate_path, inside)) = source.path.split_once("/src/") else {
+            continue;
+        };
+        let first = inside.split('/').next().unwrap_or(inside).trim_end_matches(".rs");
+        if !["lib", "main", "bin"].contains(&first) {
+            modules.push(format!("{crate_path}/src/{first}"));
+        }
+    }
+    modules.sort();
+    modules.dedup();
+    modules.retain(|module| !named.iter().any(|name| name.trim_end_matches(".rs") == module));
+    modules
+}
+
+#[test]
+fn the_map_of_the_code_is_true_and_whole() {
+    // Scenario: ARCHITECTURE.md against the tree. Expectation: what it names exists, and every module is named.
+    let sample = [
+        Source::new("crates/x/src/a.rs", "//! a\n"),
+        Source::new("crates/x/src/b/mod.rs", "//! b\n"),
+    ];
+    let whole = "`crates/x/src/a.rs` and `crates/x/src/b`";
+    assert_eq!(
+        paths_missing("`crates/x/src/gone.rs`", &sample),
+        ["crates/x/src/gone.rs"],
+        "self-check"
+    );
+    assert_eq!(
+        modules_unnamed("`crates/x/src/a.rs`", &sample),
+        ["crates/x/src/b"],
+        "self-check"
+    );
+    assert!(
+        paths_missing(whole, &sample).is_empty() && modules_unnamed(whole, &sample).is_empty(),
+        "self-check"
+    );
+
+    let tree = tree();
+    let text = tree
+        .iter()
+        .find(|s| s.path == MAP)
+        .map(|s| s.text.as_str())
+        .unwrap_or_default();
+    let mut found: Vec<String> = paths_missing(text, &tree)
+        .iter()
+        .map(|p| format!("{MAP} names {p}: no such file"))
+        .collect();
+    found.extend(
+        modules_unnamed(text, &tree)
+            .iter()
+            .map(|module| format!("{MAP} does not name `{module}`")),
+    );
+    report(
+        "A map that lies is worse than none: name each module of our crates, by its path, in the map.",
+        &found,
+    );
+}
+
+#[test]
+fn every_document_names_files_that_exist() {
+    // Scenario: README and everything below docs/ and clients/. Expectation: paths in backticks exist.
+    let tree = tree();
+    let sample = Source::new("README.md", "see `docs/GONE.md`");
+    assert!(!paths_missing(&sample.text, &tree).is_empty(), "self-check");
+    let is_document = |source: &&Source| source.path.ends_with(".md") && source.path != "CHANGELOG.md";
+    let missing = |source: &Source| {
+        let path = source.path.clone();
+        paths_missing(&source.text, &tree)
+            .into_iter()
+            .map(move |gone| format!("{path}: {gone}"))
+    };
+    let found: Vec<String> = tree.iter().filter(is_document).flat_map(missing).collect();
+    report("A reader who follows a path must arrive somewhere.", &found);
+}
+
+/// What is wrong with a decision's form.
+fn decision_problems(source: &Source) -> Vec<String> {
+    let Some(name) = source
+        .path
+        .strip_prefix("docs/adr/")
+        .filter(|name| name.ends_with(".md"))
+    else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    let number: String = name.chars().take_while(char::is_ascii_digit).collect();
+    if number.len() != 4 || !source.text.starts_with(&format!("# {number}: ")) {
+        found.push(format!(
+            "{}: name it NNNN-subject.md and begin it with `# NNNN: Subject`",
+            source.path
+        ));
+    }
+    let headings: Vec<&str> = source
+        .text
+        .lines()
+        .filter(|line| line.starts_with("## "))
+        .collect();
+    if headings != DECISION_SECTIONS {
+        found.push(format!(
+            "{}: has {headings:?}, must have {DECISION_SECTIONS:?}",
+            source.path
+        ));
+    }
+    let sections = source.text.split("\n## ").skip(1);
+    let empty = sections.filter(|section| section.lines().skip(1).all(|line| line.trim().is_empty()));
+    found.extend(empty.map(|section| format!("{}: nothing under {section:?}", source.path)));
+    found
+}
+
+#[test]
+fn every_decision_has_its_four_parts() {
+    // Scenario: docs/adr/*.md. Expectation: Context, Decision, Rejected, Exit criteria, in this order, none empty.
+    let good = "# 0001: A\n\n## Context\na\n\n## Decision\nb\n\n## Rejected\nc\n\n## Exit criteria\nd\n";
+    hold(
+        "A decision without what it was weighed against, or without what would end it, cannot be revisited.",
+        decision_problems,
+        &[
+            Source::new("docs/adr/0001-a.md", &good.replace("## Rejected\nc\n\n", "")),
+            Source::new("docs/adr/0001-a.md", &good.replace("\nd\n", "\n")),
+            Source::new("docs/adr/0002-a.md", good),
+        ],
+        &[Source::new("docs/adr/0001-a.md", good)],
+    );
+}
+
+/// Metric names in a text, without what Prometheus appends to a histogram's.
+fn metrics_named(text: &str) -> Vec<String> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let words = text
+        .split(|c: char| !is_name(c))
+        .filter(|word| word.starts_with("ringfetch_"));
+    let base = |word: &str| {
+        let endings = ["_bucket", "_sum", "_count"];
+        endings
+            .iter()
+            .find_map(|ending| word.strip_suffix(ending))
+            .unwrap_or(word)
+            .to_owned()
+    };
+    words.map(base).collect()
+}
+
+#[test]
+fn dashboards_and_rules_ask_for_metrics_that_exist() {
+    // Scenario: metric names below deploy/. Expectation: each stands as a literal in the engine's or server's source.
+    let unknown = |asked: &str, code: &str| -> Vec<String> {
+        let known = |name: &String| code.contains(&format!("\"{name}\""));
+        metrics_named(asked)
+            .into_iter()
+            .filter(|name| !known(name))
+            .collect()
+    };
+    let sample = "sum(rate(ringfetch_a_seconds_bucket{stage=\"device\"}[1m])) / ringfetch_b_total";
+    assert_eq!(
+        unknown(sample, "\"ringfetch_a_seconds\""),
+        ["ringfetch_b_total"],
+        "self-check"
+    );
+
+    let tree = tree();
+    let registers = |source: &&Source| source.is_rust() && source.path.contains("/src/");
+    let code: String = tree
+        .iter()
+        .filter(registers)
+        .map(|source| source.text.as_str())
+        .collect();
+    let asks = tree.iter().filter(|source| source.path.starts_with("deploy/"));
+    let found: Vec<String> = asks
+        .flat_map(|source| {
+            unknown(&source.text, &code)
+                .into_iter()
+                .map(|name| format!("{}: {name}", source.path))
+        })
+        .collect();
+    report(
+        "A panel or an alert on a metric that nobody exports is silent for ever.",
+        &found,
+    );
+}

@@ -1,0 +1,161 @@
+//! Rules about Cargo.toml: which crate may stand on which.
+
+use super::tree::{Source, hold};
+
+/// Our crates, and the crates of ours that each may stand on.
+const ARROWS: [(&str, &[&str]); 5] = [
+    ("ringfetch-proto", &[]),
+    ("ringfetch-engine", &[]),
+    ("ringfetch-server", &["ringfetch-engine", "ringfetch-proto"]),
+    ("ringfetch-client", &["ringfetch-proto"]),
+    (
+        "ringfetch-cli",
+        &["ringfetch-client", "ringfetch-engine", "ringfetch-proto"],
+    ),
+];
+
+/// What the data plane must know nothing of.
+const NOT_IN_ENGINE: [&str; 9] = [
+    "tonic",
+    "tonic-prost",
+    "prost",
+    "axum",
+    "hyper",
+    "http",
+    "serde_yaml",
+    "serde_json",
+    "clap",
+];
+
+fn is_crate_manifest(source: &Source) -> bool {
+    source.path.starts_with("crates/") && source.path.ends_with("/Cargo.toml")
+}
+
+/// The package's name and what it depends on outside its own tests.
+fn dependencies(manifest: &str) -> (String, Vec<String>) {
+    let mut section = "";
+    let mut name = String::new();
+    let mut found = Vec::new();
+    for line in manifest.lines().map(str::trim) {
+        if let Some(header) = line.strip_prefix('[') {
+            section = header.trim_end_matches(']');
+            // `[dependencies.foo]` is one more way to write it.
+            let table = section
+                .split_once("dependencies.")
+                .filter(|(before, _)| !before.ends_with("dev-"));
+            found.extend(table.map(|(_, dependency)| dependency.to_owned()));
+        } else if section == "package" && line.starts_with("name") {
+            name = line.split('"').nth(1).unwrap_or_default().to_owned();
+        } else if section.ends_with("dependencies") && !section.ends_with("dev-dependencies") {
+            let key = line.split(['=', '.', ' ']).next().unwrap_or_default();
+            if !key.is_empty() && !key.starts_with('#') {
+                found.push(key.to_owned());
+            }
+        }
+    }
+    (name, found)
+}
+
+#[test]
+fn arrows_between_our_crates_point_one_way() {
+    // Scenario: every crate's dependencies. Expectation: only the arrows of docs/ARCHITECTURE.md.
+    let rule = |source: &Source| {
+        if !is_crate_manifest(source) {
+            return Vec::new();
+        }
+        let (name, found) = dependencies(&source.text);
+        let Some((_, allowed)) = ARROWS.iter().find(|(known, _)| *known == name) else {
+            return vec![format!(
+                "{}: {name} has no place in the arrows: give it one in this test",
+                source.path
+            )];
+        };
+        let ours = found
+            .iter()
+            .filter(|dependency| dependency.starts_with("ringfetch-"));
+        ours.filter(|dependency| !allowed.contains(&dependency.as_str()))
+            .map(|dependency| format!("{}: {name} -> {dependency}", source.path))
+            .collect()
+    };
+    let manifest = |body: &str| Source::new("crates/x/Cargo.toml", body);
+    hold(
+        "A crate may stand only on those below it (server -> engine, proto; client -> proto; cli -> client, engine), \
+         so that the engine can be read, tested and replaced without the network, and a client carries no server.",
+        rule,
+        &[
+            manifest(
+                "[package]\nname = \"ringfetch-engine\"\n[dependencies]\nringfetch-proto.workspace = true\n",
+            ),
+            manifest(
+                "[package]\nname = \"ringfetch-client\"\n[dependencies.ringfetch-engine]\nworkspace = true\n",
+            ),
+            manifest("[package]\nname = \"ringfetch-new\"\n"),
+        ],
+        &[
+            manifest(
+                "[package]\nname = \"ringfetch-client\"\n[dependencies]\nringfetch-proto = { path = \"x\" }\n",
+            ),
+            manifest(
+                "[package]\nname = \"ringfetch-engine\"\n[dev-dependencies]\nringfetch-client.workspace = true\n",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn the_engine_knows_no_transport_and_no_configuration_format() {
+    // Scenario: the engine's dependencies. Expectation: no gRPC, HTTP, YAML, JSON or command line among them.
+    let rule = |source: &Source| {
+        let (name, found) = dependencies(&source.text);
+        if !is_crate_manifest(source) || name != "ringfetch-engine" {
+            return Vec::new();
+        }
+        let outside = found
+            .iter()
+            .filter(|dependency| NOT_IN_ENGINE.contains(&dependency.as_str()));
+        outside
+            .map(|dependency| format!("{}: {dependency}", source.path))
+            .collect()
+    };
+    let engine = |body: &str| {
+        Source::new(
+            "crates/engine/Cargo.toml",
+            &format!("[package]\nname = \"ringfetch-engine\"\n[dependencies]\n{body}"),
+        )
+    };
+    hold(
+        "The engine is the data plane: what speaks to people and networks stands above it, or every transport's \
+         release would be the engine's too.",
+        rule,
+        &[engine("tonic.workspace = true\n"), engine("serde_yaml = \"1\"\n")],
+        &[engine("bytes.workspace = true\n")],
+    );
+}
+
+#[test]
+fn only_the_engine_depends_on_the_ring() {
+    // Scenario: every crate's dependencies. Expectation: tokio-uring and io-uring in the engine only.
+    let rule = |source: &Source| {
+        let (name, found) = dependencies(&source.text);
+        if !is_crate_manifest(source) || name == "ringfetch-engine" {
+            return Vec::new();
+        }
+        let ring = found
+            .iter()
+            .filter(|dependency| ["tokio-uring", "io-uring"].contains(&dependency.as_str()));
+        ring.map(|dependency| format!("{}: {dependency}", source.path))
+            .collect()
+    };
+    hold(
+        "tokio-uring has had no release since May 2024 (ADR 0001): what depends on it must stay one crate wide.",
+        rule,
+        &[Source::new(
+            "crates/x/Cargo.toml",
+            "[package]\nname = \"x\"\n[dependencies]\ntokio-uring.workspace = true\n",
+        )],
+        &[Source::new(
+            "crates/x/Cargo.toml",
+            "[package]\nname = \"x\"\n[dependencies]\ntokio.workspace = true\n",
+        )],
+    );
+}

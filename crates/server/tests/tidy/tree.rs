@@ -1,0 +1,119 @@
+//! The source tree: every tracked or about-to-be-tracked text file, and one way to hold a rule over it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One file.
+#[derive(Debug, Clone)]
+pub(super) struct Source {
+    /// Relative to the repository, with `/` between the parts.
+    pub(super) path: String,
+    /// Its text.
+    pub(super) text: String,
+}
+
+impl Source {
+    pub(super) fn new(path: &str, text: &str) -> Self {
+        Self {
+            path: path.to_owned(),
+            text: text.to_owned(),
+        }
+    }
+    /// Whether it is Rust code of ours.
+    pub(super) fn is_rust(&self) -> bool {
+        self.path.starts_with("crates/") && self.path.ends_with(".rs")
+    }
+}
+
+pub(super) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every text file that git tracks or would track; without git (a source archive), every file that is not built.
+pub(super) fn tree() -> Vec<Source> {
+    let root = root();
+    let mut sources = Vec::new();
+    for path in tracked(&root).unwrap_or_else(|| walk(&root)) {
+        // Deleted but still in the index, or not text: nothing to read.
+        if let Ok(text) = std::fs::read_to_string(root.join(&path)) {
+            sources.push(Source { path, text });
+        }
+    }
+    assert!(
+        sources.iter().any(|s| s.path == "Cargo.toml"),
+        "the tree was not found at {}",
+        root.display()
+    );
+    sources
+}
+
+fn tracked(root: &Path) -> Option<Vec<String>> {
+    let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
+    let output = Command::new("git")
+        .arg("-C")
+        .arg(root)
+        .args(arguments)
+        .output()
+        .ok()?;
+    let listing = String::from_utf8(output.stdout).ok()?;
+    let paths: Vec<String> = listing
+        .split('\0')
+        .filter(|p| !p.is_empty())
+        .map(str::to_owned)
+        .collect();
+    (output.status.success() && !paths.is_empty()).then_some(paths)
+}
+
+fn walk(root: &Path) -> Vec<String> {
+    const BUILT: [&str; 5] = ["target", ".git", "ringfetch-demo", ".venv", "__pycache__"];
+    let mut paths = Vec::new();
+    let mut directories = vec![root.to_path_buf()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
+            let is_built = BUILT.iter().any(|name| entry.file_name() == *name);
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() && !is_built => directories.push(entry.path()),
+                Ok(kind) if kind.is_file() => {
+                    let path = entry.path();
+                    let relative = path.strip_prefix(root).unwrap_or(&path);
+                    paths.push(relative.to_string_lossy().replace('\\', "/"));
+                }
+                _ => {}
+            }
+        }
+    }
+    paths.sort();
+    paths
+}
+
+/// Holds a rule: first that `bad` breaks it and `good` does not, then that no file of the tree breaks it. A rule
+/// answers with what is wrong in one file, as lines of text.
+pub(super) fn hold(reason: &str, rule: impl Fn(&Source) -> Vec<String>, bad: &[Source], good: &[Source]) {
+    for sample in bad {
+        assert!(
+            !rule(sample).is_empty(),
+            "self-check: the rule accepts what breaks it: {sample:?}\n({reason})"
+        );
+    }
+    for sample in good {
+        let found = rule(sample);
+        assert!(
+            found.is_empty(),
+            "self-check: the rule refuses what keeps it: {sample:?}: {found:?}\n({reason})"
+        );
+    }
+    report(reason, &tree().iter().flat_map(rule).collect::<Vec<_>>());
+}
+
+/// Fails with the reason when anything was found.
+pub(super) fn report(reason: &str, found: &[String]) {
+    assert!(found.is_empty(), "{reason}\n{}", found.join("\n"));
+}
+
+/// `path:line: what` for every line.
+pub(super) fn at_lines(source: &Source, lines: Vec<usize>, what: &str) -> Vec<String> {
+    lines
+        .into_iter()
+        .map(|line| format!("{}:{line}: {what}", source.path))
+        .collect()
+}
