@@ -20,6 +20,13 @@ pub struct ItemError {
     pub message: String,
 }
 
+impl ItemError {
+    /// The code as gRPC spells it, for counting errors.
+    pub fn label(&self) -> &'static str {
+        code_name(self.code)
+    }
+}
+
 /// What lengths a request's items may have in the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Expected {

@@ -5,14 +5,14 @@
 //! use ringfetch_client::Client;
 //!
 //! let client = Client::builder("http://127.0.0.1:7410").connections(2).connect().await?;
-//! let blocks = client.fetch_blocks("demo-blocks", &[17, 90_312, 5]).await?;
+//! let blocks = client.fetch_blocks("blocks", &[17, 90_312, 5]).await?;
 //! for item in blocks.iter() {
 //!     match item {
 //!         Ok(block) => println!("{} bytes", block.len()), // a slice of one buffer: nothing is copied
 //!         Err(error) => eprintln!("{error}"),             // one bad index does not fail the others
 //!     }
 //! }
-//! let vectors = client.fetch_vectors("demo-vectors", &[3, 1, 4]).await?;
+//! let vectors = client.fetch_vectors("vectors", &[3, 1, 4]).await?;
 //! let first: Option<Vec<f32>> = vectors.as_f32(0);
 //! # let _ = first; Ok(()) }
 //! ```
