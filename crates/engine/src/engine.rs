@@ -151,7 +151,7 @@ impl Future for Ticket {
 }
 
 impl Ticket {
-    /// Waits on the calling thread; for callers without a runtime.
+    /// Waits on the calling thread; for callers without a runtime. Inside one it would panic: await the ticket there.
     ///
     /// # Errors
     /// As the future's output.
@@ -339,14 +339,14 @@ impl Engine {
         let (reply, answer) = oneshot::channel();
         let Batch {
             dataset,
-            files,
+            objects,
             items,
             errors,
             ..
         } = batch;
         let work = Work {
             dataset,
-            files,
+            objects,
             items,
             errors,
             plan,

@@ -7,7 +7,7 @@
 //! Absent on purpose: timers, locks on the hot path, a task per read (TRAPS 3).
 
 use crate::backend::{Attempt, Backend, Finished};
-use crate::batch::{Fetched, Item, Lengths};
+use crate::batch::{Fetched, Item, Lengths, file_of};
 use crate::buffer::PooledBuffer;
 use crate::dataset::{Dataset, OpenFile};
 use crate::error::{ItemError, ReadError};
@@ -39,7 +39,7 @@ pub(crate) enum Message {
 /// A planned batch with its memory.
 pub(crate) struct Work {
     pub(crate) dataset: Arc<Dataset>,
-    pub(crate) files: Vec<Arc<OpenFile>>,
+    pub(crate) objects: Vec<Arc<OpenFile>>,
     pub(crate) items: Vec<Item>,
     pub(crate) errors: Vec<ItemError>,
     pub(crate) plan: Plan,
@@ -454,7 +454,7 @@ impl<B: Backend> Drop for Shard<B> {
 /// The next attempt at a slot's read.
 fn attempt_of(slot: u32, state: &Slot, work: &Work) -> Option<Attempt> {
     let read = &state.read;
-    let file = Arc::clone(work.files.get(read.file as usize)?);
+    let file = Arc::clone(file_of(&work.dataset, &work.objects, read.file)?);
     let (buffer, place) = match read.place {
         Place::Data(place) => (work.buffer.as_ref()?, place),
         Place::Scratch(place) => (work.scratch.as_ref()?, place),

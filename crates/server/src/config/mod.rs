@@ -18,6 +18,7 @@ use std::time::Duration;
 use ringfetch_engine::config::EngineConfig;
 use ringfetch_engine::dataset::DatasetSpec;
 
+pub(crate) use keys::GRPC_PORT;
 pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
 pub use print::to_yaml;
 pub use problem::{Problem, Problems, Source};
