@@ -392,7 +392,7 @@ impl Harness {
         let families = self.registry.gather();
         let reads = families
             .iter()
-            .find(|family| family.get_name() == "ringfetch_reads_total");
+            .find(|family| family.name() == "ringfetch_reads_total");
         reads.map_or(0, |family| {
             let counters = family
                 .get_metric()
