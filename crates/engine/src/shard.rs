@@ -128,16 +128,25 @@ impl<B: Backend> Shard<B> {
         u32::try_from(self.slots.len() - self.free_slots.len()).unwrap_or(u32::MAX)
     }
 
-    /// Takes batches from the inbox while there is room to start their reads soon.
-    fn admit(&mut self, cx: &mut Context<'_>) {
-        while !self.inbox_ended && self.unstarted < self.slots.len() {
+    /// Takes batches from the inbox while there is room to start their reads soon. Returns whether the inbox will
+    /// wake the task: not when it was left with messages for want of room.
+    fn admit(&mut self, cx: &mut Context<'_>) -> bool {
+        while !self.inbox_ended {
+            if !self.has_room() {
+                return false;
+            }
             match self.inbox.poll_recv(cx) {
                 Poll::Ready(Some(Message::Work(work))) => self.take_up(work),
                 Poll::Ready(Some(Message::Drain)) => self.inbox.close(),
                 Poll::Ready(None) => self.inbox_ended = true,
-                Poll::Pending => return,
+                Poll::Pending => break,
             }
         }
+        true
+    }
+
+    fn has_room(&self) -> bool {
+        self.unstarted < self.slots.len()
     }
 
     fn take_up(&mut self, work: Box<Work>) {
@@ -200,8 +209,8 @@ impl<B: Backend> Shard<B> {
                 continue;
             };
             let total = active.work.plan.reads.len();
-            if active.next_read > 0 && active.next_read < total && active.work.reply.is_closed() {
-                // Given up half-way: what is in flight finishes, the rest is not read.
+            if active.next_read < total && active.work.reply.is_closed() {
+                // Given up: what is in flight finishes, the rest is not read.
                 self.unstarted -= total - active.next_read;
                 started += total - active.next_read;
                 active.next_read = total;
@@ -397,7 +406,7 @@ impl<B: Backend> Future for Shard<B> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let shard = &mut *self;
         loop {
-            shard.admit(cx);
+            let inbox_wakes = shard.admit(cx);
             if !shard.to_start.is_empty() && !shard.free_slots.is_empty() {
                 shard.start_reads(Instant::now());
             }
@@ -420,6 +429,11 @@ impl<B: Backend> Future for Shard<B> {
             }
             shard.finished = finished;
             if polled.is_pending() {
+                // Room came since the inbox was looked at, perhaps with nothing left in flight (a batch given up): it
+                // must be looked at again, or nobody ever wakes this task.
+                if !inbox_wakes && shard.has_room() {
+                    continue;
+                }
                 let idle = shard.in_flight() == 0 && shard.to_start.is_empty() && shard.attempts.is_empty();
                 return if idle && shard.inbox_ended {
                     Poll::Ready(())
