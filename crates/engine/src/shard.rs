@@ -321,7 +321,7 @@ impl<B: Backend> Shard<B> {
         if errno.is_some() && read.pieces > 1 {
             // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
             // that every backend fails the same items.
-            let singles = split_pieces(&mut active.work.plan, &read);
+            let singles = split_pieces(&mut active.work, &read);
             self.unstarted += singles;
             self.metrics
                 .queued
@@ -536,33 +536,37 @@ fn deliver(work: &mut Work, read: &PlannedRead, reached: u32, errno: Option<i32>
     }
 }
 
-/// Appends each piece of a merged read as a read of its own, in the same memory; returns how many.
-fn split_pieces(plan: &mut Plan, read: &PlannedRead) -> usize {
+/// Appends each piece of a merged read as a read of its own, straight into its item's place, which belongs to it
+/// alone: a failed read leaves rubbish in its memory, which must not be another item's. Returns how many.
+///
+/// A piece off the alignment of direct reads is read through the page cache, which fails it by pages, as a mapping
+/// would. Worked, alignment 512: a piece of 400 bytes at 700 in a read at 4096 is read buffered, 400 bytes from 4796.
+fn split_pieces(work: &mut Work, read: &PlannedRead) -> usize {
+    let plan = &mut work.plan;
+    let memory_alignment = work
+        .files
+        .get(read.file as usize)
+        .map_or(1, |file| file.memory_alignment());
     let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
     let singles: Vec<Piece> = plan.pieces.get(pieces).unwrap_or_default().to_vec();
     for piece in &singles {
-        // Worked, alignment 512: a piece of 400 bytes at 700 in the read is read from 512 to 1536, needed to 1100.
-        let start = piece.source - piece.source % read.alignment;
-        let end = (piece.source + piece.length)
-            .next_multiple_of(read.alignment)
-            .min(read.length);
-        let place = match read.place {
-            Place::Data(place) => Place::Data(place + start),
-            Place::Scratch(place) => Place::Scratch(place + start),
-        };
+        let offset = read.offset + u64::from(piece.source);
+        let direct = read.direct
+            && offset.is_multiple_of(u64::from(read.alignment))
+            && piece.length.is_multiple_of(read.alignment)
+            && piece.target.is_multiple_of(memory_alignment);
         plan.reads.push(PlannedRead {
-            offset: read.offset + u64::from(start),
-            length: end - start,
-            needed: piece.source + piece.length - start,
-            place,
+            direct,
+            alignment: if direct { read.alignment } else { 1 },
+            offset,
+            length: piece.length,
+            needed: piece.length,
+            place: Place::Data(piece.target),
             first_piece: u32::try_from(plan.pieces.len()).unwrap_or(u32::MAX),
             pieces: 1,
             ..*read
         });
-        plan.pieces.push(Piece {
-            source: piece.source - start,
-            ..*piece
-        });
+        plan.pieces.push(Piece { source: 0, ..*piece });
     }
     singles.len()
 }

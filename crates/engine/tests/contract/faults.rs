@@ -148,6 +148,52 @@ fn a_failed_merged_read_is_tried_item_by_item() {
 }
 
 #[test]
+fn items_that_share_bytes_do_not_spoil_each_other() {
+    // Scenario: the same bytes asked for several times, and ranges that overlap, read in one; that read fails, and so
+    // does one of the reads made in its place, each in turn, which leaves rubbish in its memory. Expectation: exactly
+    // one item fails, the others have the bytes.
+    let (harness, control) = Harness::simulated();
+    let (path, model) = harness.file("file", 100_000);
+    let dataset = harness.blocks(1, &[&path]);
+    let shapes: [&[(usize, usize)]; 3] = [
+        &[(4096, 4096), (4096, 4096), (4096, 4096)],
+        &[(1000, 100), (1050, 100), (1000, 100), (1100, 50)],
+        &[(0, 8192), (4096, 4096), (100, 9000), (8192, 4096)],
+    ];
+    let eio = Fault::Errno(libc::EIO);
+    for reorder in [false, true] {
+        for ranges in shapes {
+            for bad in 0..ranges.len() {
+                let mut fates = vec![eio];
+                fates.extend((0..ranges.len()).map(|read| if bad == read { eio } else { Fault::None }));
+                control.set_faults(FaultPlan {
+                    reorder,
+                    ..script(&fates)
+                });
+                let batch = ranges_of(&dataset, ranges);
+                let answer = harness.fetch_outside(batch, SubmitOptions::default());
+                let answer = answer.expect("an answer");
+                let failed: Vec<u32> = answer.errors.iter().map(|error| error.item).collect();
+                assert_eq!(failed.len(), 1, "{ranges:?}, bad {bad}: {:?}", answer.errors);
+                let items: Vec<_> = (0..)
+                    .zip(ranges)
+                    .map(|(item, &(offset, length))| match failed.contains(&item) {
+                        true => Err(device(libc::EIO, offset as u64, length as u64)),
+                        false => Ok(&model[offset..offset + length]),
+                    })
+                    .collect();
+                assert_answer(
+                    &answer,
+                    &expected(&items),
+                    &format!("{ranges:?}, bad {bad}, reorder {reorder}"),
+                );
+            }
+        }
+    }
+    harness.finish();
+}
+
+#[test]
 fn an_early_end_of_file_is_truncation() {
     // Scenario: a read that brings nothing, or a part and then nothing. Expectation: Truncated with the item's extent;
     // of merged items those that arrived whole are served.
@@ -344,5 +390,78 @@ fn memory_in_flight_is_not_reused() {
     );
     assert!(kept.iter().all(|fetched| fetched.data == model[1 << 20..2 << 20]));
     drop(kept);
+    harness.finish();
+}
+
+#[test]
+fn a_thousand_batches_under_faults() {
+    // Scenario: a thousand random batches while attempts fall short, fail, are interrupted, stall and finish in any
+    // order; several batches at a time. Expectation: every item has its bytes or a device error with its own extent;
+    // never a hang, never more in flight than the depth.
+    let (harness, control) = Harness::simulated();
+    let (path, model) = harness.file("file", 300_001);
+    let dataset = harness.blocks(1, &[&path]);
+    control.set_faults(FaultPlan {
+        short_per_mille: 150,
+        eio_per_mille: 30,
+        eintr_per_mille: 80,
+        eagain_per_mille: 80,
+        stall_per_mille: 20,
+        reorder: true,
+        ..FaultPlan::default()
+    });
+    // The control prints its seed, from which these follow too.
+    let mut random = fastrand::Rng::with_seed(control.seed());
+    let mut failed = 0;
+    for round in 0..200 {
+        let shapes: Vec<Vec<(usize, usize)>> = (0..5)
+            .map(|_| {
+                let items = random.usize(1..30);
+                let near = random.bool();
+                let start = random.usize(..200_000);
+                (0..items)
+                    .map(|_| {
+                        let offset = if near {
+                            start + random.usize(..20_000)
+                        } else {
+                            random.usize(..300_000)
+                        };
+                        let longest = [10, 600, 5000, 150_000][random.usize(..4)];
+                        (offset, random.usize(1..=longest).min(model.len() - offset))
+                    })
+                    .collect()
+            })
+            .collect();
+        let tickets: Vec<_> = shapes
+            .iter()
+            .map(|shape| harness.submit(ranges_of(&dataset, shape), SubmitOptions::default()))
+            .collect();
+        for (shape, ticket) in shapes.iter().zip(tickets) {
+            let mut ticket = ticket.expect("accepted");
+            let deadline = Instant::now() + WAIT;
+            let answer: Answer = loop {
+                assert!(Instant::now() < deadline, "round {round}: {control}: no answer");
+                let turn = async { tokio::time::timeout(Duration::from_millis(1), &mut ticket).await };
+                match harness.runtime.block_on(turn) {
+                    Ok(answer) => break answer.expect("an answer").into(),
+                    Err(_) => control.release(usize::MAX),
+                };
+            };
+            failed += answer.errors.len();
+            let items: Vec<_> = (0..)
+                .zip(shape)
+                .map(|(item, &(offset, length))| {
+                    match answer.errors.iter().any(|error| error.item == item) {
+                        true => Err(device(libc::EIO, offset as u64, length as u64)),
+                        false => Ok(&model[offset..offset + length]),
+                    }
+                })
+                .collect();
+            assert_answer(&answer, &expected(&items), &format!("round {round}: {control}"));
+        }
+    }
+    assert!(failed > 0, "some reads failed for good");
+    assert!(control.max_in_flight() <= DEPTH as usize);
+    control.release_all();
     harness.finish();
 }
