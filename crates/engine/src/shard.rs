@@ -293,11 +293,14 @@ impl<B: Backend> Shard<B> {
                 let reached = slot.from.saturating_add(bytes).min(read.length);
                 let progress = reached > slot.reached;
                 slot.reached = slot.reached.max(reached);
-                // An attempt after a short one begins on the alignment, so it repeats some bytes; end of file is when
-                // it brings nothing new. Worked, alignment 512: 700 of 4096 arrive; again from 512, which brings 188:
-                // 700 once more, so the file ends there.
-                slot.from = slot.reached - slot.reached % read.alignment;
-                slot.reached < read.needed && progress
+                let goes_on = slot.reached < read.needed && progress;
+                if goes_on {
+                    // The next attempt begins on the alignment, of the file and of the memory, so it repeats some
+                    // bytes; end of file is when it brings nothing new. Worked, alignment 512: 700 of 4096 arrive;
+                    // again from 512, which brings 188: 700 once more, so the file ends there.
+                    slot.from = slot.reached - slot.reached % restart_alignment(&active.work, &read);
+                }
+                goes_on
             }
             Err(libc::EINTR | libc::EAGAIN) if slot.interrupted < INTERRUPTED_RETRIES_MAX => {
                 slot.interrupted += 1;
@@ -362,7 +365,9 @@ impl<B: Backend> Shard<B> {
             counters.count_failed(RESULT_ABANDONED, count);
             return;
         }
-        errors.sort_by_key(|error| error.item);
+        // Of an item in several reads one error is told, whichever read finished first: the device's before the end of
+        // the file.
+        errors.sort_by_key(|error| (error.item, matches!(error.error, ReadError::Truncated { .. })));
         errors.dedup_by_key(|error| error.item);
         let (data, lengths) = match buffer {
             Some(buffer) if errors.is_empty() => {
@@ -486,6 +491,12 @@ fn attempt_of(slot: u32, state: &Slot, work: &Work) -> Option<Attempt> {
         destination,
         length: read.length - state.from,
     })
+}
+
+/// What an attempt's beginning must be a multiple of, so that both its offset and its memory are aligned.
+fn restart_alignment(work: &Work, read: &PlannedRead) -> u32 {
+    let file = work.files.get(read.file as usize).filter(|_| read.direct);
+    read.alignment.max(file.map_or(1, |file| file.memory_alignment()))
 }
 
 /// Puts what arrived of a read where it belongs, and records the items whose bytes did not.

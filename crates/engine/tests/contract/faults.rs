@@ -226,6 +226,27 @@ fn an_early_end_of_file_is_truncation() {
 }
 
 #[test]
+fn an_item_in_two_reads_has_one_error() {
+    // Scenario: an item longer than the longest read; one of its reads finds the end of the file, the other a device
+    // error, whichever comes first. Expectation: the device error, once.
+    let (harness, control) = Harness::simulated();
+    let (path, _) = harness.file("file", 1 << 20);
+    let dataset = harness.blocks(1, &[&path]);
+    let (end, eio) = (Fault::Short { bytes: 0 }, Fault::Errno(libc::EIO));
+    for fates in [[end, eio], [eio, end]] {
+        control.set_faults(script(&fates));
+        let length = MAX_READ_BYTES as usize + 1000;
+        let answer = harness.fetch_outside(ranges_of(&dataset, &[(0, length)]), SubmitOptions::default());
+        assert_answer(
+            &answer.expect("an answer"),
+            &expected(&[Err(device(libc::EIO, 0, length as u64))]),
+            &format!("{fates:?}"),
+        );
+    }
+    harness.finish();
+}
+
+#[test]
 fn held_reads_keep_to_the_queue_depth() {
     // Scenario: a batch of five times the queue depth, of which reads finish one by one. Expectation: never more in
     // flight than the depth, and each that finishes makes room for one.
