@@ -4,6 +4,7 @@ use crate::contract;
 use crate::harness::{Answer, DEPTH, Harness, MEMORY_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of};
 use crate::harness::{VARIANTS, wait_until};
 use ringfetch_engine::batch::Batch;
+use ringfetch_engine::buffer::Share;
 use ringfetch_engine::config::{BackendKind, Placement};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::SubmitOptions;
@@ -237,6 +238,63 @@ fn more_memory_than_a_share(harness: &Harness) {
     assert!(answer.is_ok(), "{}: {answer:?}", harness.name());
 }
 
+fn scratch_memory_that_never_fits(harness: &Harness) {
+    // Scenario: 12 000 ranges of one byte, each in a sector of its own: 12 kB of response, and direct 6 MB of scratch
+    // memory, of 4 MiB that there are. And a connection whose share is a little more than its response. Expectation:
+    // both are read, for no waiting would ever make room.
+    let tuned = Harness::with(harness.variant, |config| config.memory_budget_bytes = 4 << 20);
+    let (path, model) = tuned.file("file", 12_000 * 1024);
+    let dataset = tuned.blocks(1, &[&path]);
+    let ranges: Vec<_> = (0..12_000).map(|number| (number * 1024 + 3, 1)).collect();
+    let wanted: Vec<u8> = ranges.iter().map(|(offset, _)| model[*offset]).collect();
+    let answer = tuned.fetch_outside(ranges_of(&dataset, &ranges), SubmitOptions::default());
+    assert!(
+        answer.expect("read").data == wanted,
+        "{}: other bytes",
+        tuned.name()
+    );
+    tuned.finish();
+    let ranges: Vec<_> = (0..100).map(|number| (number * 100_000 + 3, 1000)).collect();
+    let wanted: Vec<u8> = ranges
+        .iter()
+        .flat_map(|(offset, length)| &model[*offset..offset + length])
+        .copied()
+        .collect();
+    let options = SubmitOptions {
+        share: Some(Share::new(102_400)),
+        ..SubmitOptions::default()
+    };
+    let answer = harness.fetch_outside(ranges_of(&dataset, &ranges), options);
+    assert!(
+        answer.expect("read").data == wanted,
+        "{}: other bytes",
+        harness.name()
+    );
+}
+
+fn a_response_larger_than_the_share(harness: &Harness) {
+    // Scenario: a range of more bytes than the connection's whole share; then exactly as many, off every alignment.
+    // Expectation: too large, with the share's figure, not a moment's overload; read.
+    let (path, model) = harness.file("file", 100_000);
+    let dataset = harness.blocks(1, &[&path]);
+    let options = || SubmitOptions {
+        share: Some(Share::new(8192)),
+        ..SubmitOptions::default()
+    };
+    let answer = harness.fetch_with(|| ranges_of(&dataset, &[(0, 8193)]), options());
+    assert_eq!(
+        answer,
+        Err(ReadError::ItemTooLarge {
+            length: 8193,
+            max: 8192
+        }),
+        "{}",
+        harness.name()
+    );
+    let answer = harness.fetch_outside(ranges_of(&dataset, &[(777, 8192)]), options());
+    assert_eq!(answer.expect("read").data, model[777..8969], "{}", harness.name());
+}
+
 fn nothing_new_after_a_drain(harness: &Harness) {
     // Scenario: a drain, twice; then batches from outside, and jobs for the cores. Expectation: Draining at once; the
     // cores are gone; the second drain has nothing to do.
@@ -282,6 +340,8 @@ contract!(
     more_queued_reads_than_allowed,
     more_memory_than_there_is,
     more_memory_than_a_share,
+    scratch_memory_that_never_fits,
+    a_response_larger_than_the_share,
     nothing_new_after_a_drain,
     a_drain_with_reads_in_flight,
 );
