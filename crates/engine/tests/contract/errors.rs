@@ -185,12 +185,7 @@ fn failing_fast(harness: &Harness) {
     assert_eq!(answer, Err(past), "{}", harness.name());
     assert_eq!(harness.device_reads(), 0, "{}", harness.name());
     let answer = harness.fetch_with(|| ranges_of(&dataset, &[(10, 90)]), options);
-    assert_eq!(
-        answer.expect("good").data,
-        model[10..100],
-        "{}",
-        harness.name()
-    );
+    assert_eq!(answer.expect("good").data, model[10..100], "{}", harness.name());
 }
 
 fn a_response_larger_than_may_be(harness: &Harness) {

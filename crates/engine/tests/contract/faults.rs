@@ -1,7 +1,7 @@
 //! What only the simulation can show: short reads, errnos, stalls and reordering, dealt by script or by seed.
 
-use crate::harness::{DEPTH, Harness, MAX_READ_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of};
 use crate::harness::{Answer, wait_until};
+use crate::harness::{DEPTH, Harness, MAX_READ_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of};
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::sim::{Fault, FaultPlan};
@@ -35,7 +35,15 @@ fn short_reads_still_give_the_bytes() {
         ..FaultPlan::default()
     });
     let most = MAX_READ_BYTES as usize;
-    let ranges = [(0, 4096), (4096, 4096), (1, 99_999), (511, 2 * most), (700_000, 1), (700_001, 513), (777, 7)];
+    let ranges = [
+        (0, 4096),
+        (4096, 4096),
+        (1, 99_999),
+        (511, 2 * most),
+        (700_000, 1),
+        (700_001, 513),
+        (777, 7),
+    ];
     for range in ranges {
         harness.expect_ranges(&dataset, &model, &[range]);
     }
@@ -206,11 +214,7 @@ fn an_early_end_of_file_is_truncation() {
         answer.expect("an answer")
     };
     control.set_faults(script(&[Fault::Short { bytes: 0 }]));
-    assert_answer(
-        &fetch(&[(5, 5000)]),
-        &expected(&[lost(5, 5000)]),
-        "nothing",
-    );
+    assert_answer(&fetch(&[(5, 5000)]), &expected(&[lost(5, 5000)]), "nothing");
     control.set_faults(script(&[Fault::Short { bytes: 2500 }, Fault::Short { bytes: 0 }]));
     assert_answer(
         &fetch(&[(0, 1000), (1000, 1000), (2000, 1000), (3000, 1000)]),
@@ -338,7 +342,7 @@ fn a_batch_given_up_before_its_first_read() {
     let submit = || harness.submit(blocks_of(&dataset, &blocks), SubmitOptions::default());
     let kept = [submit().expect("accepted"), submit().expect("accepted")];
     assert!(control.wait_started(u64::from(DEPTH), WAIT));
-    
+
     drop(submit().expect("accepted"));
     // A fourth, behind the third: when one slot is free, the third's turn comes first.
     let fourth = submit().expect("accepted");
@@ -366,12 +370,12 @@ fn a_drain_gives_up_at_its_deadline() {
     assert!(control.wait_started(u64::from(DEPTH), WAIT));
     let deadline = Instant::now() + Duration::from_millis(100);
     let report = harness.runtime.block_on(harness.engine.drain(deadline));
-    assert_eq!(
-        report.abandoned_reads, 30,
-        "{DEPTH} in flight, the others queued"
-    );
+    assert_eq!(report.abandoned_reads, 30, "{DEPTH} in flight, the others queued");
     assert!(Instant::now() < deadline + WAIT, "a drain keeps to its deadline");
-    assert!(harness.engine.memory().0 > 0, "memory in flight is not given back");
+    assert!(
+        harness.engine.memory().0 > 0,
+        "memory in flight is not given back"
+    );
     control.release_all();
     let items: Vec<_> = blocks
         .iter()
@@ -471,12 +475,12 @@ fn a_thousand_batches_under_faults() {
             failed += answer.errors.len();
             let items: Vec<_> = (0..)
                 .zip(shape)
-                .map(|(item, &(offset, length))| {
-                    match answer.errors.iter().any(|error| error.item == item) {
+                .map(
+                    |(item, &(offset, length))| match answer.errors.iter().any(|error| error.item == item) {
                         true => Err(device(libc::EIO, offset as u64, length as u64)),
                         false => Ok(&model[offset..offset + length]),
-                    }
-                })
+                    },
+                )
                 .collect();
             assert_answer(&answer, &expected(&items), &format!("round {round}: {control}"));
         }

@@ -113,7 +113,9 @@ fn more_objects_than_open_files(harness: &Harness) {
         .collect();
     let objects = Objects::open(harness, &harness.directory.path().join("objects"));
     let build = || {
-        let opened: Vec<_> = (0..60).map(|number| objects.object(&number.to_string())).collect();
+        let opened: Vec<_> = (0..60)
+            .map(|number| objects.object(&number.to_string()))
+            .collect();
         let items: Vec<_> = opened.iter().map(|object| (object, 0, None)).collect();
         objects.batch(&items)
     };
@@ -258,7 +260,12 @@ fn one_truncated_file_of_several(harness: &Harness) {
     let model = [files[0].1.as_slice(), &files[1].1].concat();
     let lost = |offset, length| Err(ReadError::Truncated { offset, length });
     harness.expect(
-        || ranges_of(&dataset, &[(19_000, 2000), (20_000, 20_000), (9_000, 1000), (10_000, 1)]),
+        || {
+            ranges_of(
+                &dataset,
+                &[(19_000, 2000), (20_000, 20_000), (9_000, 1000), (10_000, 1)],
+            )
+        },
         &[
             lost(19_000, 2000),
             Ok(&model[20_000..]),

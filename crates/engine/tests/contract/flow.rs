@@ -1,7 +1,9 @@
 //! What is accepted, given up, refused and drained: deadlines, dropped tickets, bounds, the end.
 
 use crate::contract;
-use crate::harness::{Answer, DEPTH, Harness, MEMORY_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of};
+use crate::harness::{
+    Answer, DEPTH, Harness, MEMORY_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of,
+};
 use crate::harness::{VARIANTS, wait_until};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::buffer::Share;
@@ -36,12 +38,7 @@ fn a_deadline_that_passed(harness: &Harness) {
             ..passed.clone()
         };
         let answer = harness.fetch_with(|| ranges_of(&dataset, &[(0, 100), (5000, 3)]), options);
-        assert_eq!(
-            answer,
-            Err(ReadError::DeadlineExceeded),
-            "{}",
-            harness.name()
-        );
+        assert_eq!(answer, Err(ReadError::DeadlineExceeded), "{}", harness.name());
     }
     assert_eq!(harness.device_reads(), 0, "{}", harness.name());
     let in_time = SubmitOptions {
@@ -49,12 +46,7 @@ fn a_deadline_that_passed(harness: &Harness) {
         ..SubmitOptions::default()
     };
     let answer = harness.fetch_with(|| ranges_of(&dataset, &[(0, 100)]), in_time);
-    assert_eq!(
-        answer.expect("in time").data,
-        model[..100],
-        "{}",
-        harness.name()
-    );
+    assert_eq!(answer.expect("in time").data, model[..100], "{}", harness.name());
 }
 
 fn tickets_dropped_in_flight(harness: &Harness) {
@@ -190,7 +182,8 @@ fn more_memory_than_there_is(harness: &Harness) {
     drop(slice);
     harness.expect_ranges(&dataset, &model, &[(4096, large)]);
     assert!(
-        kept.iter().all(|fetched| fetched.data == model[4096..4096 + large]),
+        kept.iter()
+            .all(|fetched| fetched.data == model[4096..4096 + large]),
         "{}",
         harness.name()
     );
@@ -317,7 +310,8 @@ fn a_drain_with_reads_in_flight(harness: &Harness) {
     let own = Harness::with(harness.variant, |_| {});
     let (path, model) = own.file("file", 4000 * 512);
     let dataset = own.blocks(512, &[&path]);
-    let blocks = |batch: usize| -> Vec<usize> { (0..50).map(|item| (batch * 37 + item * 2) % 4000).collect() };
+    let blocks =
+        |batch: usize| -> Vec<usize> { (0..50).map(|item| (batch * 37 + item * 2) % 4000).collect() };
     let submit = |batch| own.submit(blocks_of(&dataset, &blocks(batch)), SubmitOptions::default());
     let tickets: Vec<_> = (0..20).map(|batch| submit(batch).expect("accepted")).collect();
     let report = own.runtime.block_on(own.engine.drain(Instant::now() + WAIT));

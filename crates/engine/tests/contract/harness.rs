@@ -420,13 +420,7 @@ impl Harness {
         );
         wait_until(
             || self.engine.memory().0 == 0,
-            || {
-                format!(
-                    "{}: {} bytes never returned",
-                    self.name(),
-                    self.engine.memory().0
-                )
-            },
+            || format!("{}: {} bytes never returned", self.name(), self.engine.memory().0),
         );
         let accepted = self.accepted.load(Ordering::Relaxed);
         wait_until(

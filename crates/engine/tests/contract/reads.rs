@@ -22,7 +22,15 @@ fn unaligned_ranges(harness: &Harness) {
     // Expectation: exactly their bytes.
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
-    let ranges = [(1, 1), (511, 2), (513, 1023), (4095, 4098), (50_001, 1), (777, 20_000), (99_998, 1)];
+    let ranges = [
+        (1, 1),
+        (511, 2),
+        (513, 1023),
+        (4095, 4098),
+        (50_001, 1),
+        (777, 20_000),
+        (99_998, 1),
+    ];
     for range in ranges {
         harness.expect_ranges(&dataset, &model, &[range]);
     }
@@ -54,7 +62,14 @@ fn a_range_crossing_files(harness: &Harness) {
         .flat_map(|(_, bytes)| bytes.iter().copied())
         .collect();
     let dataset = harness.blocks(1000, &paths);
-    let ranges = [(20_000, 1000), (20_479, 1), (20_480, 1), (28_256, 2), (20_000, 10_000), (0, 40_000)];
+    let ranges = [
+        (20_000, 1000),
+        (20_479, 1),
+        (20_480, 1),
+        (28_256, 2),
+        (20_000, 10_000),
+        (0, 40_000),
+    ];
     for range in ranges {
         harness.expect_ranges(&dataset, &model, &[range]);
     }
@@ -70,7 +85,11 @@ fn an_unaligned_tail(harness: &Harness) {
     for range in [(50_000, 1), (49_001, 1000), (49_664, 337), (0, 50_001)] {
         harness.expect_ranges(&dataset, &model, &[range]);
     }
-    harness.expect_ranges(&dataset, &model, &[(50_000, 1), (0, 1), (49_001, 1000), (49_152, 849)]);
+    harness.expect_ranges(
+        &dataset,
+        &model,
+        &[(50_000, 1), (0, 1), (49_001, 1000), (49_152, 849)],
+    );
     let (small, one) = harness.file("small", 1);
     harness.expect_ranges(&harness.blocks(1, &[&small]), &one, &[(0, 1), (0, 1)]);
 }
@@ -131,7 +150,16 @@ fn duplicates_and_overlaps(harness: &Harness) {
     harness.expect_ranges(
         &dataset,
         &model,
-        &[(100, 1000), (0, 5000), (100, 1000), (999, 1), (4999, 2), (0, 65_536), (100, 1000), (512, 512)],
+        &[
+            (100, 1000),
+            (0, 5000),
+            (100, 1000),
+            (999, 1),
+            (4999, 2),
+            (0, 65_536),
+            (100, 1000),
+            (512, 512),
+        ],
     );
 }
 
@@ -173,7 +201,11 @@ fn a_range_larger_than_a_read(harness: &Harness) {
     ] {
         harness.expect_ranges(&dataset, &model, &[range]);
     }
-    harness.expect_ranges(&dataset, &model, &[(4096, 3 * most), (77, 5), (700, 2 * most + 9)]);
+    harness.expect_ranges(
+        &dataset,
+        &model,
+        &[(4096, 3 * most), (77, 5), (700, 2 * most + 9)],
+    );
 }
 
 fn items_of_different_lengths(harness: &Harness) {
