@@ -223,7 +223,10 @@ pub(crate) fn file_of<'a>(
     objects: &'a [Arc<OpenFile>],
     index: u32,
 ) -> Option<&'a Arc<OpenFile>> {
-    dataset.files().get(index as usize).or_else(|| objects.get(index as usize))
+    dataset
+        .files()
+        .get(index as usize)
+        .or_else(|| objects.get(index as usize))
 }
 
 /// A batch of over 4 GiB would not fit `target`; the engine refuses one by `data_bytes` before it looks here.

@@ -151,7 +151,7 @@ impl Future for Ticket {
 }
 
 impl Ticket {
-    /// Waits on the calling thread; for callers without a runtime.
+    /// Waits on the calling thread; for callers without a runtime. Inside one it would panic: await the ticket there.
     ///
     /// # Errors
     /// As the future's output.

@@ -1,7 +1,11 @@
 //! Datasets on block devices: a loop device with sectors of 512 and of 4096 bytes. Needs root and losetup; fails, and
 //! does not skip, without them.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a helper of a test fails it")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a helper of a test fails it"
+)]
 
 use ringfetch_engine::config::DirectIo;
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Kind, KindSpec, Layout, PartialTail};

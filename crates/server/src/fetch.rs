@@ -150,11 +150,32 @@ impl Fetcher {
         items: Items<'_>,
         context: CallContext,
     ) -> Result<(Arc<Dataset>, Fetched), FetchError> {
-        let result = self.fetch_uncounted(dataset, items, context).await;
+        let result = if self.is_draining() {
+            Err(ReadError::Draining.into())
+        } else {
+            self.fetch_uncounted(dataset, items, context).await
+        };
         if let Err(error) = &result {
             self.inner.rejections.count(error);
         }
         result
+    }
+
+    /// Reads a further part of an answer whose beginning is sent already. As [`Self::fetch`], but also while draining,
+    /// since that answer is in flight; and a bound that is met is not counted as a refusal, since the caller waits.
+    ///
+    /// # Errors
+    /// As [`Self::fetch`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::fetch`].
+    pub async fn fetch_further(
+        &self,
+        dataset: &str,
+        items: Items<'_>,
+        context: CallContext,
+    ) -> Result<(Arc<Dataset>, Fetched), FetchError> {
+        self.fetch_uncounted(dataset, items, context).await
     }
 
     /// From now on every request is answered `Draining`.
@@ -182,9 +203,6 @@ impl Fetcher {
         items: Items<'_>,
         context: CallContext,
     ) -> Result<(Arc<Dataset>, Fetched), FetchError> {
-        if self.is_draining() {
-            return Err(ReadError::Draining.into());
-        }
         let dataset = self.dataset(name)?;
         check(name, dataset.kind(), items, &self.inner.limits)?;
         let _in_flight = InFlight::enter(&self.inner.in_flight, self.inner.limits.requests_in_flight)?;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
-use ringfetch_engine::config::EngineConfig;
+use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec};
 use ringfetch_engine::device::queue_tags;
 use ringfetch_engine::engine::Engine;
@@ -159,7 +159,10 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
             (ports, open_datasets(&config.datasets)?)
         }
     };
-    let engine = Engine::start(&EngineConfig { device_tags: fewest_tags(&datasets), ..config.engine.clone() })?;
+    let engine = Engine::start(&EngineConfig {
+        device_tags: fewest_tags(&datasets),
+        ..config.engine.clone()
+    })?;
     let most = engine.response_bytes_max();
     if config.limits.response_bytes > most {
         let asked = config.limits.response_bytes;
@@ -295,14 +298,13 @@ fn log_facts(config: &Config, engine: &Engine, datasets: &[Arc<Dataset>]) {
     let described: Vec<String> = datasets
         .iter()
         .map(|dataset| {
-            let direct = dataset.direct();
-            let how = if direct.direct { "direct" } else { "buffered" };
+            let (name, direct) = (dataset.name(), dataset.direct());
             let alignment = direct.offset_alignment_bytes;
-            format!(
-                "{}: {how}, aligned to {alignment} ({})",
-                dataset.name(),
-                direct.reason
-            )
+            match (status.backend, direct.direct) {
+                (BackendKind::Mmap, _) => format!("{name}: buffered (a mapping)"),
+                (_, true) => format!("{name}: direct, aligned to {alignment} ({})", direct.reason),
+                (_, false) => format!("{name}: buffered ({})", direct.reason),
+            }
         })
         .collect();
     let queue_depth = engine.shards().first().map_or(0, |shard| shard.queue_depth);

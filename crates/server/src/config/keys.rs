@@ -3,7 +3,7 @@
 //! Every section is checked whichever backend is chosen, so that a flip is one word. Where a default would contradict
 //! a smaller limit that somebody set, the default follows it down; two values that somebody set are never bent.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ const FORMAT_WORDS: [(&str, LogFormat); 3] = [
 ];
 
 /// Ports of the three listeners where nobody says otherwise; loopback, since nothing here authenticates clients.
-const GRPC_PORT: u16 = 7410;
+pub(crate) const GRPC_PORT: u16 = 7410;
 const HTTP_PORT: u16 = 7411;
 const ADMIN_PORT: u16 = 7412;
 const LOG_FILTER: &str = "info";
@@ -116,15 +116,20 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     }
 }
 
+/// Whether two listeners of one port would meet: `[::]` takes IPv4 too, `0.0.0.0` does not take IPv6.
+fn overlap(a: IpAddr, b: IpAddr) -> bool {
+    let covers = |wide: IpAddr, narrow: IpAddr| wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4());
+    a == b || covers(a, b) || covers(b, a)
+}
+
 fn ports_differ(walk: &Walk, listeners: [(&str, Option<SocketAddr>); 3]) {
     for (index, (key, address)) in listeners.iter().enumerate() {
         for (other_key, other) in &listeners[..index] {
             let (Some(address), Some(other)) = (address, other) else {
                 continue;
             };
-            let overlap =
-                address.ip() == other.ip() || address.ip().is_unspecified() || other.ip().is_unspecified();
-            let same = overlap && address.port() == other.port() && address.port() != 0;
+            let same =
+                address.port() == other.port() && address.port() != 0 && overlap(address.ip(), other.ip());
             let problem = format!("is {address}, and {other_key} is {other}: one port cannot be both");
             walk.clash(
                 key,
@@ -275,13 +280,19 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     // The engine's rule: see `Engine::response_bytes_max`.
     let problem = format!("is {response_bytes}, more than a quarter of {budget_key}, which is {budget}");
     let remedy = format!("lower it, or raise {budget_key}: one answer must leave room for others");
-    walk.clash("limits.response_bytes", budget_key, response_bytes > budget / 4, problem, remedy);
+    walk.clash(
+        "limits.response_bytes",
+        budget_key,
+        response_bytes > budget / 4,
+        problem,
+        remedy,
+    );
     at_most(
         "limits.connection_bytes",
         connection_bytes,
         budget_key,
         budget,
-        "one connection could take it all",
+        "there is no more",
     );
     let why = "such an answer fits on no connection";
     at_most(

@@ -57,7 +57,7 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     match overlapping(&extents) {
         0..=2 if sum(&extents) <= u128::from(length) => Ranges::Send(extents),
         0..=2 => Ranges::Refused(
-            "the ranges together are longer than what they are of: ask for each byte once".into(),
+            "the ranges together have more bytes than there are: ask for each byte once".into(),
         ),
         count => Ranges::Refused(format!(
             "{count} of the ranges overlap others: ask for each byte once"

@@ -55,6 +55,15 @@ pub(super) enum WindowError {
     Changed,
 }
 
+/// Where a window stands in its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The head is not sent: the window may be refused.
+    First,
+    /// The head is sent: the answer is in flight.
+    Later,
+}
+
 /// Reads windows.
 #[derive(Debug)]
 pub(super) struct Reader {
@@ -96,7 +105,7 @@ impl Reader {
     }
 
     /// Fetches a window's extents as one batch and lays the text between them.
-    async fn fetch(&self, window: &[Piece]) -> Result<Vec<Bytes>, WindowError> {
+    async fn fetch(&self, window: &[Piece], place: Place) -> Result<Vec<Bytes>, WindowError> {
         let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
         for piece in window {
             if let Piece::Extent(extent) = piece {
@@ -107,7 +116,7 @@ impl Reader {
         let mut data = if offsets.is_empty() {
             Bytes::new()
         } else {
-            self.fetch_extents(&offsets, &lengths).await?
+            self.fetch_extents(&offsets, &lengths, place).await?
         };
         let mut frames = Vec::with_capacity(window.len());
         for piece in window {
@@ -126,18 +135,18 @@ impl Reader {
         Ok(frames)
     }
 
-    async fn fetch_extents(&self, offsets: &[u64], lengths: &[u64]) -> Result<Bytes, WindowError> {
-        let context = CallContext {
-            deadline: None,
-            share: self.share.clone(),
-            fail_fast: true,
-        };
+    async fn fetch_extents(
+        &self,
+        offsets: &[u64],
+        lengths: &[u64],
+        place: Place,
+    ) -> Result<Bytes, WindowError> {
         match &self.source {
             Source::Space(dataset) => {
                 let items = Items::Ranges { offsets, lengths };
-                let (now, fetched) = self.fetcher.fetch(dataset.name(), items, context).await?;
+                let (now, data) = self.fetch_items(dataset, items, place).await?;
                 if now.etag() == dataset.etag() {
-                    Ok(fetched.data)
+                    Ok(data)
                 } else {
                     Err(WindowError::Changed)
                 }
@@ -149,23 +158,42 @@ impl Reader {
                     offsets,
                     lengths,
                 };
-                let result = self.fetcher.fetch(dataset.name(), items, context).await;
+                let result = self.fetch_items(dataset, items, place).await;
                 // Looked at after the read: versions only go forward, so if this is still the one asked about, the
                 // read was of it too. Before the result is: a shorter successor shows as a range past the end.
                 let now = dataset.object(name).await.map_err(FetchError::Read)?;
-                if now.etag() != etag {
-                    return Err(WindowError::Changed);
+                if now.etag() == etag {
+                    Ok(result?.1)
+                } else {
+                    Err(WindowError::Changed)
                 }
-                Ok(result?.1.data)
             }
         }
     }
 
-    /// As `fetch`, but waits where a bound is met: the client has its head already and cannot be told to come back.
+    async fn fetch_items(
+        &self,
+        dataset: &Dataset,
+        items: Items<'_>,
+        place: Place,
+    ) -> Result<(Arc<Dataset>, Bytes), FetchError> {
+        let context = CallContext {
+            deadline: None,
+            share: self.share.clone(),
+            fail_fast: true,
+        };
+        let (dataset, fetched) = match place {
+            Place::First => self.fetcher.fetch(dataset.name(), items, context).await?,
+            Place::Later => self.fetcher.fetch_further(dataset.name(), items, context).await?,
+        };
+        Ok((dataset, fetched.data))
+    }
+
+    /// A later window: waits where a bound is met: the client has its head already and cannot be told to come back.
     async fn fetch_patiently(&self, window: &[Piece]) -> Result<Vec<Bytes>, WindowError> {
         let mut waits = Waits::default();
         loop {
-            match self.fetch(window).await {
+            match self.fetch(window, Place::Later).await {
                 Err(WindowError::Fetch(error)) if is_transient(&error) => match waits.next() {
                     Some(wait) => tokio::time::sleep(wait).await,
                     None => return Err(error.into()),
@@ -214,7 +242,7 @@ impl WindowedBody {
         let left_bytes = total_bytes(&pieces);
         let mut plan = Plan::new(pieces, reader.window_limits());
         let first = match plan.next() {
-            Some(window) => reader.fetch(&window).await?,
+            Some(window) => reader.fetch(&window, Place::First).await?,
             None => Vec::new(),
         };
         Ok(Self {
