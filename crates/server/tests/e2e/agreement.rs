@@ -43,7 +43,10 @@ fn indices(count: usize) -> Vec<u64> {
 async fn units(fetch: &mut FetchServiceClient<Channel>, http: &Http, space: &Space) {
     let name = space.name;
     let wanted = indices(space.items.len());
-    let expected: Vec<u8> = wanted.iter().flat_map(|index| space.items[usize::try_from(*index).unwrap()].clone()).collect();
+    let expected: Vec<u8> = wanted
+        .iter()
+        .flat_map(|index| space.items[usize::try_from(*index).unwrap()].clone())
+        .collect();
     let length = space.items[0].len();
 
     // gRPC, unary and streamed.
@@ -51,13 +54,19 @@ async fn units(fetch: &mut FetchServiceClient<Channel>, http: &Http, space: &Spa
         Unit::Blocks => {
             let request = wire::blocks(name, &wanted);
             let answer = fetch.fetch_blocks(request.clone()).await.unwrap().into_inner();
-            assert_eq!((answer.block_bytes as usize, answer.lengths, answer.errors), (length, vec![], vec![]));
+            assert_eq!(
+                (answer.block_bytes as usize, answer.lengths, answer.errors),
+                (length, vec![], vec![])
+            );
             (answer.data, Request::Blocks(request))
         }
         Unit::Vectors(dim, dtype) => {
             let request = wire::vectors(name, &wanted);
             let answer = fetch.fetch_vectors(request.clone()).await.unwrap().into_inner();
-            assert_eq!(answer.dtype().as_str_name(), format!("DTYPE_{}", dtype.to_uppercase()));
+            assert_eq!(
+                answer.dtype().as_str_name(),
+                format!("DTYPE_{}", dtype.to_uppercase())
+            );
             assert_eq!((answer.dim, answer.lengths, answer.errors), (dim, vec![], vec![]));
             (answer.data, Request::Vectors(request))
         }
@@ -72,8 +81,15 @@ async fn units(fetch: &mut FetchServiceClient<Channel>, http: &Http, space: &Spa
     };
     for index in &wanted {
         let answer = http.get(&format!("/v1/datasets/{name}/{resource}/{index}")).await;
-        assert_eq!((answer.status.as_u16(), answer.header("content-type")), (200, OCTETS), "{name}");
-        assert!(answer.body == space.items[usize::try_from(*index).unwrap()], "{name} {index}");
+        assert_eq!(
+            (answer.status.as_u16(), answer.header("content-type")),
+            (200, OCTETS),
+            "{name}"
+        );
+        assert!(
+            answer.body == space.items[usize::try_from(*index).unwrap()],
+            "{name} {index}"
+        );
         if let Unit::Vectors(dim, dtype) = space.unit {
             assert_eq!(answer.header("ringfetch-dim"), dim.to_string());
             assert_eq!(answer.header("ringfetch-dtype"), dtype);
@@ -87,7 +103,10 @@ async fn units(fetch: &mut FetchServiceClient<Channel>, http: &Http, space: &Spa
     assert_eq!(answer.header("ringfetch-item-bytes"), length.to_string());
     assert!(answer.body == expected, "{name}: octets");
     let answer = http.batch(&path, &body, JSON).await.json();
-    assert_eq!((&answer["items"], &answer["item_bytes"]), (&json!(wanted.len()), &json!(length)));
+    assert_eq!(
+        (&answer["items"], &answer["item_bytes"]),
+        (&json!(wanted.len()), &json!(length))
+    );
     assert!(data_of(&answer) == expected, "{name}: JSON");
 }
 
@@ -96,24 +115,50 @@ async fn ranges(fetch: &mut FetchServiceClient<Channel>, http: &Http, space: &Sp
     let length = space.bytes.len() as u64;
     // The first byte, the last, an odd piece, one across 4 KiB and (in `joined`) across files, the whole.
     let middle = length * 40_020 / 63_000;
-    let wanted = [(0, 1), (length - 1, 1), (length / 3, 7), (middle.saturating_sub(50), length.min(100) / 2), (0, length)];
-    let expected = wanted.map(|(offset, length)| slice(&space.bytes, offset, length)).concat();
-    let lengths: Vec<u32> = wanted.iter().map(|range| u32::try_from(range.1).unwrap()).collect();
+    let wanted = [
+        (0, 1),
+        (length - 1, 1),
+        (length / 3, 7),
+        (middle.saturating_sub(50), length.min(100) / 2),
+        (0, length),
+    ];
+    let expected = wanted
+        .map(|(offset, length)| slice(&space.bytes, offset, length))
+        .concat();
+    let lengths: Vec<u32> = wanted
+        .iter()
+        .map(|range| u32::try_from(range.1).unwrap())
+        .collect();
 
     let request = wire::ranges(name, &wanted);
     let answer = fetch.fetch_ranges(request.clone()).await.unwrap().into_inner();
-    assert_eq!((answer.lengths, answer.errors), (lengths.clone(), vec![]), "{name}");
+    assert_eq!(
+        (answer.lengths, answer.errors),
+        (lengths.clone(), vec![]),
+        "{name}"
+    );
     assert!(answer.data == expected, "{name}: unary ranges");
-    assert!(streamed(fetch, Request::Ranges(request)).await == expected, "{name}: stream of ranges");
+    assert!(
+        streamed(fetch, Request::Ranges(request)).await == expected,
+        "{name}: stream of ranges"
+    );
 
     for (offset, length) in wanted {
         let range = format!("bytes={offset}-{}", offset + length - 1);
-        let answer = http.get_with(&format!("/v1/datasets/{name}/bytes"), &[("range", &range)]).await;
+        let answer = http
+            .get_with(&format!("/v1/datasets/{name}/bytes"), &[("range", &range)])
+            .await;
         assert_eq!(answer.status, 206, "{name} {range}: {answer:?}");
-        assert!(answer.body == slice(&space.bytes, offset, length), "{name}: {range}");
+        assert!(
+            answer.body == slice(&space.bytes, offset, length),
+            "{name}: {range}"
+        );
     }
     let path = format!("/v1/datasets/{name}/ranges:batchFetch");
-    let parts: Vec<Value> = wanted.iter().map(|(offset, length)| json!({"offset": offset, "length": length})).collect();
+    let parts: Vec<Value> = wanted
+        .iter()
+        .map(|(offset, length)| json!({"offset": offset, "length": length}))
+        .collect();
     let answer = http.batch(&path, &json!({ "ranges": parts }), OCTETS).await;
     let listed: Vec<String> = lengths.iter().map(u32::to_string).collect();
     assert_eq!(answer.header("ringfetch-lengths"), listed.join(","), "{answer:?}");
@@ -125,17 +170,30 @@ async fn ranges(fetch: &mut FetchServiceClient<Channel>, http: &Http, space: &Sp
 
 async fn objects(fetch: &mut FetchServiceClient<Channel>, http: &Http, everything: &Everything) {
     let names: Vec<&str> = everything.objects.iter().map(|object| object.0).collect();
-    let whole = everything.objects.iter().flat_map(|object| object.1.clone()).collect::<Vec<u8>>();
-    let lengths: Vec<u32> = everything.objects.iter().map(|object| u32::try_from(object.1.len()).unwrap()).collect();
+    let whole = everything
+        .objects
+        .iter()
+        .flat_map(|object| object.1.clone())
+        .collect::<Vec<u8>>();
+    let lengths: Vec<u32> = everything
+        .objects
+        .iter()
+        .map(|object| u32::try_from(object.1.len()).unwrap())
+        .collect();
 
     let request = wire::objects("objects", &names);
     let answer = fetch.fetch_objects(request.clone()).await.unwrap().into_inner();
     assert_eq!((answer.lengths, answer.errors), (lengths.clone(), vec![]));
     assert!(answer.data == whole, "unary objects");
-    assert!(streamed(fetch, Request::Objects(request)).await == whole, "stream of objects");
+    assert!(
+        streamed(fetch, Request::Objects(request)).await == whole,
+        "stream of objects"
+    );
 
     for (name, content) in &everything.objects {
-        let answer = http.get(&format!("/v1/datasets/objects/objects/{}", escaped(name))).await;
+        let answer = http
+            .get(&format!("/v1/datasets/objects/objects/{}", escaped(name)))
+            .await;
         assert_eq!(answer.status, 200, "{name}: {answer:?}");
         assert!(answer.body == *content, "{name}");
     }
@@ -160,10 +218,17 @@ async fn objects(fetch: &mut FetchServiceClient<Channel>, http: &Http, everythin
     let parts = json!({"objects": [
         {"name": "large.bin", "offset": 3, "length": 10}, {"name": "nested/deeper/block", "offset": 4000},
     ]});
-    assert!(http.batch(path, &parts, OCTETS).await.body == expected, "octets of parts");
+    assert!(
+        http.batch(path, &parts, OCTETS).await.body == expected,
+        "octets of parts"
+    );
 
     // A link that stays inside is served, one that leaves is not there.
-    let answer = fetch.fetch_objects(wire::objects("objects", &["stays", "leaves"])).await.unwrap().into_inner();
+    let answer = fetch
+        .fetch_objects(wire::objects("objects", &["stays", "leaves"]))
+        .await
+        .unwrap()
+        .into_inner();
     assert!(answer.data == everything.objects[0].1);
     assert_eq!((answer.errors.len(), answer.errors[0].item), (1, 1));
     assert_eq!(answer.errors[0].code, i32::from(tonic::Code::NotFound));
@@ -176,13 +241,27 @@ async fn described(
     datasets: &mut v1::dataset_service_client::DatasetServiceClient<Channel>,
     everything: &Everything,
 ) {
-    let listed = datasets.list_datasets(v1::ListDatasetsRequest {}).await.unwrap().into_inner().datasets;
+    let listed = datasets
+        .list_datasets(v1::ListDatasetsRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .datasets;
     let mirrored = http.get("/v1/datasets").await.json();
     assert_eq!(listed.len(), everything.spaces.len() + 1);
     for (dataset, mirrored) in listed.iter().zip(mirrored["datasets"].as_array().unwrap()) {
         let name = &dataset.name;
         let request = v1::GetDatasetRequest { name: name.clone() };
-        assert_eq!(datasets.get_dataset(request).await.unwrap().into_inner().dataset.as_ref(), Some(dataset));
+        assert_eq!(
+            datasets
+                .get_dataset(request)
+                .await
+                .unwrap()
+                .into_inner()
+                .dataset
+                .as_ref(),
+            Some(dataset)
+        );
         assert_eq!(&http.get(&format!("/v1/datasets/{name}")).await.json(), mirrored);
 
         let path = dataset.read_path.as_ref().unwrap();
@@ -199,13 +278,27 @@ async fn described(
         assert_eq!(mirrored_path["reason"], path.reason);
         assert_eq!(mirrored_path["direct_io"], path.direct_io, "{name}");
         assert_eq!(mirrored_path["direct_io_reason"], path.direct_io_reason, "{name}");
-        assert_eq!(mirrored_path["offset_alignment_bytes"], path.offset_alignment_bytes);
-        assert_eq!(mirrored_path["memory_alignment_bytes"], path.memory_alignment_bytes);
+        assert_eq!(
+            mirrored_path["offset_alignment_bytes"],
+            path.offset_alignment_bytes
+        );
+        assert_eq!(
+            mirrored_path["memory_alignment_bytes"],
+            path.memory_alignment_bytes
+        );
         // A mapping reads through the page cache whatever the file could do; the others do not, on this disk.
-        assert_eq!(path.direct_io, path.backend() != v1::Backend::Mmap, "{name}: {}", path.direct_io_reason);
+        assert_eq!(
+            path.direct_io,
+            path.backend() != v1::Backend::Mmap,
+            "{name}: {}",
+            path.direct_io_reason
+        );
 
         let Some(space) = everything.spaces.iter().find(|space| space.name == name) else {
-            assert_eq!((name.as_str(), dataset.etag.as_str(), dataset.count), ("objects", "", 0));
+            assert_eq!(
+                (name.as_str(), dataset.etag.as_str(), dataset.count),
+                ("objects", "", 0)
+            );
             continue;
         };
         assert_eq!(dataset.count, space.items.len() as u64);
@@ -214,7 +307,10 @@ async fn described(
         match (space.unit, &dataset.vectors) {
             (Unit::Blocks, None) => assert_eq!(dataset.block_bytes as usize, space.items[0].len()),
             (Unit::Vectors(dim, dtype), Some(shape)) => {
-                assert_eq!((shape.dim, word(shape.dtype().as_str_name()).as_str()), (dim, dtype));
+                assert_eq!(
+                    (shape.dim, word(shape.dtype().as_str_name()).as_str()),
+                    (dim, dtype)
+                );
                 assert_eq!(mirrored["vectors"]["stride_bytes"], shape.stride_bytes);
                 // Vector 1 lies where the shape says.
                 let begin = shape.base_offset + shape.stride_bytes;
@@ -233,10 +329,18 @@ async fn streamed(fetch: &mut FetchServiceClient<Channel>, request: Request) -> 
         request: Some(request),
         deadline_ms: 0,
     };
-    let mut answers = fetch.fetch_stream(tokio_stream::iter([request])).await.unwrap().into_inner();
+    let mut answers = fetch
+        .fetch_stream(tokio_stream::iter([request]))
+        .await
+        .unwrap()
+        .into_inner();
     let answer = answers.message().await.unwrap().expect("an answer");
     assert_eq!(answer.id, u64::MAX);
-    assert_eq!(answers.message().await.unwrap(), None, "one answer to one request");
+    assert_eq!(
+        answers.message().await.unwrap(),
+        None,
+        "one answer to one request"
+    );
     match answer.response.expect("a response") {
         Response::Blocks(answer) => answer.data,
         Response::Vectors(answer) => answer.data,
@@ -252,5 +356,7 @@ fn slice(bytes: &[u8], offset: u64, length: u64) -> Vec<u8> {
 }
 
 fn data_of(answer: &Value) -> Vec<u8> {
-    BASE64_STANDARD.decode(answer["data"].as_str().expect("data")).expect("base64")
+    BASE64_STANDARD
+        .decode(answer["data"].as_str().expect("data"))
+        .expect("base64")
 }

@@ -141,7 +141,10 @@ impl Setup {
         // What the developer's shell has set must not decide a test.
         command.env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         command
     }
 
@@ -160,7 +163,13 @@ impl Setup {
             fs::read_to_string(&file).ok()
         });
         let addresses: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        let address = |name: &str| addresses[name].as_str().expect("an address").parse().expect("an address");
+        let address = |name: &str| {
+            addresses[name]
+                .as_str()
+                .expect("an address")
+                .parse()
+                .expect("an address")
+        };
         daemon.grpc = address("grpc");
         daemon.http = address("http");
         daemon.admin = address("admin");

@@ -65,7 +65,10 @@ pub(crate) fn npy(descr: &str, rows: usize, columns: usize, data: &[u8]) -> Vec<
 /// `.fvecs` and its kin: each vector after its dimension.
 fn records(dim: u32, vectors: &[Vec<u8>]) -> Vec<u8> {
     let head = dim.to_le_bytes();
-    vectors.iter().flat_map(|vector| [&head[..], vector].concat()).collect()
+    vectors
+        .iter()
+        .flat_map(|vector| [&head[..], vector].concat())
+        .collect()
 }
 
 /// `.fbin` and its kin: count, dimension, elements.
@@ -120,7 +123,12 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
     // A last block that ends off every alignment: it must be readable all the same.
     let ragged = noise(3, 17 * 1111);
     setup.file("ragged.bin", &ragged);
-    setup = setup.dataset(&["name: ragged", "kind: blocks", "block_bytes: 1111", "path: ragged.bin"]);
+    setup = setup.dataset(&[
+        "name: ragged",
+        "kind: blocks",
+        "block_bytes: 1111",
+        "path: ragged.bin",
+    ]);
     spaces.push(blocks("ragged", ragged, 1111));
 
     let layouts: [(&'static str, &'static str, u32, &'static str, &[&str]); 9] = [
@@ -132,7 +140,13 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
         ("fbin", "v.fbin", 129, "f32", &["dim: 129"]),
         ("u8bin", "v.u8bin", 1025, "u8", &[]),
         ("i8bin", "v.i8bin", 1, "i8", &[]),
-        ("raw", "v.dat", 5, "f16", &["layout: raw", "dim: 5", "dtype: f16", "header_bytes: 7"]),
+        (
+            "raw",
+            "v.dat",
+            5,
+            "f16",
+            &["layout: raw", "dim: 5", "dtype: f16", "header_bytes: 7"],
+        ),
     ];
     for (seed, (name, file, dim, dtype, lines)) in (10..).zip(layouts) {
         const COUNT: u32 = 61;
@@ -149,7 +163,12 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
         setup.file(file, &bytes);
         let (name_line, path_line) = (format!("name: {name}"), format!("path: {file}"));
         setup = setup.dataset(&[&[&name_line[..], "kind: vectors", &path_line], lines].concat());
-        spaces.push(Space { name, unit: Unit::Vectors(dim, dtype), items, bytes });
+        spaces.push(Space {
+            name,
+            unit: Unit::Vectors(dim, dtype),
+            items,
+            bytes,
+        });
     }
 
     let objects = vec![
@@ -169,7 +188,12 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
     setup.file("secret", b"secret");
     std::os::unix::fs::symlink("../secret", setup.path("objects/leaves")).expect("a link");
     std::os::unix::fs::symlink("one", setup.path("objects/stays")).expect("a link");
-    let setup = setup.dataset(&["name: objects", "kind: objects", "path: objects", "revalidate_ms: 50"]);
+    let setup = setup.dataset(&[
+        "name: objects",
+        "kind: objects",
+        "path: objects",
+        "revalidate_ms: 50",
+    ]);
     (setup, Everything { spaces, objects })
 }
 
@@ -177,6 +201,11 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
 pub(crate) fn plain_blocks(setup: Setup, count: usize) -> (Setup, Vec<u8>) {
     let bytes = noise(7, count * 4096);
     setup.file("blocks.bin", &bytes);
-    let setup = setup.dataset(&["name: blocks", "kind: blocks", "block_bytes: 4KiB", "path: blocks.bin"]);
+    let setup = setup.dataset(&[
+        "name: blocks",
+        "kind: blocks",
+        "block_bytes: 4KiB",
+        "path: blocks.bin",
+    ]);
     (setup, bytes)
 }

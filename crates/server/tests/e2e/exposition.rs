@@ -35,7 +35,9 @@ impl Scrape {
 fn series_are_summed_by_their_labels() {
     // Scenario: a metric with labels, one whose name begins like it, one without labels. Expectation: only the asked.
     let text = "# HELP a x\na{k=\"1\",r=\"ok\"} 3\na{k=\"2\",r=\"ok\"} 4\na{k=\"2\",r=\"bad\"} 1\na_total 9\nb 2.5\n";
-    let scrape = Scrape { text: text.to_owned() };
+    let scrape = Scrape {
+        text: text.to_owned(),
+    };
     let near = |found: f64, expected: f64| (found - expected).abs() < 1e-9;
     assert!(near(scrape.sum("a", &[]), 8.0));
     assert!(near(scrape.sum("a", &[("r", "ok")]), 7.0));

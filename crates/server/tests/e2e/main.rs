@@ -6,7 +6,11 @@
 //! sessions with grpcurl and Python (`.ci/readme-session`).
 
 #![forbid(unsafe_code)]
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod daemon;
 mod data;
@@ -14,3 +18,7 @@ mod exposition;
 mod wire;
 
 mod agreement;
+mod byte_ranges;
+mod devices;
+mod misconfigured;
+mod refusals;

@@ -69,13 +69,23 @@ impl Daemon {
     /// The admin service's status.
     pub(crate) async fn status(&self) -> v1::GetStatusResponse {
         let request = v1::GetStatusRequest {};
-        self.admin_client().await.get_status(request).await.expect("a status").into_inner()
+        self.admin_client()
+            .await
+            .get_status(request)
+            .await
+            .expect("a status")
+            .into_inner()
     }
 
     /// Fails unless a plain read of block 0 of a dataset works over both transports: the daemon goes on.
     pub(crate) async fn assert_serves(&self, dataset: &str) {
         let request = blocks(dataset, &[0]);
-        let answer = self.fetch().await.fetch_blocks(request).await.expect("a block over gRPC");
+        let answer = self
+            .fetch()
+            .await
+            .fetch_blocks(request)
+            .await
+            .expect("a block over gRPC");
         let path = format!("/v1/datasets/{dataset}/blocks/0");
         let mirrored = self.http_client().get(&path).await;
         assert_eq!(mirrored.status, 200);
@@ -144,7 +154,11 @@ impl Answer {
     /// Fails unless this is a problem of this status and type whose field and text are these.
     pub(crate) fn is_problem(&self, status: u16, slug: &str, field: Option<&str>, parts: &[&str]) {
         assert_eq!(self.status.as_u16(), status, "{self:?}");
-        assert_eq!(self.header("content-type"), "application/problem+json", "{self:?}");
+        assert_eq!(
+            self.header("content-type"),
+            "application/problem+json",
+            "{self:?}"
+        );
         let body = self.json();
         assert_eq!(body["type"], format!("/problems/{slug}"), "{body}");
         assert_eq!(body["status"], status, "{body}");
@@ -179,7 +193,12 @@ impl Http {
             request = request.header(*name, *value);
         }
         let request = request.body(Full::new(body.into())).expect("a request");
-        let (parts, body) = self.client.request(request).await.expect("an answer").into_parts();
+        let (parts, body) = self
+            .client
+            .request(request)
+            .await
+            .expect("an answer")
+            .into_parts();
         let body = body.collect().await.expect("a whole body").to_bytes();
         Answer {
             status: parts.status,
@@ -209,7 +228,11 @@ impl Http {
 pub(crate) fn curl(daemon: &Daemon, arguments: &[&str]) -> Vec<u8> {
     let output = Command::new("curl")
         .args(["--silent", "--show-error", "--max-time", "60"])
-        .args(arguments.iter().map(|word| word.replace("{http}", &format!("http://{}", daemon.http))))
+        .args(
+            arguments
+                .iter()
+                .map(|word| word.replace("{http}", &format!("http://{}", daemon.http))),
+        )
         .output()
         .expect("curl must be installed");
     assert!(
@@ -224,6 +247,12 @@ pub(crate) fn curl(daemon: &Daemon, arguments: &[&str]) -> Vec<u8> {
 pub(crate) fn escaped(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     name.bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(|byte| {
+            if plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
         .collect()
 }
