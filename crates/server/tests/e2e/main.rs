@@ -19,6 +19,8 @@ mod wire;
 
 mod agreement;
 mod byte_ranges;
+mod counting;
 mod devices;
 mod misconfigured;
 mod refusals;
+mod vanishing;
