@@ -296,12 +296,10 @@ impl<B: Backend> Shard<B> {
             }
             Err(_) => false,
         };
-        if again {
-            if let Some(attempt) = attempt_of(finished.slot, &slot, &active.work) {
-                self.attempts.push(attempt);
-                *place = Some(slot);
-                return;
-            }
+        if again && let Some(attempt) = attempt_of(finished.slot, &slot, &active.work) {
+            self.attempts.push(attempt);
+            *place = Some(slot);
+            return;
         }
         self.free_slots.push(finished.slot);
         active.in_flight -= 1;
@@ -459,18 +457,15 @@ fn attempt_of(slot: u32, state: &Slot, work: &Work) -> Option<Attempt> {
         Place::Data(place) => (work.buffer.as_ref()?, place),
         Place::Scratch(place) => (work.scratch.as_ref()?, place),
     };
-    let offset = place as usize + state.from as usize;
-    debug_assert!(place as usize + read.length as usize <= buffer.capacity());
-    // SAFETY: the planner keeps every read within the bytes the buffer was reserved with, and `from` is below the
-    // read's length, so the result is inside the piece.
-    let destination = unsafe { buffer.as_mut_ptr().add(offset) };
+    let length = read.length - state.from;
+    let destination = buffer.place(place as usize + state.from as usize, length as usize);
     Some(Attempt {
         slot,
         file,
         direct: read.direct,
         offset: read.offset + u64::from(state.from),
         destination,
-        length: read.length - state.from,
+        length,
     })
 }
 
@@ -502,23 +497,14 @@ fn deliver(work: &mut Work, read: &PlannedRead, reached: u32, errno: Option<i32>
         };
         let (from, place) = match read.place {
             Place::Data(place) if place + piece.source == piece.target => continue,
-            Place::Data(place) => (data.as_mut_ptr(), place),
+            Place::Data(place) => (data, place),
             Place::Scratch(place) => match work.scratch.as_ref() {
-                Some(scratch) => (scratch.as_mut_ptr(), place),
+                Some(scratch) => (scratch, place),
                 None => continue,
             },
         };
-        let (source, target) = ((place + piece.source) as usize, piece.target as usize);
-        // SAFETY: the read is over, so its memory is ours; `source + length` lies within the read's place and
-        // `target + length` within the response, both inside their buffers by the planner's invariant. In one buffer
-        // (a duplicate) the two do not overlap: an item's bytes belong to it alone.
-        unsafe {
-            std::ptr::copy(
-                from.add(source),
-                data.as_mut_ptr().add(target),
-                piece.length as usize,
-            );
-        }
+        let source = (place + piece.source) as usize;
+        from.copy_to(source, data, piece.target as usize, piece.length as usize);
     }
 }
 
@@ -569,10 +555,7 @@ fn compact(
             lengths.push(0);
         } else {
             if from != to {
-                let base = buffer.as_mut_ptr();
-                // SAFETY: both ranges lie within the response's bytes; they may overlap, as `copy` allows; no read of
-                // the batch is in flight any more.
-                unsafe { std::ptr::copy(base.add(from), base.add(to), length) };
+                buffer.copy_to(from, &buffer, to, length);
             }
             to += length;
             lengths.push(item.length);

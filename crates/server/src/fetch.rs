@@ -82,6 +82,9 @@ pub struct Fetcher {
 impl Fetcher {
     /// A fetcher over open datasets.
     pub fn new(engine: Engine, datasets: Vec<Arc<Dataset>>, limits: Limits) -> Self {
+        for dataset in &datasets {
+            engine.introduce(dataset);
+        }
         let datasets = datasets
             .into_iter()
             .map(|dataset| (dataset.name().to_owned(), dataset))
