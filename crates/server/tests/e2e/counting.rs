@@ -33,7 +33,9 @@ impl Counted {
 /// 20 blocks, of which every fifth does not exist.
 fn indices(client: u64, round: u64) -> Vec<u64> {
     (0..20)
-        .map(|item| (client * 7919 + round * 104_729 + item * 613) % COUNT + if item % 5 == 4 { COUNT } else { 0 })
+        .map(|item| {
+            (client * 7919 + round * 104_729 + item * 613) % COUNT + if item % 5 == 4 { COUNT } else { 0 }
+        })
         .collect()
 }
 
@@ -53,7 +55,11 @@ async fn streamed(daemon: &Daemon, client: u64, counted: &Counted) {
         deadline_ms: 0,
     });
     let mut fetch = daemon.fetch().await;
-    let mut answers = fetch.fetch_stream(tokio_stream::iter(requests)).await.unwrap().into_inner();
+    let mut answers = fetch
+        .fetch_stream(tokio_stream::iter(requests))
+        .await
+        .unwrap()
+        .into_inner();
     while let Some(answer) = answers.message().await.unwrap() {
         let Some(Response::Blocks(answer)) = answer.response else {
             panic!("{answer:?}")
@@ -66,14 +72,22 @@ async fn over_http(daemon: &Daemon, client: u64, counted: &Counted) {
     let http = daemon.http_client();
     for round in 0..ROUNDS {
         let body = serde_json::json!({"indices": indices(client, round)});
-        let answer = http.batch("/v1/datasets/blocks/blocks:batchFetch", &body, "application/octet-stream").await;
+        let answer = http
+            .batch(
+                "/v1/datasets/blocks/blocks:batchFetch",
+                &body,
+                "application/octet-stream",
+            )
+            .await;
         let errors: usize = answer.header("ringfetch-errors").parse().unwrap();
         counted.add(20, errors, answer.body.len());
         // One block by itself, and a range, which is one read as well.
         let answer = http.get(&format!("/v1/datasets/blocks/blocks/{round}")).await;
         counted.add(1, 0, answer.body.len());
         let range = format!("bytes={}-{}", round * 1000, round * 1000 + 5999);
-        let answer = http.get_with("/v1/datasets/blocks/bytes", &[("range", &range)]).await;
+        let answer = http
+            .get_with("/v1/datasets/blocks/bytes", &[("range", &range)])
+            .await;
         counted.add(1, 0, answer.body.len());
     }
 }
@@ -111,24 +125,55 @@ async fn the_metrics_are_what_the_clients_counted() {
             let found = scrape.sum(metric, labels);
             #[expect(clippy::cast_precision_loss, reason = "small counts")]
             let expected = expected as f64;
-            assert!((found - expected).abs() < 0.5, "{backend}: {metric}{labels:?} is {found}, not {expected}");
+            assert!(
+                (found - expected).abs() < 0.5,
+                "{backend}: {metric}{labels:?} is {found}, not {expected}"
+            );
         };
-        is("ringfetch_reads_total", &[("result", "ok"), ("dataset", "blocks"), ("backend", backend)], good);
+        is(
+            "ringfetch_reads_total",
+            &[("result", "ok"), ("dataset", "blocks"), ("backend", backend)],
+            good,
+        );
         is("ringfetch_reads_total", &[("result", "out_of_range")], bad);
         is("ringfetch_reads_total", &[], good + bad);
-        is("ringfetch_read_bytes_total", &[("dataset", "blocks"), ("backend", backend)], counted.bytes.into_inner());
-        is("ringfetch_read_duration_seconds_count", &[("stage", "total"), ("backend", backend)], good + bad);
+        is(
+            "ringfetch_read_bytes_total",
+            &[("dataset", "blocks"), ("backend", backend)],
+            counted.bytes.into_inner(),
+        );
+        is(
+            "ringfetch_read_duration_seconds_count",
+            &[("stage", "total"), ("backend", backend)],
+            good + bad,
+        );
         is("ringfetch_batch_items_sum", &[], good + bad);
         is("ringfetch_in_flight_reads", &[], 0);
         is("ringfetch_queued_reads", &[], 0);
         is("ringfetch_rejected_total", &[], 0);
-        is("ringfetch_rpc_requests_total", &[("transport", "grpc"), ("method", "FetchBlocks"), ("code", "OK")], 3 * ROUNDS);
+        is(
+            "ringfetch_rpc_requests_total",
+            &[("transport", "grpc"), ("method", "FetchBlocks"), ("code", "OK")],
+            3 * ROUNDS,
+        );
         is("ringfetch_rpc_requests_total", &[("method", "FetchStream")], 2);
         for method in ["BatchFetchBlocks", "GetBlock"] {
-            is("ringfetch_rpc_requests_total", &[("transport", "http"), ("method", method), ("code", "200")], 2 * ROUNDS);
+            is(
+                "ringfetch_rpc_requests_total",
+                &[("transport", "http"), ("method", method), ("code", "200")],
+                2 * ROUNDS,
+            );
         }
-        is("ringfetch_rpc_requests_total", &[("method", "GetBytes"), ("code", "206")], 2 * ROUNDS);
-        is("ringfetch_rpc_duration_seconds_count", &[("method", "FetchBlocks")], 3 * ROUNDS);
+        is(
+            "ringfetch_rpc_requests_total",
+            &[("method", "GetBytes"), ("code", "206")],
+            2 * ROUNDS,
+        );
+        is(
+            "ringfetch_rpc_duration_seconds_count",
+            &[("method", "FetchBlocks")],
+            3 * ROUNDS,
+        );
         of_the_device(&scrape, backend);
         checked_by_promtool(&scrape);
 
@@ -143,16 +188,29 @@ fn of_the_device(scrape: &Scrape, backend: &str) {
     let reads = scrape.sum("ringfetch_device_reads_total", &[]);
     assert!(reads > 0.0);
     assert!(scrape.sum("ringfetch_device_read_bytes_total", &[]) >= 4096.0);
-    for metric in ["ringfetch_queue_depth_count", "ringfetch_read_duration_seconds_count"] {
-        let labels: &[(&str, &str)] = if metric.contains("queue") { &[] } else { &[("stage", "device")] };
+    for metric in [
+        "ringfetch_queue_depth_count",
+        "ringfetch_read_duration_seconds_count",
+    ] {
+        let labels: &[(&str, &str)] = if metric.contains("queue") {
+            &[]
+        } else {
+            &[("stage", "device")]
+        };
         let seen = scrape.sum(metric, labels);
-        assert!((seen - reads).abs() < 0.5, "{backend}: {metric} is {seen}, and there were {reads} device reads");
+        assert!(
+            (seen - reads).abs() < 0.5,
+            "{backend}: {metric} is {seen}, and there were {reads} device reads"
+        );
     }
     // Batches: more than one read was in flight at a time, and none saw itself left out.
     assert!(scrape.sum("ringfetch_queue_depth_sum", &[]) > reads, "{backend}");
     if backend == "uring" {
         let submissions = scrape.sum("ringfetch_submissions_total", &[]);
-        assert!(submissions > 0.0 && submissions <= reads, "{submissions} system calls for {reads} reads");
+        assert!(
+            submissions > 0.0 && submissions <= reads,
+            "{submissions} system calls for {reads} reads"
+        );
     }
 }
 
@@ -164,8 +222,17 @@ fn checked_by_promtool(scrape: &Scrape) {
         .stderr(Stdio::piped())
         .spawn()
         .expect("promtool (of Prometheus) must be installed");
-    promtool.stdin.take().unwrap().write_all(scrape.text.as_bytes()).unwrap();
+    promtool
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(scrape.text.as_bytes())
+        .unwrap();
     let output = promtool.wait_with_output().unwrap();
     let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success() && said.is_empty(), "{}", String::from_utf8_lossy(&said));
+    assert!(
+        output.status.success() && said.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&said)
+    );
 }

@@ -18,9 +18,14 @@ mod exposition;
 mod wire;
 
 mod agreement;
+mod backlog;
 mod byte_ranges;
 mod counting;
+mod deadlines;
 mod devices;
 mod misconfigured;
+mod overload;
+mod pipelining;
 mod refusals;
+mod slow_readers;
 mod vanishing;

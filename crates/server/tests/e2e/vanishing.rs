@@ -21,7 +21,12 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
         let setup = Setup::new(backend);
         let (setup, bytes) = plain_blocks(setup, usize::try_from(COUNT).unwrap());
         setup.file("other.bin", &bytes);
-        let setup = setup.dataset(&["name: other", "kind: blocks", "block_bytes: 4KiB", "path: other.bin"]);
+        let setup = setup.dataset(&[
+            "name: other",
+            "kind: blocks",
+            "block_bytes: 4KiB",
+            "path: other.bin",
+        ]);
         let mut daemon = setup.start();
         let bytes = Arc::new(bytes);
         let cut = AtomicBool::new(false);
@@ -33,11 +38,22 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
             while rounds_after < 40 {
                 let was_cut = cut.load(Ordering::Acquire);
                 let indices: Vec<u64> = (0..32).map(|_| random() % COUNT).collect();
-                let answer = fetch.fetch_blocks(wire::blocks("blocks", &indices)).await.unwrap().into_inner();
-                let failed: Vec<u64> = answer.errors.iter().map(|error| indices[error.item as usize]).collect();
+                let answer = fetch
+                    .fetch_blocks(wire::blocks("blocks", &indices))
+                    .await
+                    .unwrap()
+                    .into_inner();
+                let failed: Vec<u64> = answer
+                    .errors
+                    .iter()
+                    .map(|error| indices[error.item as usize])
+                    .collect();
                 for error in &answer.errors {
                     assert_eq!(error.code, i32::from(Code::DataLoss), "{error:?}");
-                    assert!(error.message.contains("truncated after it was opened"), "{error:?}");
+                    assert!(
+                        error.message.contains("truncated after it was opened"),
+                        "{error:?}"
+                    );
                 }
                 // Block 512 was cut in its middle: it is lost as well.
                 assert!(failed.iter().all(|index| *index >= COUNT / 2), "{failed:?}");
@@ -45,7 +61,12 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
                 let expected: Vec<u8> = good.flat_map(|index| block(&bytes, *index)).collect();
                 assert!(answer.data == expected, "{backend}: wrong bytes");
                 if was_cut {
-                    assert!(indices.iter().all(|index| *index < COUNT / 2 || failed.contains(index)), "{backend}");
+                    assert!(
+                        indices
+                            .iter()
+                            .all(|index| *index < COUNT / 2 || failed.contains(index)),
+                        "{backend}"
+                    );
                     rounds_after += 1;
                     lost.fetch_add(failed.len() as u64, Ordering::Relaxed);
                 } else {
@@ -58,7 +79,10 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
                 (before.load(Ordering::Relaxed) > 20).then_some(())
             })
             .await;
-            let file = OpenOptions::new().write(true).open(daemon.path("blocks.bin")).unwrap();
+            let file = OpenOptions::new()
+                .write(true)
+                .open(daemon.path("blocks.bin"))
+                .unwrap();
             file.set_len(COUNT / 2 * 4096 + 1000).unwrap();
             cut.store(true, Ordering::Release);
         };
@@ -68,14 +92,36 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
         // The rest of the block that was cut is still readable; HTTP says the same of the lost part.
         let mut fetch = daemon.fetch().await;
         let ranges = [(COUNT / 2 * 4096, 1000), (COUNT / 2 * 4096, 1001)];
-        let answer = fetch.fetch_ranges(wire::ranges("blocks", &ranges)).await.unwrap().into_inner();
-        assert_eq!((answer.lengths, answer.errors[0].code), (vec![1000, 0], i32::from(Code::DataLoss)));
-        let answer = daemon.http_client().get(&format!("/v1/datasets/blocks/blocks/{}", COUNT - 1)).await;
+        let answer = fetch
+            .fetch_ranges(wire::ranges("blocks", &ranges))
+            .await
+            .unwrap()
+            .into_inner();
+        assert_eq!(
+            (answer.lengths, answer.errors[0].code),
+            (vec![1000, 0], i32::from(Code::DataLoss))
+        );
+        let answer = daemon
+            .http_client()
+            .get(&format!("/v1/datasets/blocks/blocks/{}", COUNT - 1))
+            .await;
         answer.is_problem(500, "truncated", None, &["truncated after it was opened"]);
-        let answer = fetch.fetch_blocks(wire::blocks("other", &[COUNT - 1])).await.unwrap().into_inner();
-        assert!(answer.errors.is_empty() && answer.data == block(&bytes, COUNT - 1), "{backend}");
+        let answer = fetch
+            .fetch_blocks(wire::blocks("other", &[COUNT - 1]))
+            .await
+            .unwrap()
+            .into_inner();
+        assert!(
+            answer.errors.is_empty() && answer.data == block(&bytes, COUNT - 1),
+            "{backend}"
+        );
         let scrape = daemon.scrape().await;
-        assert!(scrape.sum("ringfetch_reads_total", &[("dataset", "blocks"), ("result", "truncated")]) > 0.0);
+        assert!(
+            scrape.sum(
+                "ringfetch_reads_total",
+                &[("dataset", "blocks"), ("result", "truncated")]
+            ) > 0.0
+        );
         assert!(scrape.sum("ringfetch_shard_failures_total", &[]) < 0.5);
         assert!(daemon.is_alive());
         daemon.assert_serves("blocks").await;
@@ -92,7 +138,15 @@ async fn a_file_that_grows_back_is_readable_again() {
         let daemon = setup.start();
         let mut fetch = daemon.fetch().await;
         let request = wire::blocks("blocks", &[0, 63]);
-        assert!(fetch.fetch_blocks(request.clone()).await.unwrap().into_inner().errors.is_empty());
+        assert!(
+            fetch
+                .fetch_blocks(request.clone())
+                .await
+                .unwrap()
+                .into_inner()
+                .errors
+                .is_empty()
+        );
         File::create(daemon.path("blocks.bin")).unwrap();
         let answer = fetch.fetch_blocks(request.clone()).await.unwrap().into_inner();
         assert_eq!((answer.errors.len(), answer.data.len()), (2, 0), "{backend}");
@@ -100,7 +154,11 @@ async fn a_file_that_grows_back_is_readable_again() {
         std::fs::write(daemon.path("blocks.bin"), &fresh).unwrap();
         let answer = fetch.fetch_blocks(request.clone()).await.unwrap().into_inner();
         let expected = [block(&fresh, 0), block(&fresh, 63)].concat();
-        assert!(answer.errors.is_empty() && answer.data == expected, "{backend}: {:?}", answer.errors);
+        assert!(
+            answer.errors.is_empty() && answer.data == expected,
+            "{backend}: {:?}",
+            answer.errors
+        );
         daemon.stop().await;
     }
 }
@@ -115,8 +173,12 @@ async fn an_object_replaced_by_rename_is_read_anew() {
         setup.file("objects/a/o", &old);
         setup.file("objects/other", b"other");
         setup.file("next", &new);
-        let setup =
-            setup.dataset(&["name: objects", "kind: objects", "path: objects", "revalidate_ms: 100"]);
+        let setup = setup.dataset(&[
+            "name: objects",
+            "kind: objects",
+            "path: objects",
+            "revalidate_ms: 100",
+        ]);
         let daemon = setup.start();
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
         let request = wire::objects("objects", &["a/o", "other"]);
@@ -126,21 +188,29 @@ async fn an_object_replaced_by_rename_is_read_anew() {
         let whole = |answer: &v1::FetchObjectsResponse, expected: &[u8]| {
             answer.errors.is_empty() && answer.data == [expected, b"other"].concat()
         };
-        assert!(whole(&fetch.fetch_objects(request.clone()).await.unwrap().into_inner(), &old));
+        assert!(whole(
+            &fetch.fetch_objects(request.clone()).await.unwrap().into_inner(),
+            &old
+        ));
         std::fs::rename(daemon.path("next"), daemon.path("objects/a/o")).unwrap();
         eventually_async("the new object is served", async || {
             let answer = fetch.fetch_objects(request.clone()).await.unwrap().into_inner();
             if whole(&answer, &new) {
                 return Some(());
             }
-            assert!(whole(&answer, &old), "{backend}: neither the old nor the new object");
+            assert!(
+                whole(&answer, &old),
+                "{backend}: neither the old nor the new object"
+            );
             None
         })
         .await;
         let answer = http.get_with(path, &[("if-none-match", &tag)]).await;
         assert_eq!(answer.status, 200, "another version has another tag");
         assert!(answer.body == new, "{backend}");
-        let stale = http.get_with(path, &[("range", "bytes=0-9"), ("if-range", &tag)]).await;
+        let stale = http
+            .get_with(path, &[("range", "bytes=0-9"), ("if-range", &tag)])
+            .await;
         assert_eq!((stale.status.as_u16(), stale.body.len()), (200, new.len()));
 
         std::fs::remove_file(daemon.path("objects/a/o")).unwrap();
@@ -149,9 +219,14 @@ async fn an_object_replaced_by_rename_is_read_anew() {
             (!answer.errors.is_empty()).then_some(answer)
         })
         .await;
-        assert_eq!((gone.errors.len(), gone.errors[0].code), (1, i32::from(Code::NotFound)));
+        assert_eq!(
+            (gone.errors.len(), gone.errors[0].code),
+            (1, i32::from(Code::NotFound))
+        );
         assert_eq!(gone.data, &b"other"[..]);
-        http.get(path).await.is_problem(404, "object-not-found", None, &["a/o"]);
+        http.get(path)
+            .await
+            .is_problem(404, "object-not-found", None, &["a/o"]);
         daemon.stop().await;
     }
 }
@@ -164,18 +239,43 @@ async fn an_object_cut_short_is_lost_once_and_then_what_it_is() {
         let setup = Setup::new(backend);
         let bytes = noise(70, 50_000);
         setup.file("objects/o", &bytes);
-        let setup =
-            setup.dataset(&["name: objects", "kind: objects", "path: objects", "revalidate_ms: 3600000"]);
+        let setup = setup.dataset(&[
+            "name: objects",
+            "kind: objects",
+            "path: objects",
+            "revalidate_ms: 3600000",
+        ]);
         let daemon = setup.start();
         let mut fetch = daemon.fetch().await;
         let request = wire::objects("objects", &["o"]);
-        assert!(fetch.fetch_objects(request.clone()).await.unwrap().into_inner().data == bytes);
-        OpenOptions::new().write(true).open(daemon.path("objects/o")).unwrap().set_len(20_001).unwrap();
+        assert!(
+            fetch
+                .fetch_objects(request.clone())
+                .await
+                .unwrap()
+                .into_inner()
+                .data
+                == bytes
+        );
+        OpenOptions::new()
+            .write(true)
+            .open(daemon.path("objects/o"))
+            .unwrap()
+            .set_len(20_001)
+            .unwrap();
         let answer = fetch.fetch_objects(request.clone()).await.unwrap().into_inner();
-        assert_eq!((answer.errors.len(), answer.errors[0].code), (1, i32::from(Code::DataLoss)), "{backend}");
+        assert_eq!(
+            (answer.errors.len(), answer.errors[0].code),
+            (1, i32::from(Code::DataLoss)),
+            "{backend}"
+        );
         assert_eq!((answer.data.len(), answer.lengths), (0, vec![0]));
         let answer = fetch.fetch_objects(request.clone()).await.unwrap().into_inner();
-        assert!(answer.errors.is_empty() && answer.data == bytes[..20_001], "{backend}: {:?}", answer.errors);
+        assert!(
+            answer.errors.is_empty() && answer.data == bytes[..20_001],
+            "{backend}: {:?}",
+            answer.errors
+        );
         daemon.stop().await;
     }
 }

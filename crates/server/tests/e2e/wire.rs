@@ -256,3 +256,86 @@ pub(crate) fn escaped(name: &str) -> String {
         })
         .collect()
 }
+
+/// An HTTP/2 connection on which answers wait in the daemon: `window_bytes` is all that it may send unread.
+pub(crate) struct Narrow {
+    sender: hyper::client::conn::http2::SendRequest<Full<Bytes>>,
+    address: SocketAddr,
+}
+
+/// An answer whose head is there and whose body is not read.
+pub(crate) struct Held {
+    pub(crate) head: http::response::Parts,
+    body: hyper::body::Incoming,
+}
+
+impl Narrow {
+    pub(crate) async fn connect(address: SocketAddr, window_bytes: u32) -> Self {
+        let stream = tokio::net::TcpStream::connect(address)
+            .await
+            .expect("a connection");
+        stream.set_nodelay(true).expect("nodelay");
+        let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(window_bytes)
+            .initial_connection_window_size(window_bytes)
+            .handshake(hyper_util::rt::TokioIo::new(stream))
+            .await
+            .expect("a handshake");
+        // Ends with the sender and the answers.
+        tokio::spawn(connection);
+        Self { sender, address }
+    }
+
+    /// Sends a request, waits for the head of its answer, and leaves the rest.
+    pub(crate) async fn ask(&mut self, path: &str, headers: &[(&str, &str)], body: Bytes) -> Held {
+        let mut request = http::Request::post(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(body)).expect("a request");
+        self.sender.ready().await.expect("a connection");
+        let (head, body) = self
+            .sender
+            .send_request(request)
+            .await
+            .expect("a head")
+            .into_parts();
+        Held { head, body }
+    }
+
+    /// A unary gRPC call as bytes, so that no client's own deadline or bound comes first.
+    pub(crate) async fn call(
+        &mut self,
+        method: &str,
+        headers: &[(&str, &str)],
+        message: &impl prost::Message,
+    ) -> Held {
+        let message = message.encode_to_vec();
+        let length = u32::try_from(message.len())
+            .expect("a short message")
+            .to_be_bytes();
+        let body = Bytes::from([&[0][..], &length, &message].concat());
+        let common = [("content-type", "application/grpc"), ("te", "trailers")];
+        self.ask(
+            &format!("/ringfetch.v1.FetchService/{method}"),
+            &[&common[..], headers].concat(),
+            body,
+        )
+        .await
+    }
+}
+
+impl Held {
+    /// Reads what is left: the body, and a gRPC call's status.
+    pub(crate) async fn rest(self) -> (Bytes, Option<tonic::Status>) {
+        let body = self.body.collect().await.expect("a whole body");
+        let status = tonic::Status::from_header_map(&self.head.headers)
+            .or_else(|| body.trailers().and_then(tonic::Status::from_header_map));
+        (body.to_bytes(), status)
+    }
+
+    /// As [`Self::rest`], for a call that must fail.
+    pub(crate) async fn status(self) -> tonic::Status {
+        self.rest().await.1.expect("a status")
+    }
+}
