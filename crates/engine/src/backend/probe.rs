@@ -38,6 +38,7 @@ pub struct UringFacts {
 /// # Errors
 /// Why it is not to be had, with the remedy.
 pub fn probe() -> Result<UringFacts, UringRefusal> {
+    let _one_at_a_time = super::uring::making_a_ring();
     let mut ring = IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?;
     one("a no-op", &mut ring, &opcode::Nop::new().build(), libc::ENOSYS)?;
 

@@ -13,9 +13,10 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
 
@@ -24,6 +25,11 @@ const REGISTERED_BUFFER_BYTES_MAX: usize = 1 << 30;
 
 /// Rings are made one at a time, so that the new descriptor among this process's is the new ring's.
 static MAKING: Mutex<()> = Mutex::new(());
+
+/// Held by whoever makes a ring, for as long as a ring may come or it is looked for.
+pub(super) fn making_a_ring() -> MutexGuard<'static, ()> {
+    MAKING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A current-thread runtime with a ring, for the thread that made it.
 pub(crate) struct RingRuntime {
@@ -37,7 +43,7 @@ impl RingRuntime {
     /// # Errors
     /// errno of io_uring_setup or of the runtime's own descriptors.
     pub(crate) fn new(entries: u32) -> io::Result<Self> {
-        let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = making_a_ring();
         let before = rings();
         let mut ring = tokio_uring::uring_builder();
         // One thread submits; completions wait for it rather than interrupt it. DEFER_TASKRUN would hang: completions
@@ -55,7 +61,19 @@ impl RingRuntime {
             }
             Err(error) => return Err(error),
         };
-        let ring = rings().difference(&before).copied().next();
+        let after = rings();
+        let mut fresh = after.difference(&before);
+        let ring = match (fresh.next(), fresh.next()) {
+            (Some(only), None) => Some(only.descriptor),
+            // Any other would be a guess, and submitting to another's ring would never end.
+            (None | Some(_), None | Some(_)) => {
+                tracing::warn!(
+                    "the ring's descriptor cannot be told (is /proc mounted?): reads are submitted only when their \
+                     thread has nothing else to do, and response memory is not registered"
+                );
+                None
+            }
+        };
         Ok(Self { runtime, ring })
     }
 
@@ -70,8 +88,16 @@ impl RingRuntime {
     }
 }
 
+/// A ring among this process's descriptors. Another one may be closed meanwhile and its descriptor used anew, so the
+/// inode counts too: since kernel 5.12 each ring has its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct RingFile {
+    descriptor: RawFd,
+    inode: u64,
+}
+
 /// Descriptors of this process that are rings.
-fn rings() -> HashSet<RawFd> {
+fn rings() -> HashSet<RingFile> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
         return HashSet::new();
     };
@@ -80,7 +106,12 @@ fn rings() -> HashSet<RawFd> {
         .filter(|entry| {
             std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[io_uring]")
         })
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(|entry| {
+            Some(RingFile {
+                descriptor: entry.file_name().to_str()?.parse().ok()?,
+                inode: std::fs::metadata(entry.path()).ok()?.ino(),
+            })
+        })
         .collect()
 }
 
@@ -328,9 +359,24 @@ impl Backend for UringBackend {
                 0_usize,
             )
         };
-        // On EAGAIN, EBUSY or EINTR the entries stay in the queue: the runtime's park hook submits them.
-        self.unsubmitted = 0;
-        let _hint = result;
+        self.unsubmitted = match u32::try_from(result) {
+            // None were left: the runtime's park hook had submitted them.
+            Ok(0) => 0,
+            Ok(taken) => self.unsubmitted.saturating_sub(taken),
+            Err(_) => match io::Error::last_os_error().raw_os_error() {
+                // The entries stay in the queue, and the next turn submits them.
+                Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => self.unsubmitted,
+                // No errno of a ring of ours; whatever it is, a next attempt would meet it too. The runtime submits.
+                errno => {
+                    tracing::error!(
+                        ?errno,
+                        "cannot submit early to the ring; its runtime does from now on"
+                    );
+                    self.ring = None;
+                    0
+                }
+            },
+        };
         1
     }
 
@@ -347,6 +393,10 @@ impl Backend for UringBackend {
             {
                 *dispatcher = Some(cx.waker().clone());
             }
+        }
+        if self.unsubmitted > 0 {
+            // The kernel was out of memory for requests, say. With nothing in flight nobody else would wake us.
+            cx.waker().wake_by_ref();
         }
         if !self.ready.any.swap(false, Ordering::AcqRel) {
             return Poll::Pending;
@@ -371,5 +421,37 @@ impl Backend for UringBackend {
         } else {
             Poll::Pending
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::probe;
+
+    #[test]
+    fn a_ring_is_told_from_others_that_come_and_go() {
+        // Scenario: threads that make rings and drop them at once, side by side, while another probes, so that
+        // descriptors are used anew all the time. Expectation: each finds its own ring: a single issuer's ring answers
+        // EEXIST to any other thread.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(1);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while std::time::Instant::now() < deadline {
+                        let runtime = RingRuntime::new(8).expect("a ring");
+                        let backend = runtime.backend(8);
+                        assert!(backend.ring.is_some(), "no ring found");
+                        backend.cap_workers(4).expect("the thread's own ring");
+                        drop(backend);
+                    }
+                });
+            }
+            scope.spawn(|| {
+                while std::time::Instant::now() < deadline {
+                    probe::probe().expect("io_uring");
+                }
+            });
+        });
     }
 }
