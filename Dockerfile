@@ -34,5 +34,6 @@ USER 65532:65532
 EXPOSE 7410 7411
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD ["ringfetchd", "healthcheck"]
+# Also for `healthcheck` above, and for `docker exec ... ringfetchd print-config`.
+ENV RINGFETCH_CONFIG=/etc/ringfetch/ringfetchd.yaml
 ENTRYPOINT ["ringfetchd"]
-CMD ["--config", "/etc/ringfetch/ringfetchd.yaml"]

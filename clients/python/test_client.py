@@ -1,12 +1,14 @@
 """Checks a running demo daemon from Python: every byte against the pattern, and the errors of the contract.
 
-    python test_client.py --grpc 127.0.0.1:7410
+    python test_client.py --grpc 127.0.0.1:7410 --http 127.0.0.1:7411
 """
 
 import argparse
 import random
+import re
 import sys
 import unittest
+import urllib.request
 
 import grpc
 import numpy as np
@@ -23,6 +25,7 @@ VECTORS = 65_536
 INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE = 3, 5, 11
 
 address = "127.0.0.1:7410"
+http_address = "127.0.0.1:7411"
 
 
 class DemoDaemon(unittest.TestCase):
@@ -40,6 +43,25 @@ class DemoDaemon(unittest.TestCase):
         self.assertEqual(raised.exception.code(), code, raised.exception.details())
         self.assertTrue(raised.exception.details(), "an error without a message")
         return raised.exception
+
+    def counted(self, metric, dataset):
+        """The sum over a counter's series of one dataset."""
+        with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=30) as response:
+            text = response.read().decode()
+        series = re.findall(rf'^{metric}{{[^}}]*dataset="{dataset}"[^}}]*}} (\S+)$', text, re.MULTILINE)
+        return sum(float(value) for value in series)
+
+    def test_every_read_is_counted_once(self):
+        # Scenario: 500 vectors in batches of 50, three of them past the end. Expectation: the counters grow by exactly
+        # the items asked for and the bytes received. (Nobody else must be using the daemon.)
+        before = [self.counted(f"ringfetch_{name}_total", "vectors") for name in ("reads", "read_bytes")]
+        received = 0
+        for batch in range(10):
+            ids = self.random.sample(range(VECTORS), 50)
+            ids[0] = VECTORS if batch < 3 else 0
+            received += self.client.fetch_vectors("vectors", ids).values.nbytes
+        after = [self.counted(f"ringfetch_{name}_total", "vectors") for name in ("reads", "read_bytes")]
+        self.assertEqual([b - a for a, b in zip(before, after)], [500, received])
 
     def test_health_and_listing(self):
         # Scenario: health and the list of datasets. Expectation: serving; three demo datasets of the known shapes.
@@ -145,6 +167,7 @@ class DemoDaemon(unittest.TestCase):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--grpc", default=address, metavar="ADDRESS")
+    parser.add_argument("--http", default=http_address, metavar="ADDRESS")
     arguments, rest = parser.parse_known_args()
-    address = arguments.grpc
+    address, http_address = arguments.grpc, arguments.http
     unittest.main(argv=[sys.argv[0], *rest], verbosity=2)

@@ -1,2 +1,48 @@
-//! stub
-fn main() {}
+//! `ringfetch`: fetch, look, make and verify data, and drive load, from the command line.
+//!
+//! Owns the composition: arguments in, one command run, an exit code out: 0 done, 1 failed, 2 wrong usage.
+//! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to the data
+//! but the public client.
+#![forbid(unsafe_code)]
+
+mod args;
+mod expected;
+mod format;
+mod get;
+mod inspect;
+mod load;
+mod make;
+mod outcome;
+mod progress;
+mod quantity;
+mod sink;
+mod table;
+mod verify;
+
+use args::{Cli, Command, DatasetCommand};
+use clap::Parser as _;
+use outcome::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    outcome::report(run(&cli))
+}
+
+fn run(cli: &Cli) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let global = &cli.global;
+    runtime.block_on(async {
+        match &cli.command {
+            Command::Get(get) => get::run(global, get).await,
+            Command::Datasets => inspect::datasets(global).await,
+            Command::Status => inspect::status(global).await,
+            Command::LogLevel { filter } => inspect::log_level(global, filter).await,
+            Command::Dataset(DatasetCommand::Make(make)) => make::run(global, make).await,
+            Command::Dataset(DatasetCommand::Verify(verify)) => verify::run(global, verify).await,
+            Command::Load(load) => load::run(global, load).await,
+        }
+    })
+}

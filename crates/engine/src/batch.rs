@@ -16,7 +16,8 @@ const ITEM_BYTES_MAX: u64 = 1 << 31;
 #[derive(Debug)]
 pub struct Batch {
     pub(crate) dataset: Arc<Dataset>,
-    pub(crate) files: Vec<Arc<OpenFile>>,
+    /// The objects it reads; other kinds read the dataset's own files.
+    pub(crate) objects: Vec<Arc<OpenFile>>,
     pub(crate) segments: Vec<Segment>,
     pub(crate) items: Vec<Item>,
     pub(crate) errors: Vec<ItemError>,
@@ -26,7 +27,7 @@ pub struct Batch {
 /// The part of one item that lies in one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Index into `Batch::files`.
+    /// Index into the dataset's files, or into `Batch::objects`.
     pub(crate) file: u32,
     /// The item's position in the batch.
     pub(crate) item: u32,
@@ -50,10 +51,9 @@ pub(crate) struct Item {
 impl Batch {
     /// An empty batch with room for `items`.
     pub fn new(dataset: Arc<Dataset>, items: usize) -> Self {
-        let files = dataset.files().to_vec();
         Self {
             dataset,
-            files,
+            objects: Vec::new(),
             segments: Vec::with_capacity(items),
             items: Vec::with_capacity(items),
             errors: Vec::new(),
@@ -131,11 +131,11 @@ impl Batch {
             Ok(extent) => extent,
             Err(error) => return self.push_failed(error),
         };
-        let file = match self.files.iter().rposition(|file| Arc::ptr_eq(file, object)) {
+        let file = match self.objects.iter().rposition(|file| Arc::ptr_eq(file, object)) {
             Some(known) => known,
             None => {
-                self.files.push(Arc::clone(object));
-                self.files.len() - 1
+                self.objects.push(Arc::clone(object));
+                self.objects.len() - 1
             }
         };
         let Some(item) = self.open_item(extent) else {
@@ -171,6 +171,11 @@ impl Batch {
     /// The errors so far, in item order.
     pub fn errors(&self) -> &[ItemError] {
         &self.errors
+    }
+
+    /// The file of a segment.
+    pub(crate) fn file(&self, index: u32) -> Option<&Arc<OpenFile>> {
+        file_of(&self.dataset, &self.objects, index)
     }
 
     fn push_extent(&mut self, extent: Extent) {
@@ -210,6 +215,18 @@ impl Batch {
     fn next_item(&self) -> u32 {
         u32::try_from(self.items.len()).unwrap_or(u32::MAX)
     }
+}
+
+/// File `index` of a batch: an objects dataset has no files of its own.
+pub(crate) fn file_of<'a>(
+    dataset: &'a Dataset,
+    objects: &'a [Arc<OpenFile>],
+    index: u32,
+) -> Option<&'a Arc<OpenFile>> {
+    dataset
+        .files()
+        .get(index as usize)
+        .or_else(|| objects.get(index as usize))
 }
 
 /// A batch of over 4 GiB would not fit `target`; the engine refuses one by `data_bytes` before it looks here.

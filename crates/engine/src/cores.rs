@@ -15,7 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 /// What is run on a core: made there, so that it need not be `Send`.
 pub(crate) type Job = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
@@ -108,7 +108,7 @@ pub(crate) fn start_core(
     ring: Option<(RingPlan, Unplaced)>,
     alarm: Alarm,
 ) -> io::Result<(thread::JoinHandle<()>, RingOutcome)> {
-    let (started, start) = oneshot::channel::<io::Result<RingOutcome>>();
+    let (started, start) = std::sync::mpsc::sync_channel::<io::Result<RingOutcome>>(1);
     let handle = thread::Builder::new()
         .name(format!("rf-core-{core}"))
         .spawn(move || {
@@ -120,7 +120,7 @@ pub(crate) fn start_core(
             }
         })?;
     let outcome = start
-        .blocking_recv()
+        .recv()
         .map_err(|_| io::Error::other("the thread ended while it started"))??;
     Ok((handle, outcome))
 }
@@ -134,13 +134,13 @@ pub(crate) fn start_ring_shard(
     shard: Unplaced,
     alarm: Alarm,
 ) -> io::Result<(thread::JoinHandle<()>, RingOutcome)> {
-    let (started, start) = oneshot::channel::<io::Result<RingOutcome>>();
+    let (started, start) = std::sync::mpsc::sync_channel::<io::Result<RingOutcome>>(1);
     let name = format!("rf-shard-{}", shard.metrics.shard);
     let handle = thread::Builder::new()
         .name(name)
         .spawn(move || on_ring(plan, shard, None, alarm, started))?;
     let outcome = start
-        .blocking_recv()
+        .recv()
         .map_err(|_| io::Error::other("the thread ended while it started"))??;
     Ok((handle, outcome))
 }
@@ -154,7 +154,7 @@ pub(crate) fn start_blocking_shard<B: Backend + 'static>(
     make: impl FnOnce() -> io::Result<B> + Send + 'static,
     alarm: Alarm,
 ) -> io::Result<thread::JoinHandle<()>> {
-    let (started, start) = oneshot::channel::<io::Result<RingOutcome>>();
+    let (started, start) = std::sync::mpsc::sync_channel::<io::Result<RingOutcome>>(1);
     let name = format!("rf-shard-{}", shard.metrics.shard);
     let handle = thread::Builder::new().name(name).spawn(move || {
         let backend = match make() {
@@ -167,7 +167,7 @@ pub(crate) fn start_blocking_shard<B: Backend + 'static>(
         on_plain(started, supervise(shard, metrics, alarm));
     })?;
     start
-        .blocking_recv()
+        .recv()
         .map_err(|_| io::Error::other("the thread ended while it started"))??;
     Ok(handle)
 }
@@ -177,7 +177,7 @@ fn on_ring(
     shard: Unplaced,
     jobs: Option<mpsc::UnboundedReceiver<Job>>,
     alarm: Alarm,
-    started: oneshot::Sender<io::Result<RingOutcome>>,
+    started: std::sync::mpsc::SyncSender<io::Result<RingOutcome>>,
 ) {
     let ring = match RingRuntime::new(plan.queue_depth) {
         Ok(ring) => ring,
@@ -199,7 +199,7 @@ fn on_ring(
     });
 }
 
-fn on_plain(started: oneshot::Sender<io::Result<RingOutcome>>, main: impl Future<Output = ()>) {
+fn on_plain(started: std::sync::mpsc::SyncSender<io::Result<RingOutcome>>, main: impl Future<Output = ()>) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return drop(started.send(Err(error))),

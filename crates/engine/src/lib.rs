@@ -16,6 +16,7 @@ mod metrics;
 pub mod pattern;
 mod plan;
 mod shard;
+mod start;
 
 pub use backend::probe;
 #[cfg(any(test, feature = "sim"))]

@@ -32,7 +32,7 @@ pub(crate) enum Place {
 /// One read to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlannedRead {
-    /// Index into the batch's files.
+    /// Which file; see `Segment::file`.
     pub(crate) file: u32,
     /// Past the page cache, and therefore aligned.
     pub(crate) direct: bool,
@@ -177,7 +177,7 @@ pub(crate) fn plan(batch: &Batch, rules: Rules) -> Plan {
 fn split(batch: &Batch, rules: Rules) -> Vec<Part> {
     let mut parts = Vec::with_capacity(batch.segments.len());
     for segment in &batch.segments {
-        let file = batch.files.get(segment.file as usize);
+        let file = batch.file(segment.file);
         let (direct, alignment, memory_alignment) = match file {
             Some(file) if rules.direct && file.direct_fd().is_some() => (
                 true,

@@ -7,7 +7,7 @@
 //! Absent on purpose: timers, locks on the hot path, a task per read (TRAPS 3).
 
 use crate::backend::{Attempt, Backend, Finished};
-use crate::batch::{Fetched, Item, Lengths};
+use crate::batch::{Fetched, Item, Lengths, file_of};
 use crate::buffer::PooledBuffer;
 use crate::dataset::{Dataset, OpenFile};
 use crate::error::{ItemError, ReadError};
@@ -39,7 +39,7 @@ pub(crate) enum Message {
 /// A planned batch with its memory.
 pub(crate) struct Work {
     pub(crate) dataset: Arc<Dataset>,
-    pub(crate) files: Vec<Arc<OpenFile>>,
+    pub(crate) objects: Vec<Arc<OpenFile>>,
     pub(crate) items: Vec<Item>,
     pub(crate) errors: Vec<ItemError>,
     pub(crate) plan: Plan,
@@ -308,12 +308,10 @@ impl<B: Backend> Shard<B> {
             }
             Err(_) => false,
         };
-        if again {
-            if let Some(attempt) = attempt_of(finished.slot, &slot, &active.work) {
-                self.attempts.push(attempt);
-                *place = Some(slot);
-                return;
-            }
+        if again && let Some(attempt) = attempt_of(finished.slot, &slot, &active.work) {
+            self.attempts.push(attempt);
+            *place = Some(slot);
+            return;
         }
         self.free_slots.push(finished.slot);
         active.in_flight -= 1;
@@ -473,29 +471,26 @@ impl<B: Backend> Drop for Shard<B> {
 /// The next attempt at a slot's read.
 fn attempt_of(slot: u32, state: &Slot, work: &Work) -> Option<Attempt> {
     let read = &state.read;
-    let file = Arc::clone(work.files.get(read.file as usize)?);
+    let file = Arc::clone(file_of(&work.dataset, &work.objects, read.file)?);
     let (buffer, place) = match read.place {
         Place::Data(place) => (work.buffer.as_ref()?, place),
         Place::Scratch(place) => (work.scratch.as_ref()?, place),
     };
-    let offset = place as usize + state.from as usize;
-    debug_assert!(place as usize + read.length as usize <= buffer.capacity());
-    // SAFETY: the planner keeps every read within the bytes the buffer was reserved with, and `from` is below the
-    // read's length, so the result is inside the piece.
-    let destination = unsafe { buffer.as_mut_ptr().add(offset) };
+    let length = read.length - state.from;
+    let destination = buffer.place(place as usize + state.from as usize, length as usize);
     Some(Attempt {
         slot,
         file,
         direct: read.direct,
         offset: read.offset + u64::from(state.from),
         destination,
-        length: read.length - state.from,
+        length,
     })
 }
 
 /// What an attempt's beginning must be a multiple of, so that both its offset and its memory are aligned.
 fn restart_alignment(work: &Work, read: &PlannedRead) -> u32 {
-    let file = work.files.get(read.file as usize).filter(|_| read.direct);
+    let file = file_of(&work.dataset, &work.objects, read.file).filter(|_| read.direct);
     read.alignment.max(file.map_or(1, |file| file.memory_alignment()))
 }
 
@@ -527,23 +522,14 @@ fn deliver(work: &mut Work, read: &PlannedRead, reached: u32, errno: Option<i32>
         };
         let (from, place) = match read.place {
             Place::Data(place) if place + piece.source == piece.target => continue,
-            Place::Data(place) => (data.as_mut_ptr(), place),
+            Place::Data(place) => (data, place),
             Place::Scratch(place) => match work.scratch.as_ref() {
-                Some(scratch) => (scratch.as_mut_ptr(), place),
+                Some(scratch) => (scratch, place),
                 None => continue,
             },
         };
-        let (source, target) = ((place + piece.source) as usize, piece.target as usize);
-        // SAFETY: the read is over, so its memory is ours; `source + length` lies within the read's place and
-        // `target + length` within the response, both inside their buffers by the planner's invariant. In one buffer
-        // (a duplicate) the two do not overlap: an item's bytes belong to it alone.
-        unsafe {
-            std::ptr::copy(
-                from.add(source),
-                data.as_mut_ptr().add(target),
-                piece.length as usize,
-            );
-        }
+        let source = (place + piece.source) as usize;
+        from.copy_to(source, data, piece.target as usize, piece.length as usize);
     }
 }
 
@@ -553,11 +539,9 @@ fn deliver(work: &mut Work, read: &PlannedRead, reached: u32, errno: Option<i32>
 /// A piece off the alignment of direct reads is read through the page cache, which fails it by pages, as a mapping
 /// would. Worked, alignment 512: a piece of 400 bytes at 700 in a read at 4096 is read buffered, 400 bytes from 4796.
 fn split_pieces(work: &mut Work, read: &PlannedRead) -> usize {
+    let memory_alignment =
+        file_of(&work.dataset, &work.objects, read.file).map_or(1, |file| file.memory_alignment());
     let plan = &mut work.plan;
-    let memory_alignment = work
-        .files
-        .get(read.file as usize)
-        .map_or(1, |file| file.memory_alignment());
     let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
     let singles: Vec<Piece> = plan.pieces.get(pieces).unwrap_or_default().to_vec();
     for piece in &singles {
@@ -598,10 +582,7 @@ fn compact(
             lengths.push(0);
         } else {
             if from != to {
-                let base = buffer.as_mut_ptr();
-                // SAFETY: both ranges lie within the response's bytes; they may overlap, as `copy` allows; no read of
-                // the batch is in flight any more.
-                unsafe { std::ptr::copy(base.add(from), base.add(to), length) };
+                buffer.copy_to(from, &buffer, to, length);
             }
             to += length;
             lengths.push(item.length);

@@ -10,11 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
+use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::{Dataset, Dtype, Kind, Layout};
 use ringfetch_engine::engine::BackendStatus;
 use ringfetch_engine::pattern;
 use serde_yaml::{Mapping, Value};
 
+use crate::config::GRPC_PORT;
 use crate::listener::Addresses;
 
 /// Where the data lies unless `--demo-dir` says otherwise.
@@ -203,7 +205,9 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
             ),
             Kind::Objects => ("objects".to_owned(), OBJECTS.to_string(), "-".to_owned()),
         };
-        let direct = if dataset.direct().direct { "yes" } else { "no" };
+        // A mapping reads through the page cache, whatever the file would take.
+        let direct = dataset.direct().direct && backend.backend != BackendKind::Mmap;
+        let direct = if direct { "yes" } else { "no" };
         rows.push([
             dataset.name().to_owned(),
             kind,
@@ -216,7 +220,18 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
     let mut out = String::from("\n");
     out.push_str(&table(&rows));
     let Addresses { grpc, http, admin } = addresses;
+    // The command line knows the default address by itself.
+    let grpc_flag = if grpc.port() == GRPC_PORT {
+        String::new()
+    } else {
+        format!(" --grpc http://{grpc}")
+    };
     let admin = admin.map_or_else(|| "off".to_owned(), |address| address.to_string());
+    let other = if backend.requested == BackendKind::Mmap {
+        BackendKind::Uring
+    } else {
+        BackendKind::Mmap
+    };
     let _infallible = write!(
         out,
         "
@@ -228,10 +243,10 @@ admin    {admin}
 Try:
   curl -s http://{http}/v1/datasets/blocks/blocks/7 | xxd | head -2
   grpcurl -plaintext -d '{{\"dataset\":\"vectors\",\"ids\":[17,4711,5]}}' {grpc} ringfetch.v1.FetchService/FetchVectors
-  cargo run --release -p ringfetch-cli -- load --dataset blocks --seconds 5 --verify
+  cargo run --release -p ringfetch-cli -- load{grpc_flag} --dataset blocks --seconds 5 --verify
 
 The other engine:
-  RINGFETCH__ENGINE__BACKEND=mmap cargo run --release
+  RINGFETCH__ENGINE__BACKEND={other} cargo run --release
 ",
         backend.backend, backend.reason
     );

@@ -32,9 +32,9 @@ pub(crate) fn ask(listen: SocketAddr) -> Result<String, String> {
 /// Where a listener on all interfaces is reached from here.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
     SocketAddr::new(ip, listen.port())
 }

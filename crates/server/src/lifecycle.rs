@@ -221,7 +221,6 @@ pub async fn drain(
     timeout: Duration,
 ) -> Drained {
     let started = Instant::now();
-    fetcher.start_draining();
     lifecycle.start_draining();
     let all_closed = async {
         for port in ports {
@@ -236,6 +235,9 @@ pub async fn drain(
     } else {
         ports.iter().map(Remaining::open).sum()
     };
+    // Not earlier: a long HTTP answer is made of many fetches, and the rest of them must not be refused. New requests
+    // end with the connections, which take none once they shut down.
+    fetcher.start_draining();
     let report = fetcher.engine().drain(started + timeout).await;
     Drained {
         connections,

@@ -4,9 +4,12 @@
 //! SO_REUSEPORT's hash would pile a few connections on one core. When a port has its fill, it stops accepting and the
 //! kernel's backlog holds the rest. Deliberately absent: TLS, and what the requests mean.
 
+mod bound;
+mod coalesce;
+
+use coalesce::Coalescing;
 use std::io;
-use std::net::{SocketAddr, TcpStream as StdTcpStream};
-use std::path::Path;
+use std::net::TcpStream as StdTcpStream;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +23,7 @@ use hyper_util::server::conn::auto;
 use prometheus::{IntGauge, IntGaugeVec, Opts};
 use ringfetch_engine::buffer::Share;
 use ringfetch_engine::engine::Engine;
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tower::Service;
@@ -28,8 +31,8 @@ use tower::Service;
 use crate::config::Limits;
 use crate::lifecycle::{Lifecycle, State};
 
-/// Connections that the kernel holds for a port that does not accept. Cut by net.core.somaxconn (4096 by default).
-const BACKLOG: i32 = 1024;
+pub use bound::{Addresses, BindError, Bound, bind};
+
 /// An idle connection's peer is asked whether it lives after this long.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// A connection on which nothing was ever said is closed after this long.
@@ -55,123 +58,6 @@ const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 /// A connection's share of the response memory: an extension of each of its requests.
 #[derive(Debug, Clone)]
 pub struct ConnectionShare(pub Arc<Share>);
-
-/// Where the daemon listens, with the real port where 0 was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Addresses {
-    /// gRPC.
-    pub grpc: SocketAddr,
-    /// HTTP.
-    pub http: SocketAddr,
-    /// The admin service, unless it is off.
-    pub admin: Option<SocketAddr>,
-}
-
-impl Addresses {
-    /// Writes them as JSON; whoever sees the file sees it whole.
-    ///
-    /// # Errors
-    /// errno of the writing.
-    pub fn write(&self, path: &Path) -> io::Result<()> {
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        std::fs::write(&partial, serde_json::to_vec(self)?)?;
-        std::fs::rename(&partial, path)
-    }
-}
-
-/// A port that cannot be had.
-#[derive(Debug, thiserror::Error)]
-#[error("{key}: cannot listen on {address}: {error}; {}", self.remedy())]
-pub struct BindError {
-    /// The configuration key that names the address.
-    pub key: &'static str,
-    /// The address.
-    pub address: SocketAddr,
-    /// The kernel's answer.
-    #[source]
-    pub error: io::Error,
-}
-
-impl BindError {
-    fn remedy(&self) -> String {
-        let flag = match self.key {
-            "grpc.listen" => "--grpc-listen ".to_owned(),
-            "http.listen" => "--http-listen ".to_owned(),
-            key => format!("--set {key}="),
-        };
-        let other = SocketAddr::new(self.address.ip(), 0);
-        match self.error.kind() {
-            io::ErrorKind::AddrInUse => {
-                format!(
-                    "another process has this port: stop that one, or choose another port ({flag}{other} for any free one)"
-                )
-            }
-            io::ErrorKind::PermissionDenied => {
-                format!(
-                    "a port below 1024 needs CAP_NET_BIND_SERVICE: choose another port ({flag}{other} for any free one)"
-                )
-            }
-            io::ErrorKind::AddrNotAvailable => {
-                format!(
-                    "no interface of this machine has that address: choose one it has ({flag}127.0.0.1:0)"
-                )
-            }
-            _ => format!("choose another address ({flag}127.0.0.1:0)"),
-        }
-    }
-}
-
-/// An address that is ours. Nobody can connect before [`Bound::listen`]: until the daemon is ready, clients are
-/// refused at once instead of waiting.
-#[derive(Debug)]
-pub struct Bound {
-    key: &'static str,
-    socket: Socket,
-    address: SocketAddr,
-}
-
-/// Takes an address; `key` is the configuration key it came from.
-///
-/// # Errors
-/// Somebody else has it, or it cannot be had here.
-pub fn bind(key: &'static str, address: SocketAddr) -> Result<Bound, BindError> {
-    let attempt = || {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        // A restart must not wait for the old connections' TIME_WAIT.
-        socket.set_reuse_address(true)?;
-        socket.set_nonblocking(true)?;
-        socket.bind(&address.into())?;
-        let bound = socket.local_addr()?.as_socket().unwrap_or(address);
-        Ok((socket, bound))
-    };
-    let (socket, bound) = attempt().map_err(|error| BindError { key, address, error })?;
-    Ok(Bound {
-        key,
-        socket,
-        address: bound,
-    })
-}
-
-impl Bound {
-    /// The address, with the real port.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// From here on clients can connect. Must be called inside a tokio runtime.
-    ///
-    /// # Errors
-    /// Two sockets can be bound to one address before either listens: the second one fails here.
-    fn listen(self) -> Result<TcpListener, BindError> {
-        let Self { key, socket, address } = self;
-        let attempt = || {
-            socket.listen(BACKLOG)?;
-            TcpListener::from_std(socket.into())
-        };
-        attempt().map_err(|error| BindError { key, address, error })
-    }
-}
 
 /// The engine's cores as connections see them: how many each has. One for all ports.
 #[derive(Debug)]
@@ -456,12 +342,13 @@ impl Conversation {
             router.clone().call(request)
         });
         let builder = self.protocol();
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let (stream, drain) = Coalescing::new(TokioIo::new(stream));
+        let mut connection = pin!(builder.serve_connection(stream, service));
         let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
+            ended = drain.drive(connection.as_mut()) => ended,
             () = draining(&mut state) => {
                 connection.as_mut().graceful_shutdown();
-                connection.await
+                drain.drive(connection).await
             }
         };
         if let Err(error) = ended {
@@ -480,8 +367,8 @@ impl Conversation {
             .timer(TokioTimer::new())
             .keep_alive(true)
             .header_read_timeout(HEAD_TIMEOUT)
-            .max_buf_size(HTTP1_BUFFER_BYTES)
-            .pipeline_flush(true);
+            // And no `pipeline_flush`: with it hyper copies bodies into its own memory, without a bound.
+            .max_buf_size(HTTP1_BUFFER_BYTES);
         builder
             .http2()
             .timer(TokioTimer::new())
@@ -517,57 +404,5 @@ mod tests {
         let equal = [3, 3, 3].map(AtomicUsize::new);
         assert_eq!([0, 1, 2].map(|last| least_loaded(&equal, last)), [1, 2, 0]);
         assert_eq!(least_loaded(&[], 0), 0);
-    }
-
-    #[tokio::test]
-    async fn a_port_in_use_is_named_with_its_key_and_a_remedy() {
-        // Scenario: a port that somebody listens on. Expectation: the error names key, address and flag.
-        let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = taken.local_addr().expect("its address");
-        let error = bind("grpc.listen", address).expect_err("taken").to_string();
-        assert!(
-            error.starts_with(&format!("grpc.listen: cannot listen on {address}:")),
-            "{error}"
-        );
-        assert!(error.contains("--grpc-listen 127.0.0.1:0"), "{error}");
-    }
-
-    #[tokio::test]
-    async fn two_that_bound_the_same_port_cannot_both_listen() {
-        // Scenario: the kernel lets two sockets bind one address while neither listens. Expectation: the second to
-        // listen gets the same clear error; before anybody listens, clients are refused.
-        let first = bind("http.listen", "127.0.0.1:0".parse().expect("an address")).expect("bind");
-        let address = first.address();
-        assert!(
-            std::net::TcpStream::connect(address).is_err(),
-            "nobody listens yet"
-        );
-        let second = bind("http.listen", address).expect("SO_REUSEADDR");
-        let listening = first.listen().expect("listen");
-        let error = second.listen().expect_err("taken").to_string();
-        assert!(
-            error.contains("http.listen") && error.contains("--http-listen"),
-            "{error}"
-        );
-        drop(listening);
-    }
-
-    #[test]
-    fn addresses_are_written_whole() {
-        // Scenario: addresses without an admin service. Expectation: JSON with three fields, and no partial file left.
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("addresses.json");
-        let grpc = "127.0.0.1:1".parse().expect("an address");
-        let http = "[::1]:2".parse().expect("an address");
-        Addresses {
-            grpc,
-            http,
-            admin: None,
-        }
-        .write(&path)
-        .expect("write");
-        let text = std::fs::read_to_string(&path).expect("read");
-        assert_eq!(text, r#"{"grpc":"127.0.0.1:1","http":"[::1]:2","admin":null}"#);
-        assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 1);
     }
 }

@@ -7,6 +7,7 @@
 mod cli;
 mod healthcheck;
 
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,17 +15,24 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Parser;
+use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec};
+use ringfetch_engine::device::queue_tags;
 use ringfetch_engine::engine::Engine;
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::{self, Lifecycle, Signals};
 use ringfetch_server::listener::{self, Addresses, Bound, Cores, Listener, Port};
+use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::{admin, demo, grpc, http};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use cli::{Cli, Command};
+
+/// Chosen by measurement: docs/adr/0008.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_CONFIG: u8 = 2;
@@ -155,7 +163,10 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
             (ports, open_datasets(&config.datasets)?)
         }
     };
-    let engine = Engine::start(&config.engine)?;
+    let engine = Engine::start(&EngineConfig {
+        device_tags: fewest_tags(&datasets),
+        ..config.engine.clone()
+    })?;
     let most = engine.response_bytes_max();
     if config.limits.response_bytes > most {
         let asked = config.limits.response_bytes;
@@ -195,9 +206,11 @@ async fn serve(
     let lifecycle = Lifecycle::new();
     let registry = telemetry.registry();
     let fetcher = Fetcher::new(engine.clone(), datasets.clone(), config.limits.clone());
-    let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), registry)?;
-    let http = http::service(fetcher.clone(), lifecycle.clone(), registry.clone())?;
-    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone());
+    fetcher.register_metrics(registry)?;
+    let rpc = RpcMetrics::new(registry)?;
+    let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
+    let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
+    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone(), rpc);
 
     let addresses = ports.addresses();
     let mut served = vec![
@@ -262,6 +275,12 @@ async fn serve(
     Ok(())
 }
 
+/// Tags of the device with the fewest: the rings together must stay below them (TRAPS 15).
+fn fewest_tags(datasets: &[Arc<Dataset>]) -> Option<u32> {
+    let paths = datasets.iter().flat_map(|dataset| &dataset.spec().paths);
+    paths.filter_map(|path| queue_tags(File::open(path).ok()?)).min()
+}
+
 /// Connections and open objects are files; the soft limit is 1024 on most systems, for the sake of programs that use
 /// select(2).
 fn raise_open_files() {
@@ -283,14 +302,13 @@ fn log_facts(config: &Config, engine: &Engine, datasets: &[Arc<Dataset>]) {
     let described: Vec<String> = datasets
         .iter()
         .map(|dataset| {
-            let direct = dataset.direct();
-            let how = if direct.direct { "direct" } else { "buffered" };
+            let (name, direct) = (dataset.name(), dataset.direct());
             let alignment = direct.offset_alignment_bytes;
-            format!(
-                "{}: {how}, aligned to {alignment} ({})",
-                dataset.name(),
-                direct.reason
-            )
+            match (status.backend, direct.direct) {
+                (BackendKind::Mmap, _) => format!("{name}: buffered (a mapping)"),
+                (_, true) => format!("{name}: direct, aligned to {alignment} ({})", direct.reason),
+                (_, false) => format!("{name}: buffered ({})", direct.reason),
+            }
         })
         .collect();
     let queue_depth = engine.shards().first().map_or(0, |shard| shard.queue_depth);

@@ -284,7 +284,10 @@ mod tests {
         let value = |name: &str| {
             let family = families.iter().find(|family| family.name() == name);
             let metric = &family.unwrap_or_else(|| panic!("{name} is missing")).get_metric()[0];
-            metric.get_gauge().value().max(metric.get_counter().value())
+            metric
+                .get_gauge()
+                .get_value()
+                .max(metric.get_counter().get_value())
         };
         assert!(value("process_cpu_seconds_total") > 0.0);
         assert!(value("process_resident_memory_bytes") > 4096.0);

@@ -29,9 +29,9 @@ pub(super) enum Resolver {
 impl Directory {
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
         let root = rustix::io::retry_on_intr(|| rustix::fs::open(path, OPEN_FLAGS, Mode::empty()))?;
-        match FileType::from_raw_mode(rustix::fs::fstat(&root)?.st_mode) {
-            FileType::Directory => {}
-            other => return Err(FileError::NotAFile(describe(other))),
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&root)?.st_mode);
+        if kind != FileType::Directory {
+            return Err(FileError::NotAFile(describe(kind)));
         }
         // One real attempt: a filter answers EPERM or ENOSYS as it likes, whatever the kernel's version.
         let mut directory = Self {

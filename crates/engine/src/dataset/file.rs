@@ -148,11 +148,11 @@ impl OpenFile {
 
     fn from_descriptor(descriptor: OwnedFd, accept: Accept) -> Result<Self, FileError> {
         let found = rustix::fs::fstat(&descriptor)?;
-        let is_block_device = match FileType::from_raw_mode(found.st_mode) {
-            FileType::RegularFile => false,
-            FileType::BlockDevice if accept == Accept::FilesAndDevices => true,
-            other => return Err(FileError::NotAFile(describe(other))),
-        };
+        let kind = FileType::from_raw_mode(found.st_mode);
+        let is_block_device = kind == FileType::BlockDevice && accept == Accept::FilesAndDevices;
+        if kind != FileType::RegularFile && !is_block_device {
+            return Err(FileError::NotAFile(describe(kind)));
+        }
         clear_nonblock(&descriptor)?;
         let identity = Identity::of(&descriptor)?;
         Ok(Self {

@@ -39,7 +39,7 @@ pub(super) fn read_shape(
             ),
         ));
     }
-    let ([file], [path]) = (files, &paths[..]) else {
+    let ([file], [path]) = (files, paths) else {
         return Err(blame.field(
             "path",
             format!(

@@ -125,11 +125,11 @@ fn key_of(directory: &Directory, prefix: &str, entry: &rustix::fs::DirEntry) -> 
     if prefix.len() + name.len() > NAME_BYTES_MAX {
         return None;
     }
-    let kind = match entry.file_type() {
+    let mut kind = entry.file_type();
+    if kind == FileType::Unknown {
         // Some file systems do not say (readdir(3)).
-        FileType::Unknown => directory.stat_beneath(&format!("{prefix}{name}")).ok()?.0,
-        known => known,
-    };
+        kind = directory.stat_beneath(&format!("{prefix}{name}")).ok()?.0;
+    }
     match kind {
         FileType::RegularFile | FileType::Symlink => Some(name.to_owned()),
         FileType::Directory => Some(format!("{name}/")),
@@ -152,8 +152,8 @@ fn can_follow(prefix: &str, key: &str, after: &str) -> bool {
                 .is_some_and(|rest| rest.starts_with(key)))
 }
 
-/// Some file with at least one byte, in no order, as long as one turns up soon.
-pub(super) fn some_file(directory: &Directory) -> Option<String> {
+/// The first answer of `look` for a file with at least one byte, in no order, as long as there is one soon.
+pub(super) fn some_file<T>(directory: &Directory, mut look: impl FnMut(String) -> Option<T>) -> Option<T> {
     let mut left = PROBE_ENTRIES_MAX;
     let mut prefixes = vec![String::new()];
     while let Some(prefix) = prefixes.pop() {
@@ -168,8 +168,10 @@ pub(super) fn some_file(directory: &Directory) -> Option<String> {
             let name = format!("{prefix}{key}");
             if name.ends_with('/') {
                 prefixes.push(name);
-            } else if matches!(directory.stat_beneath(&name), Ok((FileType::RegularFile, 1..))) {
-                return Some(name);
+            } else if matches!(directory.stat_beneath(&name), Ok((FileType::RegularFile, 1..)))
+                && let Some(answer) = look(name)
+            {
+                return Some(answer);
             }
         }
     }
@@ -261,7 +263,10 @@ mod tests {
             names(list(&directory, "", 100).unwrap()),
             ["d/file", "d/up", "inside"]
         );
-        assert!(some_file(&directory).is_some());
+        assert_eq!(
+            some_file(&directory, |name| name.ends_with("file").then_some(())),
+            Some(())
+        );
         let walking = directory.with_resolver(Resolver::Walk);
         assert_eq!(names(list(&walking, "", 100).unwrap()), ["d/file"]);
     }
@@ -275,7 +280,7 @@ mod tests {
         std::fs::write(dir.path().join("empty"), b"").unwrap();
         let directory = Directory::open(dir.path()).unwrap();
         assert_eq!(names(list(&directory, "", 100).unwrap()), ["empty"]);
-        assert_eq!(some_file(&directory), None);
+        assert_eq!(some_file(&directory, Some), None);
     }
 
     proptest! {

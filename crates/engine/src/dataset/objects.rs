@@ -51,15 +51,14 @@ impl Objects {
         direct_io: DirectIo,
         blame: Blame<'_>,
     ) -> Result<(Self, DirectFacts), OpenError> {
-        let directory = Directory::open(path).map_err(|error| match error {
-            FileError::NotAFile(found) => blame.field(
-                "path",
-                format!(
-                    "{} is {found}: objects need a directory; for one file set kind: blocks",
-                    path.display()
-                ),
-            ),
-            error => file_problem(path, error, blame),
+        let directory = Directory::open(path).map_err(|error| {
+            if let FileError::NotAFile(found) = error {
+                let shown = path.display();
+                let problem =
+                    format!("{shown} is {found}: objects need a directory; for one file set kind: blocks");
+                return blame.field("path", problem);
+            }
+            file_problem(path, error, blame)
         })?;
         let (wish, facts) = try_direct(&directory, path, direct_io, blame)?;
         // A file that is read directly has two descriptors: 1000 of them hold 500 files.
@@ -182,7 +181,18 @@ fn try_direct(
             DirectFacts::buffered("off by configuration"),
         ));
     }
-    let Some(name) = listing::some_file(directory) else {
+    let tried = listing::some_file(directory, |name| {
+        let open = |flags| directory.open_beneath(&name, flags);
+        match OpenFile::open_with(wish(direct_io, None), open) {
+            Err(FileError::Open(error)) if is_out_of_descriptors(&error) => {
+                Some((name, Err(FileError::Open(error))))
+            }
+            // One object that is gone, unreadable or broken says nothing about the others.
+            Err(FileError::Open(_) | FileError::NotAFile(_) | FileError::TrialRead(_)) => None,
+            answer => Some((name, answer)),
+        }
+    });
+    let Some((name, answer)) = tried else {
         // 4096 is what is assumed where nobody says; each object answers for itself.
         let facts = DirectFacts {
             direct: true,
@@ -192,11 +202,8 @@ fn try_direct(
         };
         return Ok((wish(direct_io, None), facts));
     };
-    let tried = path.join(&name);
-    let (file, refusal) = OpenFile::open_with(wish(direct_io, None), |flags| {
-        directory.open_beneath(&name, flags)
-    })
-    .map_err(|error| file_problem(&tried, error, blame))?;
+    let tried = path.join(name);
+    let (file, refusal) = answer.map_err(|error| file_problem(&tried, error, blame))?;
     if let Some(reason) = refusal {
         return Ok((
             wish(DirectIo::Off, None),

@@ -1,7 +1,11 @@
-//! Opening datasets of blocks and of raw vectors: what is found, and what each bad input is told.
+//! Opening datasets: what is found in good files, and which field and remedy each bad input is told.
+
+mod vectors;
 
 use super::*;
+use rustix::fs::{CWD, Mode};
 use std::path::Path;
+use tempfile::TempDir;
 
 fn spec(paths: &[&Path], kind: KindSpec) -> DatasetSpec {
     DatasetSpec {
@@ -55,5 +59,296 @@ fn blocks_over_several_files() {
             .map(|file| file.length_bytes())
             .collect::<Vec<_>>(),
         [1000, 24, 1024]
+    );
+}
+
+const REFUSE: PartialTail = PartialTail::Refuse;
+
+fn vectors(layout: Layout, dim: Option<u32>, dtype: Option<Dtype>, header_bytes: u64) -> KindSpec {
+    KindSpec::Vectors {
+        layout,
+        dim,
+        dtype,
+        header_bytes,
+    }
+}
+
+fn file(dir: &TempDir, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = dir.path().join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// A file of sysfs: regular, of 4096 bytes, and without O_DIRECT on any kernel.
+fn file_without_direct_io() -> PathBuf {
+    let paths = std::fs::read_dir("/sys/kernel")
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let usable = |path: &PathBuf| {
+        let opened = std::fs::File::open(path).and_then(|file| file.metadata());
+        opened.is_ok_and(|found| found.is_file() && found.len() == 4096)
+    };
+    paths.into_iter().find(usable).expect("sysfs must be mounted")
+}
+
+#[track_caller]
+fn refused(spec: &DatasetSpec, field: &str, parts: &[&str]) {
+    let error = Dataset::open(spec).expect_err("it must not open");
+    assert_eq!(error.field, field, "{error}");
+    assert_eq!(error.dataset, spec.name);
+    let message = error.to_string();
+    assert!(
+        message.starts_with(&format!("dataset {}: {field}: ", spec.name)),
+        "{message}"
+    );
+    for part in parts {
+        assert!(message.contains(part), "{part:?} is not in: {message}");
+    }
+}
+
+/// A file whose length is no multiple: refused with both ways out, or cut to whole blocks when told so.
+#[test]
+fn partial_tail() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "blocks", &[0; 10_000]);
+    let parts = [
+        "10000 bytes",
+        "1808 bytes remain after 2 blocks",
+        "partial_tail: ignore",
+        "another block_bytes",
+    ];
+    refused(&spec(&[&path], blocks(4096, REFUSE)), "block_bytes", &parts);
+    let dataset = Dataset::open(&spec(&[&path], blocks(4096, PartialTail::Ignore))).unwrap();
+    assert_eq!((dataset.length_bytes(), dataset.count()), (8192, 2));
+    assert_eq!(dataset.files()[0].length_bytes(), 10_000);
+    refused(
+        &spec(&[&path], blocks(20_000, PartialTail::Ignore)),
+        "block_bytes",
+        &["not one block", "smaller"],
+    );
+    refused(&spec(&[&path], blocks(0, REFUSE)), "block_bytes", &["is 0"]);
+}
+
+/// Paths that lead to no file: missing, empty, a directory, a fifo (without hanging), a character device, no path.
+#[test]
+fn paths_that_are_no_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let kind = blocks(512, REFUSE);
+    let fifo = dir.path().join("fifo");
+    rustix::fs::mkfifoat(CWD, &fifo, Mode::RWXU).unwrap();
+    refused(
+        &spec(&[&dir.path().join("missing")], kind.clone()),
+        "path",
+        &["missing: does not exist", "correct"],
+    );
+    refused(
+        &spec(&[&file(&dir, "empty", b"")], kind.clone()),
+        "path",
+        &["empty is empty", "write it first"],
+    );
+    refused(
+        &spec(&[dir.path()], kind.clone()),
+        "path",
+        &["is a directory", "kind: objects"],
+    );
+    refused(
+        &spec(&[&fifo], kind.clone()),
+        "path",
+        &["is a fifo", "regular file or a block device"],
+    );
+    refused(
+        &spec(&[Path::new("/dev/null")], kind.clone()),
+        "path",
+        &["is a character device"],
+    );
+    refused(&spec(&[], kind.clone()), "path", &["is missing", "name a file"]);
+    let good = file(&dir, "good", &[0; 512]);
+    refused(
+        &spec(&[&good.join("below")], kind.clone()),
+        "path",
+        &["not a directory"],
+    );
+    refused(
+        &spec(&[&good, &file(&dir, "empty", b"")], kind),
+        "path",
+        &["empty is empty"],
+    );
+}
+
+/// A file that the daemon's user may not read: said so, with the remedy. (Root reads everything: become nobody.)
+#[test]
+fn a_file_without_permission() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "secret", &[0; 512]);
+    rustix::fs::chmodat(CWD, &path, Mode::empty(), rustix::fs::AtFlags::empty()).unwrap();
+    let spec = spec(&[&path], blocks(512, REFUSE));
+    // Only the calling thread changes its user (setresuid of the kernel, not of the C library).
+    let opening = std::thread::spawn(move || {
+        if rustix::process::geteuid().is_root() {
+            let nobody = rustix::process::Uid::from_raw(65_534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        }
+        refused(
+            &spec,
+            "path",
+            &["secret: permission denied", "let the daemon's user read it"],
+        );
+    });
+    opening.join().unwrap();
+}
+
+/// Names that cannot stand in a request's path or a metric.
+#[test]
+fn names() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "good", &[0; 512]);
+    let mut with_name = spec(&[&path], blocks(512, REFUSE));
+    for name in ["", ".hidden", "a/b", "a b", "\u{e9}", "-x", &"x".repeat(129)] {
+        with_name.name = name.to_owned();
+        assert_eq!(Dataset::open(&with_name).unwrap_err().field, "name", "{name:?}");
+    }
+    for name in ["a", "0", "A.b_c-d", &"x".repeat(128)] {
+        with_name.name = name.to_owned();
+        assert_eq!(Dataset::open(&with_name).unwrap().name(), name);
+    }
+}
+
+/// Off: buffered, alignment 1, said why. Preferred: either direct with usable figures or buffered with the path.
+#[test]
+fn direct_io_facts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "blocks", &[0; 8192 + 100]);
+    let mut wanted = spec(&[&path], blocks(100, PartialTail::Ignore));
+    wanted.direct_io = DirectIo::Off;
+    let dataset = Dataset::open(&wanted).unwrap();
+    assert_eq!(dataset.direct(), &DirectFacts::buffered("off by configuration"));
+    let opened = &dataset.files()[0];
+    assert!(opened.direct_fd().is_none());
+    assert_eq!((opened.offset_alignment(), opened.memory_alignment()), (1, 1));
+    wanted.direct_io = DirectIo::Preferred;
+    let dataset = Dataset::open(&wanted).unwrap();
+    let (facts, opened) = (dataset.direct(), &dataset.files()[0]);
+    assert_eq!(facts.direct, opened.direct_fd().is_some());
+    assert_eq!(facts.offset_alignment_bytes, opened.offset_alignment());
+    assert_eq!(facts.memory_alignment_bytes, opened.memory_alignment());
+    if facts.direct {
+        assert!(facts.offset_alignment_bytes.is_power_of_two() && facts.offset_alignment_bytes > 1);
+        assert!(facts.reason.starts_with("O_DIRECT, "), "{}", facts.reason);
+    } else {
+        assert!(
+            facts.reason.contains("reads go through the page cache"),
+            "{}",
+            facts.reason
+        );
+    }
+    for fd in [Some(opened.buffered_fd()), opened.direct_fd()]
+        .into_iter()
+        .flatten()
+    {
+        let flags = rustix::fs::fcntl_getfl(fd).unwrap();
+        assert!(
+            !flags.contains(rustix::fs::OFlags::NONBLOCK),
+            "io_uring would answer EAGAIN"
+        );
+        assert_eq!(flags & rustix::fs::OFlags::ACCMODE, rustix::fs::OFlags::RDONLY);
+    }
+}
+
+/// One file that refuses O_DIRECT: the whole dataset is buffered and says for which file; required, it does not open.
+#[test]
+fn one_file_that_refuses_direct_io() {
+    let dir = tempfile::tempdir().unwrap();
+    let (good, refusing) = (file(&dir, "good", &[0; 4096]), file_without_direct_io());
+    let mut wanted = spec(&[&good, &refusing], blocks(4096, REFUSE));
+    let dataset = Dataset::open(&wanted).unwrap();
+    let shown = refusing.display().to_string();
+    let expected =
+        format!("the file system of {shown} refuses O_DIRECT (EINVAL): reads go through the page cache");
+    assert_eq!(dataset.direct(), &DirectFacts::buffered(expected));
+    assert!(
+        dataset
+            .files()
+            .iter()
+            .all(|file| file.direct_fd().is_none() && file.offset_alignment() == 1)
+    );
+    wanted.direct_io = DirectIo::Required;
+    refused(
+        &wanted,
+        "direct_io",
+        &[&shown, "EINVAL", "set direct_io: preferred or off"],
+    );
+    wanted.direct_io = DirectIo::Off;
+    assert!(Dataset::open(&wanted).is_ok());
+}
+
+/// On tmpfs a direct read, where the kernel takes it at all, measures memory: the reason says so.
+#[test]
+fn tmpfs_is_called_that() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = file(&dir, "blocks", &[0; 4096]);
+    let dataset = Dataset::open(&spec(&[&path], blocks(512, REFUSE))).unwrap();
+    let facts = dataset.direct();
+    let expected = if facts.direct {
+        "measures memory, not a device"
+    } else {
+        "page cache"
+    };
+    assert!(facts.reason.contains(expected), "{}", facts.reason);
+    assert_eq!(
+        Dataset::open(&spec(&[&path], blocks(512, REFUSE)))
+            .unwrap()
+            .etag(),
+        dataset.etag()
+    );
+}
+
+/// The tag is the same for the same file, another after a write, and names no inode.
+#[test]
+fn tags_follow_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "blocks", &[0; 512]);
+    let open = || Dataset::open(&spec(&[&path], blocks(512, REFUSE))).unwrap();
+    let (first, again) = (open(), open());
+    assert_eq!(first.etag(), again.etag());
+    assert_ne!(first.id(), again.id());
+    assert_ne!(first.files()[0].id, again.files()[0].id);
+    let other = std::fs::File::options().write(true).open(&path).unwrap();
+    other.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    assert_ne!(open().etag(), first.etag());
+    assert_eq!(first.etag().len(), 32);
+    assert!(first.etag().bytes().all(|byte| byte.is_ascii_hexdigit()));
+    other.set_len(100).unwrap();
+    assert_eq!(first.files()[0].current_length().unwrap(), 100);
+    assert_eq!(first.files()[0].length_bytes(), 512);
+    assert_eq!(
+        first.files()[0].whole(),
+        Extent {
+            offset: 0,
+            length: 512
+        }
+    );
+}
+
+/// A sparse file of more than 4 GiB: its last block and its length are right.
+#[test]
+fn more_than_4_gib() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sparse");
+    let length = (5u64 << 30) + 4096;
+    std::fs::File::create(&path).unwrap().set_len(length).unwrap();
+    let dataset = Dataset::open(&spec(&[&path], blocks(4096, REFUSE))).unwrap();
+    assert_eq!((dataset.length_bytes(), dataset.count()), (length, (5 << 18) + 1));
+    let mut pieces = Vec::new();
+    let last = crate::geometry::block_extent(dataset.count() - 1, 4096, dataset.count()).unwrap();
+    dataset.locate(last, &mut |file, extent| pieces.push((file, extent)));
+    assert_eq!(
+        pieces,
+        [(
+            0,
+            Extent {
+                offset: 5 << 30,
+                length: 4096
+            }
+        )]
     );
 }

@@ -32,14 +32,16 @@ fn pinned_values() {
     assert_eq!(object_name(0), "shard-00/object-000000");
     assert_eq!(object_name(199), "shard-01/object-000199");
     assert_eq!(object_name(1_234_567), "shard-12345/object-1234567");
-    // FNV-1a of eight zero bytes and "a", worked out apart from this code.
-    let by_hand = [0, 0, 0, 0, 0, 0, 0, 0, b'a']
-        .iter()
-        .fold(14_695_981_039_346_656_037_u64, |h, &b| {
-            (h ^ u64::from(b)).wrapping_mul(1_099_511_628_211)
-        });
-    assert_eq!(object_seed(0, "a"), by_hand);
-    assert_ne!(object_seed(1, "a"), object_seed(0, "a"));
+    // Worked out apart from this code (Python integers and doubles).
+    assert_eq!(object_seed(42, "shard-00/object-000002"), 30_320_495_747_210_147);
+    assert_eq!(
+        [2, 3, 4, 5].map(|index| object_length(42, index, 100, 1_000_000)),
+        [1301, 2381, 141, 297_106]
+    );
+    let mut floats = [0u8; 8];
+    fill_elements(42, Dtype::F32, 0, &mut floats);
+    assert_eq!(floats[..4], 0.483_129_74_f32.to_le_bytes());
+    assert_eq!(floats[4..], (-0.680_179_24_f32).to_le_bytes());
     assert_eq!([object_length(7, 0, 10, 20), object_length(7, 1, 10, 20)], [0, 1]);
 }
 

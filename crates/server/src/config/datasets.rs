@@ -98,7 +98,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -
             walk.complain(
                 "datasets",
                 content.describe(),
-                "it is a list of datasets, each beginning with `-`".to_owned(),
+                "allowed: a list of datasets, each beginning with `-`".to_owned(),
                 source,
             );
             return Vec::new();
@@ -117,7 +117,12 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -
     let mut specs = Vec::new();
     for (index, item) in items.into_iter().enumerate() {
         let source = item.source.clone();
+        let is_section = matches!(item.content, Content::Section(_));
         let section = Section::of(walk, format!("datasets[{index}]"), Some(item));
+        if !is_section {
+            section.finish();
+            continue;
+        }
         let Some(spec) = entry(section, &source, around) else {
             continue;
         };
@@ -230,7 +235,7 @@ fn paths(
             }),
         ) => (section.key("paths"), nodes, source),
         (None, Some(Node { content, source })) => {
-            let remedy = "it is a list of files; for one file use path".to_owned();
+            let remedy = "allowed: a list of files; for one file use path".to_owned();
             walk.complain(&section.key("paths"), content.describe(), remedy, source);
             return None;
         }
@@ -482,7 +487,7 @@ fn vectors(
         );
     }
     if has_file_header(layout) && paths.is_some_and(|paths| paths.len() > 1) {
-        let problem = format!("has several entries, and a {word} file has a header of its own");
+        let problem = format!("has several entries, and each {word} file has a header of its own");
         let remedy = "make one dataset of each file".to_owned();
         walk.complain(&section.key("paths"), problem, remedy, source.clone());
     }

@@ -3,7 +3,7 @@
 //! Every section is checked whichever backend is chosen, so that a flip is one word. Where a default would contradict
 //! a smaller limit that somebody set, the default follows it down; two values that somebody set are never bent.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use ringfetch_engine::config::{
     BackendKind, DirectIo, EngineConfig, MmapConfig, OnUnavailable, Placement, PlanConfig, PreadConfig,
     UringConfig,
 };
-
 use ringfetch_engine::cpus::usable_cpus;
 
 use super::layers::{self, Base, Inputs};
@@ -42,7 +41,7 @@ const FORMAT_WORDS: [(&str, LogFormat); 3] = [
 ];
 
 /// Ports of the three listeners where nobody says otherwise; loopback, since nothing here authenticates clients.
-const GRPC_PORT: u16 = 7410;
+pub(crate) const GRPC_PORT: u16 = 7410;
 const HTTP_PORT: u16 = 7411;
 const ADMIN_PORT: u16 = 7412;
 const LOG_FILTER: &str = "info";
@@ -117,15 +116,20 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     }
 }
 
+/// Whether two listeners of one port would meet: `[::]` takes IPv4 too, `0.0.0.0` does not take IPv6.
+fn overlap(a: IpAddr, b: IpAddr) -> bool {
+    let covers = |wide: IpAddr, narrow: IpAddr| wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4());
+    a == b || covers(a, b) || covers(b, a)
+}
+
 fn ports_differ(walk: &Walk, listeners: [(&str, Option<SocketAddr>); 3]) {
     for (index, (key, address)) in listeners.iter().enumerate() {
         for (other_key, other) in &listeners[..index] {
             let (Some(address), Some(other)) = (address, other) else {
                 continue;
             };
-            let overlap =
-                address.ip() == other.ip() || address.ip().is_unspecified() || other.ip().is_unspecified();
-            let same = overlap && address.port() == other.port() && address.port() != 0;
+            let same =
+                address.port() == other.port() && address.port() != 0 && overlap(address.ip(), other.ip());
             let problem = format!("is {address}, and {other_key} is {other}: one port cannot be both");
             walk.clash(
                 key,
@@ -143,8 +147,7 @@ fn engine(mut section: Section<'_>) -> (EngineConfig, DirectIo) {
     let default = EngineConfig::default();
     let backend = section.word("backend", default.backend, &BACKEND_WORDS);
     let on_unavailable = section.word("on_unavailable", default.on_unavailable, &ON_UNAVAILABLE_WORDS);
-    let usable =
-        std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
+    let usable = u32::try_from(usable_cpus().len()).unwrap_or(u32::MAX);
     let cores = match section.integer_or_word("cores", "auto", 1..=1024) {
         Some(cores) => u32::try_from(cores).unwrap_or(usable),
         None => {
@@ -238,7 +241,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     let default = Limits::default();
     let budget = engine.memory_budget_bytes;
     let items_per_request = section.small("items_per_request", default.items_per_request, 1..=1 << 20);
-    // Where nobody says otherwise, a small budget takes these two down with it, so far that some answers fit at once.
+    // Where nobody says otherwise, a small budget takes these two down with it.
     let connection_default = engine.connection_bytes.min(budget);
     let response_default = default.response_bytes.min(budget / 4);
     let response_bytes = section.bytes("response_bytes", response_default, PAGE_BYTES..=1 << 30, 1);
@@ -274,19 +277,22 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     };
     let connection_bytes = engine.connection_bytes;
     let budget_key = "engine.memory_budget";
-    at_most(
+    // The engine's rule: see `Engine::response_bytes_max`.
+    let problem = format!("is {response_bytes}, more than a quarter of {budget_key}, which is {budget}");
+    let remedy = format!("lower it, or raise {budget_key}: one answer must leave room for others");
+    walk.clash(
         "limits.response_bytes",
-        response_bytes,
         budget_key,
-        budget,
-        "such an answer has no room",
+        response_bytes > budget / 4,
+        problem,
+        remedy,
     );
     at_most(
         "limits.connection_bytes",
         connection_bytes,
         budget_key,
         budget,
-        "one connection could take it all",
+        "there is no more",
     );
     let why = "such an answer fits on no connection";
     at_most(

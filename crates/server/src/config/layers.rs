@@ -17,6 +17,9 @@ pub const ENVIRONMENT_PREFIX: &str = "RINGFETCH__";
 /// A configuration file is read whole: no larger than this.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
+/// What is said where a section belongs and something else stands.
+pub(super) const SECTION_ALLOWED: &str = "allowed: a section of keys";
+
 /// One setting from the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flag {
@@ -195,7 +198,7 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
                         } else {
                             path.to_owned()
                         },
-                        problem: format!("has a key that is no string: {key:?}"),
+                        problem: format!("has a key that is no text: {}", plain(&key)),
                         remedy: "keys are words".to_owned(),
                         source: source.clone(),
                     });
@@ -219,6 +222,10 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
     }
 }
 
+fn plain(key: &Value) -> String {
+    serde_yaml::to_string(key).map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
+}
+
 pub(super) fn join(path: &str, key: &str) -> String {
     if path.is_empty() {
         key.to_owned()
@@ -229,27 +236,25 @@ pub(super) fn join(path: &str, key: &str) -> String {
 
 /// Sets one key from a scalar. What is no scalar in YAML (`[::1]:7410` would be a list) is the text itself.
 fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Vec<Problem>) {
-    let mut complain = |problem: &str, remedy: &str| {
-        problems.push(Problem {
-            key: key.to_owned(),
-            problem: problem.to_owned(),
-            remedy: remedy.to_owned(),
-            source: source.clone(),
-        });
+    let complaint = |problem: &str, remedy: &str| Problem {
+        key: key.to_owned(),
+        problem: problem.to_owned(),
+        remedy: remedy.to_owned(),
+        source: source.clone(),
     };
     let parts: Vec<&str> = key.split('.').collect();
     if parts.iter().any(|part| part.is_empty()) {
-        return complain(
+        return problems.push(complaint(
             "is no key path",
             "write it like engine.backend (RINGFETCH__ENGINE__BACKEND in the environment)",
-        );
+        ));
     }
     let top = parts[0].split('[').next().unwrap_or_default();
     if top == "datasets" {
-        return complain(
+        return problems.push(complaint(
             "cannot be set here",
             "datasets are named in the configuration file only",
-        );
+        ));
     }
     let content = match serde_yaml::from_str::<Value>(text) {
         Ok(Value::Null) => Content::Null,
@@ -260,16 +265,30 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
             Content::Text(text.to_owned())
         }
     };
+    // A value where a section belongs is a mistake of its own, and must not hide what is set inside the section.
+    if let [top, _, ..] = parts.as_slice()
+        && let Content::Section(entries) = &mut root.content
+        && let Some((_, section)) = entries.iter_mut().find(|(name, _)| name == top)
+        && !matches!(section.content, Content::Null | Content::Section(_))
+    {
+        problems.push(Problem {
+            key: (*top).to_owned(),
+            problem: section.content.describe(),
+            remedy: SECTION_ALLOWED.to_owned(),
+            source: section.source.clone(),
+        });
+        section.content = Content::Section(Vec::new());
+    }
     let mut node = root;
     for part in &parts {
         if matches!(node.content, Content::Null) {
             node.content = Content::Section(Vec::new());
         }
         let Content::Section(entries) = &mut node.content else {
-            return complain(
+            return problems.push(complaint(
                 "lies inside a value that is no section",
                 "mend the section first, or leave this one out",
-            );
+            ));
         };
         let position = entries
             .iter()
@@ -287,7 +306,10 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
         node = &mut entries[position].1;
     }
     if matches!(node.content, Content::Section(_)) {
-        return complain("is a section, not a single value", "name a key inside it");
+        return problems.push(complaint(
+            "is a section, not a single value",
+            "name a key inside it",
+        ));
     }
     *node = Node { content, source };
 }

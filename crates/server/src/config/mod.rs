@@ -18,6 +18,7 @@ use std::time::Duration;
 use ringfetch_engine::config::EngineConfig;
 use ringfetch_engine::dataset::DatasetSpec;
 
+pub(crate) use keys::GRPC_PORT;
 pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
 pub use print::to_yaml;
 pub use problem::{Problem, Problems, Source};
@@ -40,7 +41,7 @@ pub struct Limits {
     pub stream_requests_in_flight: u32,
     /// Most open connections on each port; further ones wait in the kernel's backlog.
     pub connections: u32,
-    /// Most ranges of one HTTP request; more are answered as if there were no Range header, per RFC 9110 14.2.
+    /// Most ranges of one HTTP request; more are refused: the whole, sent in their place, may be huge.
     pub http_ranges: u32,
 }
 

@@ -68,7 +68,8 @@ fn written(value: &Value) -> String {
 /// Plain where YAML reads it back as the same text, else in double quotes as JSON has them (which YAML 1.2 contains).
 fn written_text(text: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
-    let plain = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/') && text.chars().all(harmless);
+    let plain =
+        text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/') && text.chars().all(harmless);
     if plain && matches!(serde_yaml::from_str(text), Ok(Value::String(read)) if read == text) {
         return text.to_owned();
     }

@@ -26,6 +26,9 @@ pub(super) fn parse(text: &str) -> Result<u64, String> {
     let number: u64 = number
         .parse()
         .map_err(|_| format!("is {text:?}, which does not fit 64 bits"))?;
+    if unit.starts_with('.') {
+        return Err(format!("is {text:?}, which has a fraction"));
+    }
     if unit.is_empty() || unit == "B" {
         return Ok(number);
     }

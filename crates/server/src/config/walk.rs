@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 
 use serde_yaml::Value;
 
-use super::layers::{Content, Node, join};
+use super::layers::{Content, Node, SECTION_ALLOWED, join};
 use super::problem::{Problem, Source};
 use super::size;
 
@@ -201,12 +201,7 @@ impl<'w> Section<'w> {
                 ..
             }) => entries = found,
             Some(Node { content, source }) => {
-                walk.complain(
-                    &path,
-                    content.describe(),
-                    "it is a section of keys".to_owned(),
-                    source,
-                );
+                walk.complain(&path, content.describe(), SECTION_ALLOWED.to_owned(), source);
             }
         }
         Self { walk, path, entries }
@@ -332,7 +327,7 @@ impl<'w> Section<'w> {
         } else {
             String::new()
         };
-        let allowed = format!("{from} to {to}, {of}as {}", size::ALLOWED);
+        let allowed = format!("{from} to {to}, {of}written as {}", size::ALLOWED);
         let parse = |content: &Content| {
             let value = match content {
                 Content::Text(text) => size::parse(text)?,
@@ -426,9 +421,13 @@ impl<'w> Section<'w> {
         range: RangeInclusive<u64>,
     ) -> Option<u64> {
         let allowed = format!("{word}, or a whole number, {} to {}", range.start(), range.end());
-        let parse = |content: &Content| match content {
-            Content::Text(text) if text == word => Ok(None),
-            other => integer(other, &range).map(Some),
+        let parse = |content: &Content| {
+            let is_word = matches!(content, Content::Text(text) if text == word);
+            if is_word {
+                Ok(None)
+            } else {
+                integer(content, &range).map(Some)
+            }
         };
         let write = |value: &Option<u64>| value.map_or_else(|| word.into(), Into::into);
         let value = self.read(name, &allowed, parse, write);

@@ -39,7 +39,11 @@ pub(crate) fn dataset(dataset: &Dataset, backend: &BackendStatus) -> v1::Dataset
         count,
         block_bytes,
         vectors,
-        etag: dataset.etag().to_owned(),
+        // Objects have a tag each.
+        etag: match dataset.kind() {
+            Kind::Objects => String::new(),
+            Kind::Blocks { .. } | Kind::Vectors { .. } => dataset.etag().to_owned(),
+        },
         read_path: Some(read_path(dataset, backend)),
         files: u32::try_from(dataset.files().len()).unwrap_or(u32::MAX),
     }
@@ -47,11 +51,7 @@ pub(crate) fn dataset(dataset: &Dataset, backend: &BackendStatus) -> v1::Dataset
 
 fn read_path(dataset: &Dataset, status: &BackendStatus) -> v1::ReadPath {
     let facts = dataset.direct();
-    // A mapping reads through the page cache whatever the file could do.
-    let (direct_io, direct_io_reason) = match status.backend {
-        BackendKind::Mmap => (false, "mmap reads through the page cache".to_owned()),
-        BackendKind::Uring | BackendKind::Pread | BackendKind::Sim => (facts.direct, facts.reason.clone()),
-    };
+    let (direct_io, direct_io_reason) = direct_io(dataset, status);
     v1::ReadPath {
         backend: backend(status.backend).into(),
         requested: backend(status.requested).into(),
@@ -60,6 +60,15 @@ fn read_path(dataset: &Dataset, status: &BackendStatus) -> v1::ReadPath {
         direct_io_reason,
         offset_alignment_bytes: facts.offset_alignment_bytes,
         memory_alignment_bytes: facts.memory_alignment_bytes,
+    }
+}
+
+/// Whether a dataset's reads bypass the page cache, and why. A mapping's do not, whatever the file could do.
+pub(crate) fn direct_io(dataset: &Dataset, status: &BackendStatus) -> (bool, String) {
+    let facts = dataset.direct();
+    match status.backend {
+        BackendKind::Mmap => (false, "mmap reads through the page cache".to_owned()),
+        BackendKind::Uring | BackendKind::Pread | BackendKind::Sim => (facts.direct, facts.reason.clone()),
     }
 }
 

@@ -1,15 +1,16 @@
-//! `POST .../{blocks|vectors|ranges|objects}:batchFetch`: many items of one dataset, asked for in JSON. What the answer
-//! looks like is in `batch_answer`.
+//! `POST .../{blocks|vectors|ranges|objects}:batchFetch`: many items of one dataset, asked for in JSON. What is
+//! asked is in `batch_request`, what the answer looks like in `batch_answer`.
 //!
 //! A request is checked whole, down to whether its answer can be told in the form the client takes, before anything is
-//! read. Unknown members are refused: a misspelt `fail_fast` must not be ignored.
+//! read.
 
 use super::App;
 use super::batch_answer::{LENGTHS_LISTED_MAX, Shape, encode};
+use super::batch_request::{BatchRequest, BlocksBatch, Call, ObjectsBatch, RangesBatch, VectorsBatch, parse};
 use super::datasets::{Wanted, dataset_of_kind};
 use super::negotiate::{Form, preferred, require_json};
 use super::problem::{Problem, Segments};
-use crate::fetch::{CallContext, FetchError, Items};
+use crate::fetch::{CallContext, FetchError};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -17,198 +18,8 @@ use bytes::Bytes;
 use http::{StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use ringfetch_engine::dataset::Kind;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use utoipa::ToSchema;
-
-/// Blocks to fetch.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct BlocksBatch {
-    /// Block indices from 0, in any order; the same one may stand more than once.
-    indices: Vec<u64>,
-    /// Answer the first item error as the request's.
-    #[serde(default)]
-    fail_fast: bool,
-    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
-    #[serde(default)]
-    deadline_ms: u32,
-}
-
-/// Vectors to fetch.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct VectorsBatch {
-    /// Vector ids from 0, in any order; the same one may stand more than once.
-    ids: Vec<u64>,
-    /// Answer the first item error as the request's.
-    #[serde(default)]
-    fail_fast: bool,
-    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
-    #[serde(default)]
-    deadline_ms: u32,
-}
-
-/// Byte ranges to fetch.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RangesBatch {
-    /// In any order; they may overlap.
-    ranges: Vec<ByteRange>,
-    /// Answer the first item error as the request's.
-    #[serde(default)]
-    fail_fast: bool,
-    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
-    #[serde(default)]
-    deadline_ms: u32,
-}
-
-/// A part of the address space.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ByteRange {
-    /// First byte.
-    offset: u64,
-    /// Bytes, at least 1.
-    length: u64,
-}
-
-/// Objects to fetch: `names` for whole ones, or `objects` for parts of them.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ObjectsBatch {
-    /// Names of whole objects.
-    names: Option<Vec<String>>,
-    /// Parts of objects.
-    objects: Option<Vec<ObjectPart>>,
-    /// Answer the first item error as the request's.
-    #[serde(default)]
-    fail_fast: bool,
-    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
-    #[serde(default)]
-    deadline_ms: u32,
-}
-
-/// A part of an object.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ObjectPart {
-    /// Relative to the dataset's directory, `/` between the parts.
-    name: String,
-    /// First byte.
-    #[serde(default)]
-    offset: u64,
-    /// Bytes; 0: to the end.
-    #[serde(default)]
-    length: u64,
-}
-
-/// The items of a request, in the columns that a fetch wants.
-#[derive(Debug, PartialEq, Eq)]
-enum Columns {
-    Blocks(Vec<u64>),
-    Vectors(Vec<u64>),
-    Ranges { offsets: Vec<u64>, lengths: Vec<u64> },
-    Objects { names: Vec<String>, offsets: Vec<u64>, lengths: Vec<u64> },
-}
-
-/// A request as every kind of it is handled.
-#[derive(Debug, PartialEq, Eq)]
-struct Call {
-    columns: Columns,
-    /// The member that lists the items.
-    field: &'static str,
-    fail_fast: bool,
-    deadline_ms: u32,
-}
-
-impl Columns {
-    fn items(&self) -> Items<'_> {
-        match self {
-            Self::Blocks(indices) => Items::Blocks(indices),
-            Self::Vectors(ids) => Items::Vectors(ids),
-            Self::Ranges { offsets, lengths } => Items::Ranges { offsets, lengths },
-            Self::Objects { names, offsets, lengths } => Items::Objects { names, offsets, lengths },
-        }
-    }
-
-    fn wanted(&self) -> Wanted {
-        match self {
-            Self::Blocks(_) => Wanted::Blocks,
-            Self::Vectors(_) => Wanted::Vectors,
-            Self::Ranges { .. } => Wanted::Space,
-            Self::Objects { .. } => Wanted::Objects,
-        }
-    }
-
-    /// Whether it is known beforehand that every item that can be read has the same length.
-    fn is_uniform(&self) -> bool {
-        match self {
-            Self::Blocks(_) | Self::Vectors(_) => true,
-            Self::Ranges { lengths, .. } => lengths.windows(2).all(|pair| pair[0] == pair[1]),
-            // 0 is "to the end", which is anywhere.
-            Self::Objects { lengths, .. } => {
-                lengths.first().is_some_and(|first| *first > 0) && lengths.windows(2).all(|pair| pair[0] == pair[1])
-            }
-        }
-    }
-}
-
-/// A request in one of its four forms.
-trait BatchRequest: DeserializeOwned {
-    fn into_call(self) -> Result<Call, Problem>;
-}
-
-impl BatchRequest for BlocksBatch {
-    fn into_call(self) -> Result<Call, Problem> {
-        let Self { indices, fail_fast, deadline_ms } = self;
-        Ok(Call { columns: Columns::Blocks(indices), field: "indices", fail_fast, deadline_ms })
-    }
-}
-
-impl BatchRequest for VectorsBatch {
-    fn into_call(self) -> Result<Call, Problem> {
-        let Self { ids, fail_fast, deadline_ms } = self;
-        Ok(Call { columns: Columns::Vectors(ids), field: "ids", fail_fast, deadline_ms })
-    }
-}
-
-impl BatchRequest for RangesBatch {
-    fn into_call(self) -> Result<Call, Problem> {
-        let Self { ranges, fail_fast, deadline_ms } = self;
-        let (offsets, lengths) = ranges.into_iter().map(|range| (range.offset, range.length)).unzip();
-        Ok(Call { columns: Columns::Ranges { offsets, lengths }, field: "ranges", fail_fast, deadline_ms })
-    }
-}
-
-impl BatchRequest for ObjectsBatch {
-    fn into_call(self) -> Result<Call, Problem> {
-        let Self { names, objects, fail_fast, deadline_ms } = self;
-        let (field, columns) = match (names, objects) {
-            (Some(names), None) => {
-                ("names", Columns::Objects { names, offsets: Vec::new(), lengths: Vec::new() })
-            }
-            (None, Some(objects)) => {
-                let (mut names, mut offsets, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
-                for ObjectPart { name, offset, length } in objects {
-                    names.push(name);
-                    offsets.push(offset);
-                    lengths.push(length);
-                }
-                ("objects", Columns::Objects { names, offsets, lengths })
-            }
-            (None, None) | (Some(_), Some(_)) => {
-                return Err(Problem::malformed(
-                    "objects",
-                    "give either `names` (whole objects) or `objects` (with offset and length)",
-                ));
-            }
-        };
-        Ok(Call { columns, field, fail_fast, deadline_ms })
-    }
-}
 
 /// Fetches blocks.
 #[utoipa::path(post, path = "/v1/datasets/{name}/blocks:batchFetch", tag = "data",
@@ -268,7 +79,10 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     let (parts, body) = request.into_parts();
     let form = preferred(&parts.headers)?;
     require_json(&parts.headers)?;
-    let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let declared = parts
+        .headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse().ok());
     let body = read_body(body, declared, app.fetcher.limits().request_bytes).await?;
     let call = parse::<R>(&body)?.into_call()?;
     drop(body);
@@ -277,11 +91,17 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     check_form(&call, form, items_max)?;
 
     let deadline = (call.deadline_ms > 0).then(|| arrival + Duration::from_millis(call.deadline_ms.into()));
-    let context = CallContext { deadline, share: super::share_of(&parts.extensions), fail_fast: call.fail_fast };
+    let context = CallContext {
+        deadline,
+        share: super::share_of(&parts.extensions),
+        fail_fast: call.fail_fast,
+    };
     let result = app.fetcher.fetch(name, call.columns.items(), context).await;
     let (_, fetched) = result.map_err(|error| in_terms_of(call.field, error))?;
     let shape = match dataset.kind() {
-        Kind::Vectors { dim, dtype, .. } if call.columns.wanted() == Wanted::Vectors => Some(Shape { dim, dtype }),
+        Kind::Vectors { dim, dtype, .. } if call.columns.wanted() == Wanted::Vectors => {
+            Some(Shape { dim, dtype })
+        }
         Kind::Vectors { .. } | Kind::Blocks { .. } | Kind::Objects => None,
     };
     encode(form, fetched, shape)
@@ -318,23 +138,14 @@ async fn read_body(body: Body, declared: Option<u64>, bytes_max: u32) -> Result<
     if declared.is_some_and(|length| length > u64::from(bytes_max)) {
         return Err(too_large());
     }
-    match Limited::new(body, usize::try_from(bytes_max).unwrap_or(usize::MAX)).collect().await {
+    match Limited::new(body, usize::try_from(bytes_max).unwrap_or(usize::MAX))
+        .collect()
+        .await
+    {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
         Err(error) => Err(Problem::malformed("body", format!("it broke off: {error}"))),
     }
-}
-
-/// Reads a request's JSON. Errors name the member (`ranges[3].length`) and the place in the text.
-fn parse<R: DeserializeOwned>(body: &[u8]) -> Result<R, Problem> {
-    let mut json = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let path = error.path().to_string();
-        let field = if path == "." { "body".to_owned() } else { path };
-        Problem::malformed(field, error.inner().to_string())
-    })?;
-    json.end().map_err(|error| Problem::malformed("body", error.to_string()))?;
-    Ok(value)
 }
 
 /// A fetch names the columns; the client knows its own members.
@@ -351,74 +162,8 @@ fn in_terms_of(field: &'static str, error: FetchError) -> FetchError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::problem::render;
-    use axum::response::IntoResponse;
-    use http::Method;
-
-    async fn told(problem: Problem) -> (u16, String, String) {
-        let response = render(problem.into_response(), "/", None, &Method::POST);
-        let status = response.status().as_u16();
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
-        let text = |member: &str| body[member].as_str().unwrap_or_default().to_owned();
-        (status, text("field"), text("detail"))
-    }
-
-    fn call<R: BatchRequest>(json: &str) -> Result<Call, Problem> {
-        parse::<R>(json.as_bytes())?.into_call()
-    }
-
-    #[test]
-    fn requests_become_columns() {
-        // Each of the four requests, with and without optional members: the columns that a fetch wants.
-        let blocks = call::<BlocksBatch>(r#"{"indices":[3,1],"fail_fast":true,"deadline_ms":50}"#).unwrap();
-        let expected = Call {
-            columns: Columns::Blocks(vec![3, 1]),
-            field: "indices",
-            fail_fast: true,
-            deadline_ms: 50,
-        };
-        assert_eq!(blocks, expected);
-        let vectors = call::<VectorsBatch>(r#"{"ids":[18446744073709551615]}"#).unwrap();
-        assert_eq!(vectors.columns, Columns::Vectors(vec![u64::MAX]));
-        let ranges = call::<RangesBatch>(r#"{"ranges":[{"offset":5,"length":6},{"offset":7,"length":8}]}"#).unwrap();
-        assert_eq!(ranges.columns, Columns::Ranges { offsets: vec![5, 7], lengths: vec![6, 8] });
-        let names = call::<ObjectsBatch>(r#"{"names":["a/b"]}"#).unwrap();
-        let whole = Columns::Objects { names: vec!["a/b".into()], offsets: vec![], lengths: vec![] };
-        assert_eq!((names.columns, names.field), (whole, "names"));
-        let parts = call::<ObjectsBatch>(r#"{"objects":[{"name":"a"},{"name":"b","offset":1,"length":2}]}"#).unwrap();
-        let columns =
-            Columns::Objects { names: vec!["a".into(), "b".into()], offsets: vec![0, 1], lengths: vec![0, 2] };
-        assert_eq!((parts.columns, parts.field), (columns, "objects"));
-    }
-
-    #[tokio::test]
-    async fn mistakes_are_named_with_their_member_and_place() {
-        // Malformed and wrong JSON of every sort: 400, the member, and line and column in the message.
-        for (json, field, part) in [
-            (r#"{"ranges":[{"offset":1,"length":1},{"offset":-1,"length":1}]}"#, "ranges[1].offset", "line 1 column"),
-            (r#"{"ranges":[{"offset":1}]}"#, "ranges[0]", "missing field `length`"),
-            (r#"{"ranges":[],"failfast":true}"#, "failfast", "unknown field `failfast`"),
-            (r#"{"ranges":[]} x"#, "body", "trailing characters"),
-            (r#"{}"#, "body", "missing field `ranges`"),
-            ("", "body", "EOF"),
-            ("{\n\"ranges\": [}", "ranges[0]", "line 2 column 12"),
-            (r#"{"ranges":[],"deadline_ms":-1}"#, "deadline_ms", "invalid value"),
-        ] {
-            let (status, got_field, detail) = told(call::<RangesBatch>(json).unwrap_err()).await;
-            assert_eq!((status, got_field.as_str()), (400, field), "{json}: {detail}");
-            assert!(detail.contains(part), "{json}: {detail}");
-        }
-    }
-
-    #[tokio::test]
-    async fn objects_are_given_in_one_way() {
-        // Neither list, and both: a problem that says which to use.
-        for json in ["{}", r#"{"names":["a"],"objects":[{"name":"a"}]}"#] {
-            let (status, field, detail) = told(call::<ObjectsBatch>(json).unwrap_err()).await;
-            assert_eq!((status, field.as_str()), (400, "objects"), "{detail}");
-        }
-    }
+    use crate::http::batch_request::Columns;
+    use crate::http::batch_request::tests::told;
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused() {
@@ -440,8 +185,16 @@ mod tests {
         let ranges = |last: u64| {
             let mut lengths = vec![4; many];
             lengths[many - 1] = last;
-            let columns = Columns::Ranges { offsets: vec![0; many], lengths };
-            Call { columns, field: "ranges", fail_fast: false, deadline_ms: 0 }
+            let columns = Columns::Ranges {
+                offsets: vec![0; many],
+                lengths,
+            };
+            Call {
+                columns,
+                field: "ranges",
+                fail_fast: false,
+                deadline_ms: 0,
+            }
         };
         assert!(check_form(&ranges(4), Form::Octets, 4096).is_ok());
         assert!(check_form(&ranges(5), Form::Json, 4096).is_ok());
@@ -451,21 +204,25 @@ mod tests {
     }
 
     #[test]
-    fn whole_objects_have_no_common_length() {
-        // Objects without lengths, with equal ones, and to their ends: only equal explicit lengths are uniform.
-        let objects = |lengths: Vec<u64>| Columns::Objects { names: vec![], offsets: vec![], lengths };
-        assert!(!objects(vec![]).is_uniform());
-        assert!(!objects(vec![0, 0]).is_uniform());
-        assert!(!objects(vec![1, 2]).is_uniform());
-        assert!(objects(vec![2, 2]).is_uniform());
-    }
-
-    #[test]
     fn errors_name_the_member_of_the_request() {
         // What a fetch says about its columns: told in the terms of the JSON.
         let error = in_terms_of("ranges", FetchError::EmptyBatch { field: "offsets" });
         assert_eq!(error, FetchError::EmptyBatch { field: "ranges" });
-        let error = in_terms_of("objects", FetchError::TooManyItems { field: "names", items: 9, max: 8 });
-        assert_eq!(error, FetchError::TooManyItems { field: "objects", items: 9, max: 8 });
+        let error = in_terms_of(
+            "objects",
+            FetchError::TooManyItems {
+                field: "names",
+                items: 9,
+                max: 8,
+            },
+        );
+        assert_eq!(
+            error,
+            FetchError::TooManyItems {
+                field: "objects",
+                items: 9,
+                max: 8
+            }
+        );
     }
 }

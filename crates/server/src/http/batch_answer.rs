@@ -70,7 +70,10 @@ pub(super) struct BatchAnswer {
     /// The good items back to back, in base64.
     #[serde(skip)]
     #[schema(value_type = String, format = "byte", required)]
-    #[expect(dead_code, reason = "stands for the member that is written while the body is sent")]
+    #[expect(
+        dead_code,
+        reason = "stands for the member that is written while the body is sent"
+    )]
     data: (),
 }
 
@@ -111,13 +114,20 @@ fn common_length(lengths: &Lengths, errors: &[ItemError]) -> Option<u32> {
         Lengths::Each(each) => each,
     };
     let mut failed = errors.iter().map(|error| error.item).peekable();
-    let mut good = (0_u32..).zip(each).filter(|(item, _)| failed.next_if_eq(item).is_none()).map(|(_, length)| *length);
+    let mut good = (0_u32..)
+        .zip(each)
+        .filter(|(item, _)| failed.next_if_eq(item).is_none())
+        .map(|(_, length)| *length);
     let first = good.next()?;
     good.all(|length| length == first).then_some(first)
 }
 
 fn octets(fetched: Fetched, shape: Option<Shape>) -> Result<Response, Problem> {
-    let Fetched { data, lengths, errors } = fetched;
+    let Fetched {
+        data,
+        lengths,
+        errors,
+    } = fetched;
     let items = item_count(&lengths);
     let listable = errors.len() <= LENGTHS_LISTED_MAX;
     if let (false, Some(first)) = (listable, errors.first()) {
@@ -136,7 +146,11 @@ fn octets(fetched: Fetched, shape: Option<Shape>) -> Result<Response, Problem> {
     head.insert(RINGFETCH_ITEMS, HeaderValue::from(items));
     head.insert(RINGFETCH_ERRORS, HeaderValue::from(errors.len()));
     if !errors.is_empty() {
-        insert_list(&mut head, RINGFETCH_ERROR_ITEMS, errors.iter().map(|error| error.item));
+        insert_list(
+            &mut head,
+            RINGFETCH_ERROR_ITEMS,
+            errors.iter().map(|error| error.item),
+        );
     }
     match (common_length(&lengths, &errors), lengths) {
         (Some(length), _) => {
@@ -156,14 +170,21 @@ fn octets(fetched: Fetched, shape: Option<Shape>) -> Result<Response, Problem> {
 }
 
 fn insert_list(head: &mut HeaderMap, name: HeaderName, values: impl Iterator<Item = u32>) {
-    let list = values.map(|value| value.to_string()).collect::<Vec<_>>().join(",");
+    let list = values
+        .map(|value| value.to_string())
+        .collect::<Vec<_>>()
+        .join(",");
     if let Ok(value) = HeaderValue::try_from(list) {
         head.insert(name, value);
     }
 }
 
 fn json(fetched: Fetched, shape: Option<Shape>) -> Response {
-    let Fetched { data, lengths, errors } = fetched;
+    let Fetched {
+        data,
+        lengths,
+        errors,
+    } = fetched;
     let items = item_count(&lengths);
     let (item_bytes, lengths) = match lengths {
         Lengths::Uniform { item_bytes, .. } => (Some(item_bytes), None),
@@ -191,7 +212,11 @@ fn json(fetched: Fetched, shape: Option<Shape>) -> Response {
     let mut head = HeaderMap::new();
     head.insert(header::CONTENT_TYPE, Form::Json.media_type());
     head.insert(header::VARY, HeaderValue::from_static("Accept"));
-    let body = JsonBody { before: Some(Bytes::from(before)), data, after: true };
+    let body = JsonBody {
+        before: Some(Bytes::from(before)),
+        data,
+        after: true,
+    };
     (StatusCode::OK, head, Body::new(body)).into_response()
 }
 
@@ -209,7 +234,10 @@ impl http_body::Body for JsonBody {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let frame = if let Some(before) = self.before.take() {
             before
         } else if !self.data.is_empty() {
@@ -244,22 +272,47 @@ mod tests {
     use ringfetch_engine::error::ReadError;
 
     fn failed(item: u32) -> ItemError {
-        ItemError { item, error: ReadError::ZeroLength }
+        ItemError {
+            item,
+            error: ReadError::ZeroLength,
+        }
     }
 
     fn fetched(data: &'static [u8], lengths: Lengths, errors: Vec<ItemError>) -> Fetched {
-        Fetched { data: Bytes::from_static(data), lengths, errors }
+        Fetched {
+            data: Bytes::from_static(data),
+            lengths,
+            errors,
+        }
     }
 
     fn header_of(response: &Response, name: HeaderName) -> &str {
-        response.headers().get(name).map_or("absent", |value| value.to_str().unwrap())
+        response
+            .headers()
+            .get(name)
+            .map_or("absent", |value| value.to_str().unwrap())
     }
 
     #[test]
     fn bytes_of_equal_items_are_cut_by_one_number() {
         // Two good items of two bytes, and the same with a failed one between: Item-Bytes tells how to cut.
-        let uniform = fetched(b"aabb", Lengths::Uniform { item_bytes: 2, items: 2 }, vec![]);
-        let response = octets(uniform, Some(Shape { dim: 1, dtype: Dtype::F16 })).ok().unwrap();
+        let uniform = fetched(
+            b"aabb",
+            Lengths::Uniform {
+                item_bytes: 2,
+                items: 2,
+            },
+            vec![],
+        );
+        let response = octets(
+            uniform,
+            Some(Shape {
+                dim: 1,
+                dtype: Dtype::F16,
+            }),
+        )
+        .ok()
+        .unwrap();
         assert_eq!(header_of(&response, RINGFETCH_ITEMS), "2");
         assert_eq!(header_of(&response, RINGFETCH_ERRORS), "0");
         assert_eq!(header_of(&response, RINGFETCH_ERROR_ITEMS), "absent");
@@ -275,7 +328,9 @@ mod tests {
     #[test]
     fn bytes_of_differing_items_come_with_their_lengths() {
         // Items of 1, 0 (an empty object) and 3 bytes: Lengths lists all of them.
-        let response = octets(fetched(b"abbb", Lengths::Each(vec![1, 0, 3]), vec![]), None).ok().unwrap();
+        let response = octets(fetched(b"abbb", Lengths::Each(vec![1, 0, 3]), vec![]), None)
+            .ok()
+            .unwrap();
         assert_eq!(header_of(&response, RINGFETCH_LENGTHS), "1,0,3");
         assert_eq!(header_of(&response, RINGFETCH_ITEM_BYTES), "absent");
     }
@@ -283,7 +338,12 @@ mod tests {
     #[test]
     fn a_batch_of_failures_is_still_an_answer() {
         // Both items failed: 200 with both listed and an empty body, as the gRPC API answers.
-        let response = octets(fetched(b"", Lengths::Each(vec![0, 0]), vec![failed(0), failed(1)]), None).ok().unwrap();
+        let response = octets(
+            fetched(b"", Lengths::Each(vec![0, 0]), vec![failed(0), failed(1)]),
+            None,
+        )
+        .ok()
+        .unwrap();
         assert_eq!(response.status(), 200);
         assert_eq!(header_of(&response, RINGFETCH_ERROR_ITEMS), "0,1");
     }

@@ -23,7 +23,10 @@ pub(super) struct ETag(HeaderValue);
 impl ETag {
     /// From the unquoted tag. Characters that a tag may not hold are left out.
     pub(super) fn new(opaque: &str) -> Self {
-        let legal: String = opaque.chars().filter(|c| matches!(c, '\x21' | '\x23'..='\x7e')).collect();
+        let legal: String = opaque
+            .chars()
+            .filter(|c| matches!(c, '\x21' | '\x23'..='\x7e'))
+            .collect();
         let quoted = HeaderValue::try_from(format!("\"{legal}\""));
         Self(quoted.unwrap_or(HeaderValue::from_static("\"\"")))
     }
@@ -40,7 +43,8 @@ impl ETag {
 
 /// Evaluates If-Match, then If-None-Match (RFC 9110 13.2.2), for GET and HEAD.
 pub(super) fn evaluate(headers: &HeaderMap, current: &ETag) -> Precondition {
-    if headers.contains_key(header::IF_MATCH) && !any_matches(headers, header::IF_MATCH, current, Comparison::Strong)
+    if headers.contains_key(header::IF_MATCH)
+        && !any_matches(headers, header::IF_MATCH, current, Comparison::Strong)
     {
         return Precondition::Failed;
     }
@@ -70,7 +74,10 @@ enum Comparison {
 }
 
 fn any_matches(headers: &HeaderMap, name: HeaderName, current: &ETag, comparison: Comparison) -> bool {
-    headers.get_all(name).iter().any(|value| list_matches(value.as_bytes(), current, comparison))
+    headers
+        .get_all(name)
+        .iter()
+        .any(|value| list_matches(value.as_bytes(), current, comparison))
 }
 
 /// `*`, or a comma-separated list of `"tag"` and `W/"tag"`; a tag may itself hold commas. What follows a mistake is not
@@ -89,7 +96,9 @@ fn list_matches(list: &[u8], current: &ETag, comparison: Comparison) -> bool {
             tail => (false, tail),
         };
         let [b'"', inner @ ..] = tag else { return false };
-        let Some(end) = inner.iter().position(|&b| b == b'"') else { return false };
+        let Some(end) = inner.iter().position(|&b| b == b'"') else {
+            return false;
+        };
         let (quoted, tail) = tag.split_at(end + 2);
         if quoted == current.bytes() && (comparison == Comparison::Weak || !weak) {
             return true;
@@ -134,7 +143,11 @@ mod tests {
             ("", Precondition::Failed),
             ("\"a", Precondition::Failed),
         ] {
-            assert_eq!(evaluate(&headers(&[(header::IF_MATCH, value)]), &tag), expected, "{value}");
+            assert_eq!(
+                evaluate(&headers(&[(header::IF_MATCH, value)]), &tag),
+                expected,
+                "{value}"
+            );
         }
     }
 
@@ -150,7 +163,11 @@ mod tests {
             ("\"a\"", Precondition::Holds),
             ("\"x\" oops \"a,b\"", Precondition::Holds),
         ] {
-            assert_eq!(evaluate(&headers(&[(header::IF_NONE_MATCH, value)]), &tag), expected, "{value}");
+            assert_eq!(
+                evaluate(&headers(&[(header::IF_NONE_MATCH, value)]), &tag),
+                expected,
+                "{value}"
+            );
         }
     }
 
@@ -174,12 +191,26 @@ mod tests {
         let tag = ETag::new("a");
         assert!(if_range_holds(&headers(&[]), &tag));
         assert!(if_range_holds(&headers(&[(header::IF_RANGE, "\"a\"")]), &tag));
-        for value in
-            ["W/\"a\"", "\"b\"", "Tue, 15 Nov 1994 12:45:26 GMT", "\"a\", \"b\"", "*", "a", "", "\"a\"x", "\"A\""]
-        {
-            assert!(!if_range_holds(&headers(&[(header::IF_RANGE, value)]), &tag), "{value}");
+        for value in [
+            "W/\"a\"",
+            "\"b\"",
+            "Tue, 15 Nov 1994 12:45:26 GMT",
+            "\"a\", \"b\"",
+            "*",
+            "a",
+            "",
+            "\"a\"x",
+            "\"A\"",
+        ] {
+            assert!(
+                !if_range_holds(&headers(&[(header::IF_RANGE, value)]), &tag),
+                "{value}"
+            );
         }
-        assert!(!if_range_holds(&headers(&[(header::IF_RANGE, "\"a\""), (header::IF_RANGE, "\"a\"")]), &tag));
+        assert!(!if_range_holds(
+            &headers(&[(header::IF_RANGE, "\"a\""), (header::IF_RANGE, "\"a\"")]),
+            &tag
+        ));
     }
 
     #[test]

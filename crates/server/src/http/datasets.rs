@@ -3,6 +3,7 @@
 use super::App;
 use super::problem::{Problem, Segments};
 use crate::fetch::FetchError;
+use crate::grpc::describe;
 use axum::Json;
 use axum::extract::State;
 use ringfetch_engine::dataset::{Dataset, Kind};
@@ -86,13 +87,32 @@ impl DatasetView {
     fn new(dataset: &Dataset, backend: &BackendStatus) -> Self {
         let (block_bytes, vectors) = match dataset.kind() {
             Kind::Blocks { block_bytes, .. } => (Some(block_bytes), None),
-            Kind::Vectors { layout, dim, dtype, vector_bytes, stride_bytes, base_offset, count: _ } => {
+            Kind::Vectors {
+                layout,
+                dim,
+                dtype,
+                vector_bytes,
+                stride_bytes,
+                base_offset,
+                count: _,
+            } => {
                 let (dtype, layout) = (dtype.as_str(), layout.as_str());
-                (None, Some(VectorShapeView { dim, dtype, layout, vector_bytes, stride_bytes, base_offset }))
+                (
+                    None,
+                    Some(VectorShapeView {
+                        dim,
+                        dtype,
+                        layout,
+                        vector_bytes,
+                        stride_bytes,
+                        base_offset,
+                    }),
+                )
             }
             Kind::Objects => (None, None),
         };
         let direct = dataset.direct();
+        let (direct_io, direct_io_reason) = describe::direct_io(dataset, backend);
         let has_space = Wanted::Space.is(dataset.kind());
         Self {
             name: dataset.name().to_owned(),
@@ -101,13 +121,17 @@ impl DatasetView {
             count: dataset.count(),
             block_bytes,
             vectors,
-            etag: if has_space { dataset.etag().to_owned() } else { String::new() },
+            etag: if has_space {
+                dataset.etag().to_owned()
+            } else {
+                String::new()
+            },
             read_path: ReadPathView {
                 backend: backend.backend.as_str(),
                 requested: backend.requested.as_str(),
                 reason: backend.reason.clone(),
-                direct_io: direct.direct,
-                direct_io_reason: direct.reason.clone(),
+                direct_io,
+                direct_io_reason,
                 offset_alignment_bytes: direct.offset_alignment_bytes,
                 memory_alignment_bytes: direct.memory_alignment_bytes,
             },
@@ -122,7 +146,12 @@ impl DatasetView {
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<DatasetList> {
     let backend = app.fetcher.engine().backend();
     let datasets = app.fetcher.datasets();
-    Json(DatasetList { datasets: datasets.iter().map(|dataset| DatasetView::new(dataset, &backend)).collect() })
+    Json(DatasetList {
+        datasets: datasets
+            .iter()
+            .map(|dataset| DatasetView::new(dataset, &backend))
+            .collect(),
+    })
 }
 
 /// Describes a dataset.
@@ -176,7 +205,11 @@ pub(super) fn dataset_of_kind(app: &App, name: &str, wanted: Wanted) -> Result<A
         Kind::Vectors { .. } => "its vectors/{id}, bytes, vectors:batchFetch or ranges:batchFetch",
         Kind::Objects => "its objects/{object}, objects or objects:batchFetch",
     };
-    Err(FetchError::WrongKind { name: name.to_owned(), kind: kind_word(kind), remedy })
+    Err(FetchError::WrongKind {
+        name: name.to_owned(),
+        kind: kind_word(kind),
+        remedy,
+    })
 }
 
 fn kind_word(kind: Kind) -> &'static str {

@@ -45,7 +45,9 @@ pub(super) async fn get_block(
     let (parts, _no_body) = request.into_parts();
     let index = number("index", &index)?;
     let dataset = dataset_of_kind(&app, &name, Wanted::Blocks)?;
-    let Kind::Blocks { block_bytes, count } = dataset.kind() else { return Err(not_there("block", index, 0)) };
+    let Kind::Blocks { block_bytes, count } = dataset.kind() else {
+        return Err(not_there("block", index, 0));
+    };
     if index >= count {
         return Err(not_there("block", index, count));
     }
@@ -85,7 +87,14 @@ pub(super) async fn get_vector(
     let (parts, _no_body) = request.into_parts();
     let id = number("id", &id)?;
     let dataset = dataset_of_kind(&app, &name, Wanted::Vectors)?;
-    let Kind::Vectors { dim, dtype, vector_bytes, count, .. } = dataset.kind() else {
+    let Kind::Vectors {
+        dim,
+        dtype,
+        vector_bytes,
+        count,
+        ..
+    } = dataset.kind()
+    else {
         return Err(not_there("vector", id, 0));
     };
     let form = preferred(&parts.headers)?;
@@ -121,10 +130,12 @@ pub(super) async fn get_vector(
 fn number(field: &'static str, text: &str) -> Result<u64, Problem> {
     // `parse` alone would take a sign.
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse()
-        .ok()
-        .filter(|_| digits)
-        .ok_or_else(|| Problem::malformed(field, format!("{text:?} is not a decimal number from 0 to 2^64 - 1")))
+    text.parse().ok().filter(|_| digits).ok_or_else(|| {
+        Problem::malformed(
+            field,
+            format!("{text:?} is not a decimal number from 0 to 2^64 - 1"),
+        )
+    })
 }
 
 fn not_there(what: &'static str, index: u64, count: u64) -> Problem {
@@ -154,7 +165,11 @@ fn head_only(mut head: HeaderMap, form: Form, length: Option<u32>) -> Response {
 }
 
 async fn fetch_one(app: &App, name: &str, item: Items<'_>, parts: &Parts) -> Result<Bytes, Problem> {
-    let context = CallContext { deadline: None, share: super::share_of(&parts.extensions), fail_fast: true };
+    let context = CallContext {
+        deadline: None,
+        share: super::share_of(&parts.extensions),
+        fail_fast: true,
+    };
     let (_, fetched) = app.fetcher.fetch(name, item, context).await?;
     Ok(fetched.data)
 }
@@ -165,7 +180,9 @@ fn octets(mut head: HeaderMap, data: Bytes) -> Response {
 }
 
 fn vary_by_accept(mut response: Response) -> Response {
-    response.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
+    response
+        .headers_mut()
+        .insert(header::VARY, HeaderValue::from_static("Accept"));
     response
 }
 
@@ -194,11 +211,20 @@ mod tests {
     #[test]
     fn elements_of_every_dtype_become_numbers() {
         // Known bytes of each element type, NaN among the floats: the numbers they stand for, null for NaN.
-        let f32s: Vec<u8> = [0.1_f32, -2.0, f32::NAN].iter().flat_map(|x| x.to_le_bytes()).collect();
+        let f32s: Vec<u8> = [0.1_f32, -2.0, f32::NAN]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
         assert_eq!(json_numbers(Dtype::F32, &f32s), "[0.1,-2.0,null]");
-        let f16s: Vec<u8> = [1.5, -0.25].iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
+        let f16s: Vec<u8> = [1.5, -0.25]
+            .iter()
+            .flat_map(|x| f16::from_f32(*x).to_le_bytes())
+            .collect();
         assert_eq!(json_numbers(Dtype::F16, &f16s), "[1.5,-0.25]");
-        assert_eq!(json_numbers(Dtype::I32, &[255, 255, 255, 255, 1, 0, 0, 0]), "[-1,1]");
+        assert_eq!(
+            json_numbers(Dtype::I32, &[255, 255, 255, 255, 1, 0, 0, 0]),
+            "[-1,1]"
+        );
         assert_eq!(json_numbers(Dtype::U8, &[0, 255]), "[0,255]");
         assert_eq!(json_numbers(Dtype::I8, &[0, 255]), "[0,-1]");
         assert_eq!(json_numbers(Dtype::F32, &[]), "[]");
@@ -209,7 +235,17 @@ mod tests {
         // Path segments that are a number, and others (signs, blanks, too large): only digits that fit pass.
         assert_eq!(number("index", "0").unwrap(), 0);
         assert_eq!(number("index", "18446744073709551615").unwrap(), u64::MAX);
-        for text in ["", "-1", "+1", " 1", "1.0", "0x1", "abc", "18446744073709551616", "1e3"] {
+        for text in [
+            "",
+            "-1",
+            "+1",
+            " 1",
+            "1.0",
+            "0x1",
+            "abc",
+            "18446744073709551616",
+            "1e3",
+        ] {
             assert!(number("index", text).is_err(), "{text}");
         }
     }

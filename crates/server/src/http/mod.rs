@@ -6,6 +6,7 @@
 
 mod batch;
 mod batch_answer;
+mod batch_request;
 mod conditional;
 mod datasets;
 mod items;
@@ -51,7 +52,12 @@ struct App {
 
 /// The HTTP service: made once, cloned for each connection. Requests may carry a
 /// [`ConnectionShare`] among their extensions.
-pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics, registry: prometheus::Registry) -> Router {
+pub fn service(
+    fetcher: Fetcher,
+    lifecycle: Lifecycle,
+    rpc: RpcMetrics,
+    registry: prometheus::Registry,
+) -> Router {
     let app = App {
         fetcher,
         lifecycle,
@@ -63,7 +69,9 @@ pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics, registry
 }
 
 fn router() -> Router<Arc<App>> {
-    routes::ROUTES.iter().fold(Router::new(), |router, route| router.route(route.pattern, method_of(route.operation)))
+    routes::ROUTES.iter().fold(Router::new(), |router, route| {
+        router.route(route.pattern, method_of(route.operation))
+    })
 }
 
 fn method_of(operation: HttpRoute) -> MethodRouter<Arc<App>> {
@@ -89,7 +97,9 @@ fn method_of(operation: HttpRoute) -> MethodRouter<Arc<App>> {
 
 /// Adds the outermost layer and the answer to unknown paths.
 fn with_edge<S: Clone + Send + Sync + 'static>(router: Router<S>, rpc: RpcMetrics) -> Router<S> {
-    router.fallback(problem::no_such_path).layer(from_fn_with_state(rpc, edge))
+    router
+        .fallback(problem::no_such_path)
+        .layer(from_fn_with_state(rpc, edge))
 }
 
 /// Counts and times a request, and writes the body of its problem if it has one. A request whose client leaves before
@@ -100,13 +110,16 @@ async fn edge(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Re
     let matched = matched.as_ref().map(MatchedPath::as_str);
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let response = problem::render(next.run(request).await, uri.path(), matched, &method);
-    rpc.http(routes::operation(matched, &method)).observe(response.status(), arrival.elapsed());
+    rpc.http(routes::operation(matched, &method))
+        .observe(response.status(), arrival.elapsed());
     response
 }
 
 /// The response memory's share of the connection that a request came on.
 fn share_of(extensions: &http::Extensions) -> Option<Arc<Share>> {
-    extensions.get::<ConnectionShare>().map(|share| Arc::clone(&share.0))
+    extensions
+        .get::<ConnectionShare>()
+        .map(|share| Arc::clone(&share.0))
 }
 
 #[cfg(test)]

@@ -35,7 +35,10 @@ impl Multipart {
             line_end = "\r\n";
         }
         pieces.push(Piece::Text(Bytes::from(format!("{line_end}--{boundary}--\r\n"))));
-        Self { content_type: format!("multipart/byteranges; boundary={boundary}"), pieces }
+        Self {
+            content_type: format!("multipart/byteranges; boundary={boundary}"),
+            pieces,
+        }
     }
 }
 
@@ -59,7 +62,10 @@ mod tests {
             match piece {
                 Piece::Text(text) => body.extend_from_slice(text),
                 Piece::Extent(extent) => {
-                    body.extend((extent.offset..extent.offset + extent.length).map(|i| u8::try_from(i % 251).unwrap()));
+                    body.extend(
+                        (extent.offset..extent.offset + extent.length)
+                            .map(|i| u8::try_from(i % 251).unwrap()),
+                    );
                 }
             }
         }
@@ -69,7 +75,13 @@ mod tests {
     #[test]
     fn two_parts_look_like_the_rfc_example() {
         // Two parts of a 20-byte representation: the exact bytes, CRLFs included.
-        let extents = [Extent { offset: 0, length: 2 }, Extent { offset: 17, length: 3 }];
+        let extents = [
+            Extent { offset: 0, length: 2 },
+            Extent {
+                offset: 17,
+                length: 3,
+            },
+        ];
         let multipart = Multipart::with_boundary(&extents, 20, "application/octet-stream", "B");
         let expected = b"--B\r\nContent-Type: application/octet-stream\r\nContent-Range: bytes 0-1/20\r\n\r\n\x00\x01\
             \r\n--B\r\nContent-Type: application/octet-stream\r\nContent-Range: bytes 17-19/20\r\n\r\n\x11\x12\x13\
@@ -83,7 +95,10 @@ mod tests {
         // Two answers: other boundaries, each within RFC 2046's 70 characters and without any that would need quotes.
         let (a, b) = (boundary(), boundary());
         assert_ne!(a, b);
-        assert!(a.len() <= 70 && a.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-'), "{a}");
+        assert!(
+            a.len() <= 70 && a.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-'),
+            "{a}"
+        );
     }
 
     proptest! {

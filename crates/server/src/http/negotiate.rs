@@ -52,12 +52,19 @@ pub(super) fn preferred(headers: &HeaderMap) -> Result<Form, Problem> {
 /// # Errors
 /// 415 when it says otherwise, or nothing.
 pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
-    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let value = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     let essence = value.split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case(JSON) {
         return Ok(());
     }
-    let found = if value.is_empty() { "there is none".to_owned() } else { format!("it is {value:?}") };
+    let found = if value.is_empty() {
+        "there is none".to_owned()
+    } else {
+        format!("it is {value:?}")
+    };
     Err(Problem::new(
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "unsupported-media-type",
@@ -70,22 +77,28 @@ pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
 /// How much the client wants a media type, in thousandths: the most specific range that covers it counts. 1000 without
 /// a header; elements that cannot be read are skipped.
 fn quality(headers: &HeaderMap, kind: &str, subtype: &str) -> u32 {
-    let lines = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let lines = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
     let mut best = None;
     let mut any = false;
     for element in lines.flat_map(|line| line.split(',')) {
         let mut parts = element.split(';').map(str::trim);
-        let Some((range_kind, range_subtype)) = parts.next().and_then(|range| range.split_once('/')) else { continue };
-        any = true;
-        let specificity = if range_kind.eq_ignore_ascii_case(kind) && range_subtype.eq_ignore_ascii_case(subtype) {
-            2
-        } else if range_kind.eq_ignore_ascii_case(kind) && range_subtype == "*" {
-            1
-        } else if range_kind == "*" && range_subtype == "*" {
-            0
-        } else {
+        let Some((range_kind, range_subtype)) = parts.next().and_then(|range| range.split_once('/')) else {
             continue;
         };
+        any = true;
+        let specificity =
+            if range_kind.eq_ignore_ascii_case(kind) && range_subtype.eq_ignore_ascii_case(subtype) {
+                2
+            } else if range_kind.eq_ignore_ascii_case(kind) && range_subtype == "*" {
+                1
+            } else if range_kind == "*" && range_subtype == "*" {
+                0
+            } else {
+                continue;
+            };
         let weight = parts
             .filter_map(|parameter| parameter.split_once('='))
             .find(|(name, _)| name.trim().eq_ignore_ascii_case("q"))
@@ -129,7 +142,10 @@ mod tests {
             ("application/json, */*;q=0.1", Form::Json),
             ("application/json, */*", Form::Octets),
             ("application/*", Form::Octets),
-            ("application/octet-stream;q=0.2, application/json;q=0.3", Form::Json),
+            (
+                "application/octet-stream;q=0.2, application/json;q=0.3",
+                Form::Json,
+            ),
             ("application/octet-stream;q=0, */*", Form::Json),
             ("text/html, application/octet-stream", Form::Octets),
             ("nonsense", Form::Octets),
@@ -142,7 +158,12 @@ mod tests {
     #[test]
     fn neither_form_is_not_acceptable() {
         // Only foreign types, or both forms at weight 0: a problem.
-        for value in ["text/html", "image/*", "*/*;q=0", "application/json;q=0.0, application/octet-stream;q=0.000"] {
+        for value in [
+            "text/html",
+            "image/*",
+            "*/*;q=0",
+            "application/json;q=0.0, application/octet-stream;q=0.000",
+        ] {
             assert!(preferred(&accept(value)).is_err(), "{value}");
         }
     }
@@ -157,7 +178,8 @@ mod tests {
             ("application/x-www-form-urlencoded", false),
             ("application/jsonx", false),
         ] {
-            let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_str(value).unwrap())]);
+            let headers =
+                HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_str(value).unwrap())]);
             assert_eq!(require_json(&headers).is_ok(), fine, "{value}");
         }
         assert!(require_json(&HeaderMap::new()).is_err());

@@ -52,7 +52,9 @@ pub(super) async fn get_bytes(
         source: Source::Space(dataset),
     };
     let share = super::share_of(&parts.extensions);
-    answer(&app, representation, &parts.method, &parts.headers, share).await.map_err(|Changed| changing())
+    answer(&app, representation, &parts.method, &parts.headers, share)
+        .await
+        .map_err(|Changed| changing())
 }
 
 /// Serves an object.
@@ -138,7 +140,9 @@ struct ListQuery {
 impl ListQuery {
     /// (names after this one, at most so many of them).
     fn page(self) -> Result<(String, usize), Problem> {
-        let Some(limit) = self.limit else { return Ok((self.after, PAGE_OBJECTS_MAX)) };
+        let Some(limit) = self.limit else {
+            return Ok((self.after, PAGE_OBJECTS_MAX));
+        };
         match limit.parse() {
             Ok(limit @ 1..=PAGE_OBJECTS_MAX) => Ok((self.after, limit)),
             // As in the gRPC API: 0 means the default.
@@ -165,7 +169,10 @@ pub(super) async fn list(
     request: Request,
 ) -> Result<Json<ObjectList>, Problem> {
     let query = Query::<ListQuery>::try_from_uri(request.uri());
-    let (after, limit) = query.map_err(|error| Problem::malformed("query", error.body_text()))?.0.page()?;
+    let (after, limit) = query
+        .map_err(|error| Problem::malformed("query", error.body_text()))?
+        .0
+        .page()?;
     let dataset = dataset_of_kind(&app, &name, Wanted::Objects)?;
     // A walk holds a blocking thread for as long as the directory is large: few at a time, and the others are told.
     let Ok(permit) = Arc::clone(&app.walks).try_acquire_owned() else {
@@ -189,8 +196,13 @@ pub(super) async fn list(
     let more = entries.len() > limit;
     entries.truncate(limit);
     let next_after = entries.last().filter(|_| more).map(|entry| entry.name.clone());
-    let objects =
-        entries.into_iter().map(|entry| ObjectInfo { name: entry.name, length_bytes: entry.length_bytes }).collect();
+    let objects = entries
+        .into_iter()
+        .map(|entry| ObjectInfo {
+            name: entry.name,
+            length_bytes: entry.length_bytes,
+        })
+        .collect();
     Ok(Json(ObjectList { objects, next_after }))
 }
 
@@ -208,7 +220,11 @@ mod tests {
 
     fn page(uri: &'static str) -> Result<(String, usize), String> {
         let query = Query::<ListQuery>::try_from_uri(&http::Uri::from_static(uri));
-        query.map_err(|error| error.body_text())?.0.page().map_err(|_| "limit".to_owned())
+        query
+            .map_err(|error| error.body_text())?
+            .0
+            .page()
+            .map_err(|_| "limit".to_owned())
     }
 
     #[test]
@@ -217,7 +233,14 @@ mod tests {
         assert_eq!(page("/x"), Ok((String::new(), PAGE_OBJECTS_MAX)));
         assert_eq!(page("/x?after=a%2Fb&limit=7"), Ok(("a/b".to_owned(), 7)));
         assert_eq!(page("/x?limit=0"), Ok((String::new(), PAGE_OBJECTS_MAX)));
-        for uri in ["/x?limit=1001", "/x?limit=-1", "/x?limit=ten", "/x?limit=", "/x?page=1", "/x?limit=1&limit=2"] {
+        for uri in [
+            "/x?limit=1001",
+            "/x?limit=-1",
+            "/x?limit=ten",
+            "/x?limit=",
+            "/x?page=1",
+            "/x?limit=1&limit=2",
+        ] {
             assert!(page(uri).is_err(), "{uri}");
         }
     }

@@ -51,16 +51,24 @@ fn add_problem(operation: &mut Operation) {
         .description("What went wrong (RFC 9457). Retry-After stands where a retry can help.")
         .content(PROBLEM_JSON, problem)
         .build();
-    operation.responses.responses.insert("default".to_owned(), RefOr::T(response));
+    operation
+        .responses
+        .responses
+        .insert("default".to_owned(), RefOr::T(response));
 }
 
 /// The same operation without bodies. Range does not apply to HEAD, so there is no partial answer.
 fn head_of(get: &Operation) -> Operation {
     let mut head = get.clone();
     head.operation_id = head.operation_id.map(|id| format!("Head{id}"));
-    head.parameters =
-        head.parameters.map(|all| all.into_iter().filter(|one| !matches!(&*one.name, "Range" | "If-Range")).collect());
-    head.responses.responses.retain(|status, _| status != "206" && status != "416");
+    head.parameters = head.parameters.map(|all| {
+        all.into_iter()
+            .filter(|one| !matches!(&*one.name, "Range" | "If-Range"))
+            .collect()
+    });
+    head.responses
+        .responses
+        .retain(|status, _| status != "206" && status != "416");
     for response in head.responses.responses.values_mut() {
         if let RefOr::T(response) = response {
             response.content.clear();
@@ -94,7 +102,12 @@ mod tests {
         let document = parsed();
         let mut documented = BTreeSet::new();
         for (path, item) in document["paths"].as_object().unwrap() {
-            for method in item.as_object().unwrap().keys().filter(|key| *key != "parameters") {
+            for method in item
+                .as_object()
+                .unwrap()
+                .keys()
+                .filter(|key| *key != "parameters")
+            {
                 documented.insert((path.clone(), method.to_uppercase()));
             }
         }
@@ -115,7 +128,10 @@ mod tests {
         let mut ids = BTreeSet::new();
         for (path, item) in document["paths"].as_object().unwrap() {
             for (method, operation) in item.as_object().unwrap() {
-                assert!(ids.insert(operation["operationId"].as_str().unwrap().to_owned()), "{path} {method}");
+                assert!(
+                    ids.insert(operation["operationId"].as_str().unwrap().to_owned()),
+                    "{path} {method}"
+                );
                 let other = &operation["responses"]["default"];
                 assert!(!other["description"].as_str().unwrap().is_empty());
                 if method != "head" {

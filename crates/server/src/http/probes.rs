@@ -39,7 +39,9 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Pro
 #[utoipa::path(get, path = "/livez", tag = "operation", operation_id = "Livez",
     responses((status = 200, description = "It runs.", body = Probe)))]
 pub(super) async fn livez(State(app): State<Arc<App>>) -> Json<Probe> {
-    Json(Probe { state: app.lifecycle.state().as_str() })
+    Json(Probe {
+        state: app.lifecycle.state().as_str(),
+    })
 }
 
 /// Whether requests are welcome.
@@ -50,6 +52,15 @@ pub(super) async fn livez(State(app): State<Arc<App>>) -> Json<Probe> {
     ))]
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Probe>) {
     let state = app.lifecycle.state();
-    let status = if state == Life::Serving { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(Probe { state: state.as_str() }))
+    let status = if state == Life::Serving {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (
+        status,
+        Json(Probe {
+            state: state.as_str(),
+        }),
+    )
 }

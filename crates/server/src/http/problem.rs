@@ -24,7 +24,10 @@ pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// Why a request is not answered with what it asked for.
 #[derive(Debug, Clone)]
-pub(super) struct Problem {
+pub(super) struct Problem(Box<Details>);
+
+#[derive(Debug, Clone)]
+struct Details {
     status: StatusCode,
     slug: &'static str,
     detail: String,
@@ -64,7 +67,7 @@ pub(super) struct ProblemBody<'a> {
 impl Problem {
     /// A problem that only HTTP has.
     pub(super) fn new(status: StatusCode, slug: &'static str, detail: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(Details {
             status,
             slug,
             detail: detail.into(),
@@ -72,40 +75,52 @@ impl Problem {
             retry_after: None,
             allowed: None,
             headers: HeaderMap::new(),
-        }
+        }))
     }
 
     /// A part of the request that cannot be understood or is not allowed: answered as a malformed gRPC request is.
     pub(super) fn malformed(field: impl Into<String>, problem: impl Into<String>) -> Self {
-        FetchError::Malformed { field: field.into(), problem: problem.into() }.into()
+        FetchError::Malformed {
+            field: field.into(),
+            problem: problem.into(),
+        }
+        .into()
     }
 
     /// Names the part of the request that is wrong.
     pub(super) fn with_field(mut self, field: impl Into<Cow<'static, str>>) -> Self {
-        self.field = Some(field.into());
+        self.0.field = Some(field.into());
         self
     }
 
     /// Says when a retry makes sense.
     pub(super) fn with_retry_after(mut self, after: Duration) -> Self {
-        self.retry_after = Some(after);
+        self.0.retry_after = Some(after);
         self
     }
 
     /// Says what would have been accepted.
     pub(super) fn with_allowed(mut self, allowed: Vec<&'static str>) -> Self {
-        self.allowed = Some(allowed);
+        self.0.allowed = Some(allowed);
         self
     }
 
     /// Adds a header to the answer.
     pub(super) fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
-        self.headers.insert(name, value);
+        self.0.headers.insert(name, value);
         self
     }
 
     fn into_answer(self, instance: &str) -> Response {
-        let Self { status: code, slug, detail, field, retry_after, allowed, mut headers } = self;
+        let Details {
+            status: code,
+            slug,
+            detail,
+            field,
+            retry_after,
+            allowed,
+            mut headers,
+        } = *self.0;
         let detail = status::message_of(&detail);
         let body = ProblemBody {
             type_: format!("/problems/{slug}"),
@@ -132,8 +147,8 @@ impl From<FetchError> for Problem {
     fn from(error: FetchError) -> Self {
         let answer = status::of_fetch(&error);
         let mut problem = Self::new(answer.http, answer.slug, error.to_string());
-        problem.field = status::field_of(&error).map(|field| Cow::Owned(field.to_owned()));
-        problem.retry_after = answer.retry_after;
+        problem.0.field = status::field_of(&error).map(|field| Cow::Owned(field.to_owned()));
+        problem.0.retry_after = answer.retry_after;
         problem
     }
 }
@@ -146,7 +161,7 @@ impl From<ReadError> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut response = self.status.into_response();
+        let mut response = self.0.status.into_response();
         response.extensions_mut().insert(self);
         response
     }
@@ -182,7 +197,9 @@ fn method_not_allowed(matched: Option<&str>, method: &Method) -> Problem {
         format!("{method} is not a method of this resource: use {list}"),
     );
     match HeaderValue::try_from(list) {
-        Ok(list) => problem.with_allowed(allowed.to_vec()).with_header(header::ALLOW, list),
+        Ok(list) => problem
+            .with_allowed(allowed.to_vec())
+            .with_header(header::ALLOW, list),
         Err(_) => problem,
     }
 }
@@ -200,7 +217,11 @@ fn title(slug: &str) -> String {
 /// Whole seconds, rounded up and at least 1: the header has no smaller unit, and 0 would invite a busy loop.
 fn retry_after_seconds(after: Duration) -> u64 {
     let whole = after.as_secs();
-    if after.subsec_nanos() > 0 { whole.saturating_add(1) } else { whole.max(1) }
+    if after.subsec_nanos() > 0 {
+        whole.saturating_add(1)
+    } else {
+        whole.max(1)
+    }
 }
 
 /// The path's parameters, percent-decoded; a path that cannot be decoded is a problem.

@@ -32,7 +32,9 @@ enum Spec {
 ///
 /// Positions that do not fit 64 bits are taken as the largest that does, which is past any end.
 pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
-    let Some(specs) = parse(value) else { return Ranges::Ignored };
+    let Some(specs) = parse(value) else {
+        return Ranges::Ignored;
+    };
     if specs.len() > usize::try_from(ranges_max).unwrap_or(usize::MAX) {
         return Ranges::Refused(format!(
             "{} ranges, and one request may have {ranges_max} (limits.http_ranges): send several requests, or POST \
@@ -40,7 +42,11 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
             specs.len()
         ));
     }
-    if length == 0 && specs.iter().any(|spec| matches!(spec, Spec::Last { length: 1.. })) {
+    if length == 0
+        && specs
+            .iter()
+            .any(|spec| matches!(spec, Spec::Last { length: 1.. }))
+    {
         // Satisfiable, RFC 9110 14.1.2, but Content-Range cannot describe no bytes: the whole is what was asked for.
         return Ranges::Ignored;
     }
@@ -50,8 +56,12 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     }
     match overlapping(&extents) {
         0..=2 if sum(&extents) <= u128::from(length) => Ranges::Send(extents),
-        0..=2 => Ranges::Refused("the ranges together are longer than what they are of: ask for each byte once".into()),
-        count => Ranges::Refused(format!("{count} of the ranges overlap others: ask for each byte once")),
+        0..=2 => Ranges::Refused(
+            "the ranges together have more bytes than there are: ask for each byte once".into(),
+        ),
+        count => Ranges::Refused(format!(
+            "{count} of the ranges overlap others: ask for each byte once"
+        )),
     }
 }
 
@@ -70,7 +80,10 @@ fn parse(value: &[u8]) -> Option<Vec<Spec>> {
         return None;
     }
     // RFC 9110 5.6.1: a recipient takes empty list elements and blanks around them.
-    let elements = set.split(',').map(|element| element.trim_matches(BLANK)).filter(|element| !element.is_empty());
+    let elements = set
+        .split(',')
+        .map(|element| element.trim_matches(BLANK))
+        .filter(|element| !element.is_empty());
     let specs: Vec<Spec> = elements.map(parse_spec).collect::<Option<_>>()?;
     (!specs.is_empty()).then_some(specs)
 }
@@ -81,11 +94,19 @@ fn parse_spec(element: &str) -> Option<Spec> {
     let (first, last) = element.split_once('-')?;
     match (first.is_empty(), last.is_empty()) {
         (true, true) => None,
-        (true, false) => Some(Spec::Last { length: number(last)? }),
-        (false, true) => Some(Spec::From { first: number(first)?, last: None }),
+        (true, false) => Some(Spec::Last {
+            length: number(last)?,
+        }),
+        (false, true) => Some(Spec::From {
+            first: number(first)?,
+            last: None,
+        }),
         (false, false) => {
             let (first, last) = (number(first)?, number(last)?);
-            (first <= last).then_some(Spec::From { first, last: Some(last) })
+            (first <= last).then_some(Spec::From {
+                first,
+                last: Some(last),
+            })
         }
     }
 }
@@ -93,7 +114,8 @@ fn parse_spec(element: &str) -> Option<Spec> {
 /// Digits only (no sign, no blank), saturating.
 fn number(digits: &str) -> Option<u64> {
     digits.bytes().try_fold(0_u64, |value, byte| {
-        byte.is_ascii_digit().then(|| value.saturating_mul(10).saturating_add(u64::from(byte - b'0')))
+        byte.is_ascii_digit()
+            .then(|| value.saturating_mul(10).saturating_add(u64::from(byte - b'0')))
     })
 }
 
@@ -103,13 +125,19 @@ fn place(spec: Spec, length: u64) -> Option<Extent> {
         // 90-199 of 100 bytes: offset 90, end min(200, 100), so 10 bytes.
         Spec::From { first, last } if first < length => {
             let end = last.map_or(length, |last| last.saturating_add(1).min(length));
-            Some(Extent { offset: first, length: end - first })
+            Some(Extent {
+                offset: first,
+                length: end - first,
+            })
         }
         Spec::From { .. } => None,
         // -30 of 100 bytes: offset 70. -300 of 100 bytes: all of it.
         Spec::Last { length: asked } => {
             let taken = asked.min(length);
-            (taken > 0).then(|| Extent { offset: length - taken, length: taken })
+            (taken > 0).then(|| Extent {
+                offset: length - taken,
+                length: taken,
+            })
         }
     }
 }
@@ -146,7 +174,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn send(extents: &[(u64, u64)]) -> Ranges {
-        Ranges::Send(extents.iter().map(|&(offset, length)| Extent { offset, length }).collect())
+        Ranges::Send(
+            extents
+                .iter()
+                .map(|&(offset, length)| Extent { offset, length })
+                .collect(),
+        )
     }
 
     #[test]
@@ -158,7 +191,10 @@ mod tests {
             ("bytes=-500", send(&[(9500, 500)])),
             ("bytes=9500-", send(&[(9500, 500)])),
             ("bytes=0-0,-1", send(&[(0, 1), (9999, 1)])),
-            ("bytes= 0-999, 4500-5499, -1000", send(&[(0, 1000), (4500, 1000), (9000, 1000)])),
+            (
+                "bytes= 0-999, 4500-5499, -1000",
+                send(&[(0, 1000), (4500, 1000), (9000, 1000)]),
+            ),
             ("bytes=500-600,0-99", send(&[(500, 101), (0, 100)])),
             ("bytes=9999-20000", send(&[(9999, 1)])),
             ("bytes=-20000", send(&[(0, 10_000)])),
@@ -176,9 +212,25 @@ mod tests {
     fn malformed_and_foreign_headers_are_ignored() {
         // Mistakes of every kind: the whole is sent, as if there were no header.
         for value in [
-            "", "bytes", "bytes=", "bytes=,", "bytes=-", "bytes=a-b", "bytes=5-2", "bytes=0-1,5-2", "bytes=0-1;2-3",
-            "bytes=+1-2", "bytes=1 -2", "bytes=1- 2", "bytes=--1", "bytes=1-2-3", "items=0-1", "bytes:0-1", "0-1",
-            "bytes=0x1-2", "bytes=\u{663}-4",
+            "",
+            "bytes",
+            "bytes=",
+            "bytes=,",
+            "bytes=-",
+            "bytes=a-b",
+            "bytes=5-2",
+            "bytes=0-1,5-2",
+            "bytes=0-1;2-3",
+            "bytes=+1-2",
+            "bytes=1 -2",
+            "bytes=1- 2",
+            "bytes=--1",
+            "bytes=1-2-3",
+            "items=0-1",
+            "bytes:0-1",
+            "0-1",
+            "bytes=0x1-2",
+            "bytes=\u{663}-4",
         ] {
             assert_eq!(resolve(value.as_bytes(), 10_000, 16), Ranges::Ignored, "{value}");
         }
@@ -188,8 +240,18 @@ mod tests {
     #[test]
     fn ranges_past_the_end_are_unsatisfiable() {
         // Nothing of what is asked for exists: 416, also for a suffix of no bytes and for positions above 64 bits.
-        for value in ["bytes=100-", "bytes=100-200", "bytes=-0", "bytes=18446744073709551616-", "bytes=100-,200-"] {
-            assert_eq!(resolve(value.as_bytes(), 100, 16), Ranges::Unsatisfiable, "{value}");
+        for value in [
+            "bytes=100-",
+            "bytes=100-200",
+            "bytes=-0",
+            "bytes=18446744073709551616-",
+            "bytes=100-,200-",
+        ] {
+            assert_eq!(
+                resolve(value.as_bytes(), 100, 16),
+                Ranges::Unsatisfiable,
+                "{value}"
+            );
         }
     }
 
@@ -213,9 +275,14 @@ mod tests {
     #[test]
     fn expensive_headers_are_refused() {
         // Too many ranges, three that overlap, two that together exceed the length: refused, and the limit is named.
-        let Ranges::Refused(many) = resolve(b"bytes=0-0,2-2,4-4", 100, 2) else { panic!("three ranges of two") };
+        let Ranges::Refused(many) = resolve(b"bytes=0-0,2-2,4-4", 100, 2) else {
+            panic!("three ranges of two")
+        };
         assert!(many.contains("limits.http_ranges"), "{many}");
-        assert!(matches!(resolve(b"bytes=0-9,5-14,10-19", 100, 16), Ranges::Refused(_)));
+        assert!(matches!(
+            resolve(b"bytes=0-9,5-14,10-19", 100, 16),
+            Ranges::Refused(_)
+        ));
         assert!(matches!(resolve(b"bytes=0-,0-", 100, 16), Ranges::Refused(_)));
         assert_eq!(resolve(b"bytes=0-9,5-14", 100, 16), send(&[(0, 10), (5, 10)]));
     }
@@ -224,7 +291,16 @@ mod tests {
     fn content_range_names_both_ends() {
         // One byte and many: the last position is included.
         assert_eq!(content_range(Extent { offset: 0, length: 1 }, 5), "bytes 0-0/5");
-        assert_eq!(content_range(Extent { offset: 500, length: 500 }, 1234), "bytes 500-999/1234");
+        assert_eq!(
+            content_range(
+                Extent {
+                    offset: 500,
+                    length: 500
+                },
+                1234
+            ),
+            "bytes 500-999/1234"
+        );
     }
 
     /// The bytes a range means, by looking at each of them.
@@ -239,7 +315,10 @@ mod tests {
 
     fn spec() -> impl Strategy<Value = Spec> {
         prop_oneof![
-            (0..80_u64, 0..40_u64).prop_map(|(first, more)| Spec::From { first, last: Some(first + more) }),
+            (0..80_u64, 0..40_u64).prop_map(|(first, more)| Spec::From {
+                first,
+                last: Some(first + more)
+            }),
             (0..80_u64).prop_map(|first| Spec::From { first, last: None }),
             (0..80_u64).prop_map(|length| Spec::Last { length }),
         ]
@@ -247,7 +326,10 @@ mod tests {
 
     fn text(spec: &Spec) -> String {
         match spec {
-            Spec::From { first, last: Some(last) } => format!("{first}-{last}"),
+            Spec::From {
+                first,
+                last: Some(last),
+            } => format!("{first}-{last}"),
             Spec::From { first, last: None } => format!("{first}-"),
             Spec::Last { length } => format!("-{length}"),
         }

@@ -54,7 +54,9 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
     }
     // Range is no list header: with several, what is asked for is not clear, and the whole is always right.
     let mut values = headers.get_all(header::RANGE).iter();
-    let (Some(value), None) = (values.next(), values.next()) else { return Decision::Whole };
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return Decision::Whole;
+    };
     if !if_range_holds(headers, etag) {
         return Decision::Whole;
     }
@@ -174,7 +176,10 @@ mod tests {
     fn preconditions_come_before_ranges() {
         // A range that could be served beside conditions that say otherwise: the conditions win, in their order.
         let range = (header::RANGE, "bytes=0-9");
-        let one = Decision::One(Extent { offset: 0, length: 10 });
+        let one = Decision::One(Extent {
+            offset: 0,
+            length: 10,
+        });
         assert_eq!(decision(Method::GET, std::slice::from_ref(&range)), one);
         let with = |name, value| decision(Method::GET, &[range.clone(), (name, value)]);
         assert_eq!(with(header::IF_NONE_MATCH, "\"v1\""), Decision::NotModified);
@@ -183,7 +188,10 @@ mod tests {
         assert_eq!(with(header::IF_RANGE, "\"v1\""), one);
         assert_eq!(with(header::IF_RANGE, "\"v0\""), Decision::Whole);
         assert_eq!(with(header::IF_RANGE, "W/\"v1\""), Decision::Whole);
-        assert_eq!(with(header::IF_RANGE, "Tue, 15 Nov 1994 12:45:26 GMT"), Decision::Whole);
+        assert_eq!(
+            with(header::IF_RANGE, "Tue, 15 Nov 1994 12:45:26 GMT"),
+            Decision::Whole
+        );
         assert_eq!(with(header::RANGE, "bytes=1-2"), Decision::Whole);
     }
 
@@ -191,24 +199,48 @@ mod tests {
     fn a_stale_if_range_also_hides_what_is_unsatisfiable() {
         // If-Range of another version with a range past the end or a flood: the whole, since Range is not looked at.
         let stale = (header::IF_RANGE, "\"v0\"");
-        assert_eq!(decision(Method::GET, &[stale.clone(), (header::RANGE, "bytes=500-")]), Decision::Whole);
-        assert_eq!(decision(Method::GET, &[stale, (header::RANGE, "bytes=0-,0-,0-")]), Decision::Whole);
-        assert_eq!(decision(Method::GET, &[(header::RANGE, "bytes=500-")]), Decision::Unsatisfiable);
+        assert_eq!(
+            decision(Method::GET, &[stale.clone(), (header::RANGE, "bytes=500-")]),
+            Decision::Whole
+        );
+        assert_eq!(
+            decision(Method::GET, &[stale, (header::RANGE, "bytes=0-,0-,0-")]),
+            Decision::Whole
+        );
+        assert_eq!(
+            decision(Method::GET, &[(header::RANGE, "bytes=500-")]),
+            Decision::Unsatisfiable
+        );
     }
 
     #[test]
     fn head_ignores_ranges_and_keeps_conditions() {
         // HEAD with a range, and with conditions: the head of the whole, 304 or 412.
-        assert_eq!(decision(Method::HEAD, &[(header::RANGE, "bytes=0-9")]), Decision::HeadOnly);
-        assert_eq!(decision(Method::HEAD, &[(header::IF_NONE_MATCH, "*")]), Decision::NotModified);
-        assert_eq!(decision(Method::HEAD, &[(header::IF_MATCH, "\"v0\"")]), Decision::PreconditionFailed);
+        assert_eq!(
+            decision(Method::HEAD, &[(header::RANGE, "bytes=0-9")]),
+            Decision::HeadOnly
+        );
+        assert_eq!(
+            decision(Method::HEAD, &[(header::IF_NONE_MATCH, "*")]),
+            Decision::NotModified
+        );
+        assert_eq!(
+            decision(Method::HEAD, &[(header::IF_MATCH, "\"v0\"")]),
+            Decision::PreconditionFailed
+        );
     }
 
     #[test]
     fn one_satisfiable_range_of_several_is_a_single_part() {
         // Two ranges, one past the end: 206 with Content-Range; two inside: multipart; five of four: refused.
         let range = |value| decision(Method::GET, &[(header::RANGE, value)]);
-        assert_eq!(range("bytes=10-19,500-"), Decision::One(Extent { offset: 10, length: 10 }));
+        assert_eq!(
+            range("bytes=10-19,500-"),
+            Decision::One(Extent {
+                offset: 10,
+                length: 10
+            })
+        );
         assert!(matches!(range("bytes=10-19,90-"), Decision::Many(extents) if extents.len() == 2));
         assert!(matches!(range("bytes=0-0,2-2,4-4,6-6,8-8"), Decision::Refused(_)));
     }

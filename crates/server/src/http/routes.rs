@@ -25,11 +25,19 @@ pub(super) struct Route {
 }
 
 const fn read(pattern: &'static str, operation: HttpRoute) -> Route {
-    Route { pattern, verb: Verb::Read, operation }
+    Route {
+        pattern,
+        verb: Verb::Read,
+        operation,
+    }
 }
 
 const fn post(pattern: &'static str, operation: HttpRoute) -> Route {
-    Route { pattern, verb: Verb::Post, operation }
+    Route {
+        pattern,
+        verb: Verb::Post,
+        operation,
+    }
 }
 
 /// Every resource.
@@ -41,10 +49,22 @@ pub(super) const ROUTES: &[Route] = &[
     read("/v1/datasets/{name}/vectors/{id}", HttpRoute::GetVector),
     read("/v1/datasets/{name}/objects", HttpRoute::ListObjects),
     read("/v1/datasets/{name}/objects/{*object}", HttpRoute::GetObject),
-    post("/v1/datasets/{name}/blocks:batchFetch", HttpRoute::BatchFetchBlocks),
-    post("/v1/datasets/{name}/vectors:batchFetch", HttpRoute::BatchFetchVectors),
-    post("/v1/datasets/{name}/ranges:batchFetch", HttpRoute::BatchFetchRanges),
-    post("/v1/datasets/{name}/objects:batchFetch", HttpRoute::BatchFetchObjects),
+    post(
+        "/v1/datasets/{name}/blocks:batchFetch",
+        HttpRoute::BatchFetchBlocks,
+    ),
+    post(
+        "/v1/datasets/{name}/vectors:batchFetch",
+        HttpRoute::BatchFetchVectors,
+    ),
+    post(
+        "/v1/datasets/{name}/ranges:batchFetch",
+        HttpRoute::BatchFetchRanges,
+    ),
+    post(
+        "/v1/datasets/{name}/objects:batchFetch",
+        HttpRoute::BatchFetchObjects,
+    ),
     read("/metrics", HttpRoute::Metrics),
     read("/livez", HttpRoute::Livez),
     read("/readyz", HttpRoute::Readyz),
@@ -91,7 +111,10 @@ mod tests {
         assert_eq!(operation(BATCH, &Method::POST), HttpRoute::BatchFetchBlocks);
         assert_eq!(operation(BATCH, &Method::GET), HttpRoute::Other);
         assert_eq!(operation(None, &Method::GET), HttpRoute::Other);
-        assert_eq!(operation(BYTES, &Method::from_bytes(b"BREW").unwrap()), HttpRoute::Other);
+        assert_eq!(
+            operation(BYTES, &Method::from_bytes(b"BREW").unwrap()),
+            HttpRoute::Other
+        );
     }
 
     #[test]
@@ -107,7 +130,10 @@ mod tests {
         // The whole table: no operation and no pattern stands twice.
         for (i, route) in ROUTES.iter().enumerate() {
             for other in &ROUTES[i + 1..] {
-                assert!(route.operation != other.operation && route.pattern != other.pattern, "{other:?}");
+                assert!(
+                    route.operation != other.operation && route.pattern != other.pattern,
+                    "{other:?}"
+                );
             }
         }
     }

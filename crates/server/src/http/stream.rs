@@ -1,11 +1,11 @@
 //! Long answers, fetched window by window while they are sent.
 //!
 //! Invariants: the first window is there before the head is sent, so that an error of it has a status; at most two windows
-//! of a body are held or being fetched; every window is of the version that the ETag names, or the body breaks off.
+//! of a body are held or being fetched, smaller ones as the memory fills; every window is of the version that the ETag names, or the body breaks off.
 //! A later failure cannot be told in HTTP any more: the connection is cut, so that the client sees a short body and can
 //! go on with Range and If-Range. Deliberately absent: copies; frames are slices of the response memory.
 
-use super::window::{Piece, Plan, WindowLimits, total_bytes};
+use super::window::{Allowance, Piece, Plan, WindowLimits, total_bytes};
 use crate::fetch::{CallContext, FetchError, Fetcher, Items};
 use axum::body::Body;
 use bytes::Bytes;
@@ -19,9 +19,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-
-/// Bytes of a window. Two of them a body; large enough that the device is not what waits (MEASURED: 64 KiB reads).
-const WINDOW_BYTES_MAX: u64 = 1 << 20;
 
 /// Waits of a later window that met a bound: doubled from the first to the longest, until they add up to the last.
 const WAIT_FIRST: Duration = Duration::from_millis(5);
@@ -55,6 +52,15 @@ pub(super) enum WindowError {
     Changed,
 }
 
+/// Where a window stands in its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The head is not sent: the window may be refused.
+    First,
+    /// The head is sent: the answer is in flight.
+    Later,
+}
+
 /// Reads windows.
 #[derive(Debug)]
 pub(super) struct Reader {
@@ -81,18 +87,27 @@ pub(super) struct WindowedBody {
 impl Reader {
     /// A reader for one answer on the connection that `share` belongs to.
     pub(super) fn new(fetcher: Fetcher, share: Option<Arc<Share>>, source: Source) -> Self {
-        Self { fetcher, share, source }
+        Self {
+            fetcher,
+            share,
+            source,
+        }
+    }
+
+    fn allowance(&self) -> Allowance {
+        let (in_use, budget) = self.fetcher.engine().memory();
+        Allowance::new(in_use, budget)
     }
 
     fn window_limits(&self) -> WindowLimits {
         WindowLimits {
-            bytes: WINDOW_BYTES_MAX.min(self.fetcher.item_bytes_max()),
+            bytes: self.allowance().window_bytes.min(self.fetcher.item_bytes_max()),
             extents: usize::try_from(self.fetcher.limits().items_per_request).unwrap_or(usize::MAX),
         }
     }
 
     /// Fetches a window's extents as one batch and lays the text between them.
-    async fn fetch(&self, window: &[Piece]) -> Result<Vec<Bytes>, WindowError> {
+    async fn fetch(&self, window: &[Piece], place: Place) -> Result<Vec<Bytes>, WindowError> {
         let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
         for piece in window {
             if let Piece::Extent(extent) = piece {
@@ -100,7 +115,11 @@ impl Reader {
                 lengths.push(extent.length);
             }
         }
-        let mut data = if offsets.is_empty() { Bytes::new() } else { self.fetch_extents(&offsets, &lengths).await? };
+        let mut data = if offsets.is_empty() {
+            Bytes::new()
+        } else {
+            self.fetch_extents(&offsets, &lengths, place).await?
+        };
         let mut frames = Vec::with_capacity(window.len());
         for piece in window {
             match piece {
@@ -118,34 +137,65 @@ impl Reader {
         Ok(frames)
     }
 
-    async fn fetch_extents(&self, offsets: &[u64], lengths: &[u64]) -> Result<Bytes, WindowError> {
-        let context = CallContext { deadline: None, share: self.share.clone(), fail_fast: true };
+    async fn fetch_extents(
+        &self,
+        offsets: &[u64],
+        lengths: &[u64],
+        place: Place,
+    ) -> Result<Bytes, WindowError> {
         match &self.source {
             Source::Space(dataset) => {
                 let items = Items::Ranges { offsets, lengths };
-                let (now, fetched) = self.fetcher.fetch(dataset.name(), items, context).await?;
-                if now.etag() == dataset.etag() { Ok(fetched.data) } else { Err(WindowError::Changed) }
+                let (now, data) = self.fetch_items(dataset, items, place).await?;
+                if now.etag() == dataset.etag() {
+                    Ok(data)
+                } else {
+                    Err(WindowError::Changed)
+                }
             }
             Source::Object { dataset, name, etag } => {
                 let names = vec![name.clone(); offsets.len()];
-                let items = Items::Objects { names: &names, offsets, lengths };
-                let result = self.fetcher.fetch(dataset.name(), items, context).await;
+                let items = Items::Objects {
+                    names: &names,
+                    offsets,
+                    lengths,
+                };
+                let result = self.fetch_items(dataset, items, place).await;
                 // Looked at after the read: versions only go forward, so if this is still the one asked about, the
                 // read was of it too. Before the result is: a shorter successor shows as a range past the end.
                 let now = dataset.object(name).await.map_err(FetchError::Read)?;
-                if now.etag() != etag {
-                    return Err(WindowError::Changed);
+                if now.etag() == etag {
+                    Ok(result?.1)
+                } else {
+                    Err(WindowError::Changed)
                 }
-                Ok(result?.1.data)
             }
         }
     }
 
-    /// As `fetch`, but waits where a bound is met: the client has its head already and cannot be told to come back.
+    async fn fetch_items(
+        &self,
+        dataset: &Dataset,
+        items: Items<'_>,
+        place: Place,
+    ) -> Result<(Arc<Dataset>, Bytes), FetchError> {
+        let context = CallContext {
+            deadline: None,
+            share: self.share.clone(),
+            fail_fast: true,
+        };
+        let (dataset, fetched) = match place {
+            Place::First => self.fetcher.fetch(dataset.name(), items, context).await?,
+            Place::Later => self.fetcher.fetch_further(dataset.name(), items, context).await?,
+        };
+        Ok((dataset, fetched.data))
+    }
+
+    /// A later window: waits where a bound is met: the client has its head already and cannot be told to come back.
     async fn fetch_patiently(&self, window: &[Piece]) -> Result<Vec<Bytes>, WindowError> {
         let mut waits = Waits::default();
         loop {
-            match self.fetch(window).await {
+            match self.fetch(window, Place::Later).await {
                 Err(WindowError::Fetch(error)) if is_transient(&error) => match waits.next() {
                     Some(wait) => tokio::time::sleep(wait).await,
                     None => return Err(error.into()),
@@ -158,7 +208,10 @@ impl Reader {
 
 /// Whether the same request may succeed in a moment.
 fn is_transient(error: &FetchError) -> bool {
-    matches!(error, FetchError::TooManyRequests { .. } | FetchError::Read(ReadError::Overloaded { .. }))
+    matches!(
+        error,
+        FetchError::TooManyRequests { .. } | FetchError::Read(ReadError::Overloaded { .. })
+    )
 }
 
 /// How long to wait before each further attempt.
@@ -189,9 +242,9 @@ impl WindowedBody {
     /// Dropping the future gives the window up.
     pub(super) async fn start(reader: Reader, pieces: Vec<Piece>) -> Result<Self, WindowError> {
         let left_bytes = total_bytes(&pieces);
-        let mut plan = Plan::new(pieces, reader.window_limits());
-        let first = match plan.next() {
-            Some(window) => reader.fetch(&window).await?,
+        let mut plan = Plan::new(pieces);
+        let first = match plan.next_window(reader.window_limits()) {
+            Some(window) => reader.fetch(&window, Place::First).await?,
             None => Vec::new(),
         };
         Ok(Self {
@@ -220,11 +273,15 @@ impl WindowedBody {
             return Poll::Ready(Some(result));
         }
         if self.fetching.is_none() {
-            let Some(window) = self.plan.next() else { return Poll::Ready(None) };
+            let Some(window) = self.plan.next_window(self.reader.window_limits()) else {
+                return Poll::Ready(None);
+            };
             let reader = Arc::clone(&self.reader);
             self.fetching = Some(Box::pin(async move { reader.fetch_patiently(&window).await }));
         }
-        let Some(fetching) = self.fetching.as_mut() else { return Poll::Ready(None) };
+        let Some(fetching) = self.fetching.as_mut() else {
+            return Poll::Ready(None);
+        };
         let result = ready!(fetching.as_mut().poll(cx));
         self.fetching = None;
         Poll::Ready(Some(result))
@@ -260,12 +317,17 @@ impl http_body::Body for WindowedBody {
         }
         // While these frames go out, the next window is read: submitted by this poll, collected by a later one.
         if this.fetched.is_none()
+            && (this.fetching.is_some() || this.reader.allowance().ahead)
             && let Poll::Ready(result) = this.poll_next_window(cx)
         {
             this.fetched = result;
         }
-        let Some(frame) = this.ready.pop_front() else { return Poll::Ready(None) };
-        this.left_bytes = this.left_bytes.saturating_sub(u64::try_from(frame.len()).unwrap_or(u64::MAX));
+        let Some(frame) = this.ready.pop_front() else {
+            return Poll::Ready(None);
+        };
+        this.left_bytes = this
+            .left_bytes
+            .saturating_sub(u64::try_from(frame.len()).unwrap_or(u64::MAX));
         Poll::Ready(Some(Ok(Frame::data(frame))))
     }
 
@@ -291,16 +353,24 @@ mod tests {
         assert_eq!(waits[1], WAIT_FIRST * 2);
         assert!(waits.iter().all(|wait| *wait <= WAIT_LONGEST));
         let total: Duration = waits.iter().sum();
-        assert!(total <= WAIT_TOTAL && total > WAIT_TOTAL - WAIT_LONGEST - WAIT_LONGEST, "{total:?}");
+        assert!(
+            total <= WAIT_TOTAL && total > WAIT_TOTAL - WAIT_LONGEST - WAIT_LONGEST,
+            "{total:?}"
+        );
     }
 
     #[test]
     fn only_bounds_that_pass_are_waited_for() {
         // Overload of either kind is transient; a lost range, a drain and a lasting limit are not.
         assert!(is_transient(&FetchError::TooManyRequests { max: 1 }));
-        assert!(is_transient(&FetchError::Read(ReadError::Overloaded { resource: Resource::Memory })));
+        assert!(is_transient(&FetchError::Read(ReadError::Overloaded {
+            resource: Resource::Memory
+        })));
         assert!(!is_transient(&FetchError::Read(ReadError::Draining)));
-        assert!(!is_transient(&FetchError::Read(ReadError::Truncated { offset: 0, length: 1 })));
+        assert!(!is_transient(&FetchError::Read(ReadError::Truncated {
+            offset: 0,
+            length: 1
+        })));
         assert!(!is_transient(&FetchError::ResponseTooLarge { bytes: 2, max: 1 }));
     }
 }

@@ -11,7 +11,10 @@ use tower::ServiceExt;
 /// The routes of the service, each answered with its parameters instead of by its operation.
 fn echo_router() -> (Router, prometheus::Registry) {
     async fn echo(Segments(parameters): Segments<Vec<(String, String)>>) -> String {
-        parameters.into_iter().map(|(name, value)| format!("{name}={value};")).collect()
+        parameters
+            .into_iter()
+            .map(|(name, value)| format!("{name}={value};"))
+            .collect()
     }
     let registry = prometheus::Registry::new();
     let rpc = RpcMetrics::new(&registry).unwrap();
@@ -26,10 +29,18 @@ fn echo_router() -> (Router, prometheus::Registry) {
 }
 
 async fn answer(method: Method, path: &str) -> (StatusCode, http::HeaderMap, String) {
-    let request = http::Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+    let request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .body(Body::empty())
+        .unwrap();
     let (parts, body) = echo_router().0.oneshot(request).await.unwrap().into_parts();
     let body = body.collect().await.unwrap().to_bytes();
-    (parts.status, parts.headers, String::from_utf8(body.to_vec()).unwrap())
+    (
+        parts.status,
+        parts.headers,
+        String::from_utf8(body.to_vec()).unwrap(),
+    )
 }
 
 #[test]
@@ -41,12 +52,22 @@ fn the_routes_do_not_clash() {
 #[tokio::test]
 async fn an_unknown_path_is_a_problem() {
     // Paths that are no resource's, below known ones too: 404 as problem+json that names the path.
-    for path in ["/", "/v1", "/v1/datasets/a/blobs", "/v1/datasets/a/blocks", "/v1/datasets/a/blocks/1/2", "/metrics/"] {
+    for path in [
+        "/",
+        "/v1",
+        "/v1/datasets/a/blobs",
+        "/v1/datasets/a/blocks",
+        "/v1/datasets/a/blocks/1/2",
+        "/metrics/",
+    ] {
         let (status, headers, body) = answer(Method::GET, path).await;
         assert_eq!(status, 404, "{path}");
         assert_eq!(headers[header::CONTENT_TYPE], "application/problem+json");
         let body: Value = serde_json::from_str(&body).unwrap();
-        assert_eq!((&body["type"], &body["instance"]), (&"/problems/no-such-path".into(), &path.into()));
+        assert_eq!(
+            (&body["type"], &body["instance"]),
+            (&"/problems/no-such-path".into(), &path.into())
+        );
     }
 }
 
@@ -57,17 +78,29 @@ async fn a_wrong_method_is_told_the_right_ones() {
         (Method::POST, "/v1/datasets/a/bytes", "GET, HEAD"),
         (Method::DELETE, "/v1/datasets/a/objects/b", "GET, HEAD"),
         (Method::GET, "/v1/datasets/a/blocks:batchFetch", "POST"),
-        (Method::from_bytes(b"BREW").unwrap(), "/v1/datasets/a/ranges:batchFetch", "POST"),
+        (
+            Method::from_bytes(b"BREW").unwrap(),
+            "/v1/datasets/a/ranges:batchFetch",
+            "POST",
+        ),
     ] {
         let (status, headers, body) = answer(method.clone(), path).await;
         assert_eq!(status, 405, "{method} {path}");
         assert_eq!(headers[header::ALLOW], allow);
         let body: Value = serde_json::from_str(&body).unwrap();
-        let allowed: Vec<&str> = body["allowed"].as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
+        let allowed: Vec<&str> = body["allowed"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one.as_str().unwrap())
+            .collect();
         assert_eq!(allowed.join(", "), allow);
         assert!(body["detail"].as_str().unwrap().contains(allow));
     }
-    assert_eq!(answer(Method::HEAD, "/v1/datasets/a/ranges:batchFetch").await.0, 405);
+    assert_eq!(
+        answer(Method::HEAD, "/v1/datasets/a/ranges:batchFetch").await.0,
+        405
+    );
 }
 
 #[tokio::test]
@@ -109,10 +142,16 @@ async fn requests_are_counted_under_closed_labels() {
         (Method::GET, "/secret/path"),
         (Method::PUT, "/v1/datasets/a/bytes"),
     ] {
-        let request = http::Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let request = http::Request::builder()
+            .method(method)
+            .uri(path)
+            .body(Body::empty())
+            .unwrap();
         router.clone().oneshot(request).await.unwrap();
     }
-    let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+    let text = prometheus::TextEncoder::new()
+        .encode_to_string(&registry.gather())
+        .unwrap();
     for line in [
         r#"ringfetch_rpc_requests_total{code="200",method="GetBytes",transport="http"} 1"#,
         r#"ringfetch_rpc_requests_total{code="404",method="other",transport="http"} 1"#,

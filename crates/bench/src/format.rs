@@ -1,0 +1,145 @@
+//! Bytes and numbers as text: hex dumps, vectors in lines, .npy headers. Pure.
+
+use ringfetch_client::Dtype;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+/// A dump as `xxd` prints it: 16 bytes a line with their offset, counted from `base`, and as ASCII.
+pub(crate) fn hex_dump(out: &mut dyn Write, base: u64, bytes: &[u8]) -> io::Result<()> {
+    let mut offset = base;
+    for line in bytes.chunks(16) {
+        let mut hex = String::with_capacity(40);
+        for (i, byte) in line.iter().enumerate() {
+            if i > 0 && i.is_multiple_of(2) {
+                hex.push(' ');
+            }
+            let _ = write!(hex, "{byte:02x}");
+        }
+        let ascii: String = line
+            .iter()
+            .map(|&b| {
+                if b == b' ' || b.is_ascii_graphic() {
+                    char::from(b)
+                } else {
+                    '.'
+                }
+            })
+            .collect();
+        writeln!(out, "{offset:08x}: {hex:<39}  {ascii}")?;
+        offset = offset.saturating_add(16);
+    }
+    Ok(())
+}
+
+/// Bytes as one hexadecimal word.
+pub(crate) fn hex_word(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .fold(String::with_capacity(2 * bytes.len()), |mut word, byte| {
+            let _ = write!(word, "{byte:02x}");
+            word
+        })
+}
+
+/// The elements of one vector, each as the shortest text that reads back as the same number.
+pub(crate) fn elements(dtype: Dtype, bytes: &[u8]) -> Vec<String> {
+    match dtype {
+        Dtype::F32 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b).to_string())
+            .collect(),
+        Dtype::F16 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|b| half::f16::from_le_bytes(*b).to_string())
+            .collect(),
+        Dtype::U8 => bytes.iter().map(ToString::to_string).collect(),
+        Dtype::I8 => bytes
+            .iter()
+            .map(|&b| i8::from_le_bytes([b]).to_string())
+            .collect(),
+        Dtype::I32 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|b| i32::from_le_bytes(*b).to_string())
+            .collect(),
+    }
+}
+
+/// The header of a .npy file of shape (rows, dim), C order: version 1.0 of
+/// <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>, padded so that data begins at a multiple
+/// of 64.
+pub(crate) fn npy_header(dtype: Dtype, rows: usize, dim: u32) -> Vec<u8> {
+    let descr = match dtype {
+        Dtype::F32 => "<f4",
+        Dtype::F16 => "<f2",
+        Dtype::U8 => "|u1",
+        Dtype::I8 => "|i1",
+        Dtype::I32 => "<i4",
+    };
+    let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {dim}), }}");
+    // Magic and version 8 bytes, length 2, text, newline 1: a shape of (3, 2) has 58 of text, so 59 spaces make 128.
+    let used = 8 + 2 + text.len() + 1;
+    text.extend(std::iter::repeat_n(' ', used.next_multiple_of(64) - used));
+    text.push('\n');
+    // At most 2 x 20 digits: far below 65536.
+    let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
+    let mut header = b"\x93NUMPY\x01\x00".to_vec();
+    header.extend(length.to_le_bytes());
+    header.extend(text.bytes());
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dump_looks_like_xxds() {
+        // Scenario: 20 bytes, printable and not, from offset 0 and from 0x1f0.
+        // Expected: the bytes that `xxd` and `xxd -o 496` print for them.
+        let mut out = Vec::new();
+        hex_dump(&mut out, 0, b"Hello, ring!\n\x00\xff~ end").unwrap();
+        hex_dump(&mut out, 0x1f0, b"odd").unwrap();
+        let want = "\
+            00000000: 4865 6c6c 6f2c 2072 696e 6721 0a00 ff7e  Hello, ring!...~\n\
+            00000010: 2065 6e64                                 end\n\
+            000001f0: 6f64 64                                  odd\n";
+        assert_eq!(String::from_utf8(out).unwrap(), want);
+    }
+
+    #[test]
+    fn an_npy_header_is_what_numpy_writes() {
+        // Scenario: the header of a (3, 2) array of f32, and of the largest shape.
+        // Expected: numpy's bytes; data begins at a multiple of 64.
+        let header = npy_header(Dtype::F32, 3, 2);
+        let text = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), }";
+        assert_eq!(header.len(), 128);
+        assert_eq!(header[..10], *b"\x93NUMPY\x01\x00\x76\x00");
+        assert_eq!(header[10..10 + text.len()], *text.as_bytes());
+        assert!(header[10 + text.len()..127].iter().all(|&b| b == b' '));
+        assert_eq!(header[127], b'\n');
+        assert_eq!(npy_header(Dtype::U8, usize::MAX, u32::MAX).len() % 64, 0);
+    }
+
+    #[test]
+    fn elements_are_numbers() {
+        // Scenario: two elements of each type.
+        // Expected: their shortest text.
+        let f32s: Vec<u8> = [0.1f32, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+        let f16s: Vec<u8> = [0.5f32, -2.0]
+            .iter()
+            .flat_map(|&x| half::f16::from_f32(x).to_le_bytes())
+            .collect();
+        let i32s: Vec<u8> = [7i32, -2].iter().flat_map(|x| x.to_le_bytes()).collect();
+        assert_eq!(elements(Dtype::F32, &f32s), ["0.1", "-2"]);
+        assert_eq!(elements(Dtype::F16, &f16s), ["0.5", "-2"]);
+        assert_eq!(elements(Dtype::I32, &i32s), ["7", "-2"]);
+        assert_eq!(elements(Dtype::U8, &[7, 254]), ["7", "254"]);
+        assert_eq!(elements(Dtype::I8, &[7, 254]), ["7", "-2"]);
+    }
+}

@@ -1,0 +1,102 @@
+//! CPU time: this process's own, and another one's from /proc.
+
+use crate::outcome::Failure;
+use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// Another process on this machine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Process {
+    pid: u32,
+}
+
+impl Process {
+    /// A process that is there.
+    pub(crate) fn new(pid: u32) -> Result<Self, Failure> {
+        let process = Self { pid };
+        process.cpu().map(|_| process)
+    }
+
+    fn cpu(self) -> Result<Duration, Failure> {
+        let pid = self.pid;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .map_err(|error| Failure::Failed(format!("--server-pid {pid}: {error}")))?;
+        let ticks = ticks(&stat).ok_or_else(|| {
+            Failure::Failed(format!("--server-pid {pid}: /proc/{pid}/stat is not understood"))
+        })?;
+        // proc_pid_stat(5): in clock ticks.
+        let per_second = rustix::param::clock_ticks_per_second().max(1);
+        Ok(Duration::from_nanos(
+            ticks.saturating_mul(1_000_000_000 / per_second),
+        ))
+    }
+}
+
+/// utime + stime, the 14th and 15th field. The second, the name in parentheses, may hold anything.
+fn ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    user.checked_add(system)
+}
+
+/// CPU times at one moment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Snapshot {
+    own: Duration,
+    server: Option<Duration>,
+}
+
+impl Snapshot {
+    pub(crate) fn take(server: Option<&Process>) -> Result<Self, Failure> {
+        let own = clock_gettime(ClockId::ProcessCPUTime);
+        let own = Duration::new(
+            u64::try_from(own.tv_sec).unwrap_or(0),
+            u32::try_from(own.tv_nsec).unwrap_or(0),
+        );
+        Ok(Self {
+            own,
+            server: server.map(|process| process.cpu()).transpose()?,
+        })
+    }
+
+    /// CPU time of this process since an earlier moment, all threads, user and system.
+    pub(crate) fn own_since(&self, before: &Self) -> Duration {
+        self.own.saturating_sub(before.own)
+    }
+
+    /// CPU time of the other process since an earlier moment.
+    pub(crate) fn server_since(&self, before: &Self) -> Option<Duration> {
+        Some(self.server?.saturating_sub(before.server?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_cpu_fields_are_found_behind_any_name() {
+        // Scenario: a stat line of a process named "a) R 1 (b", and a cut one.
+        // Expected: utime 7 + stime 35; nothing.
+        let stat = "42 (a) R 1 (b) S 1 42 42 0 -1 4194560 100 0 0 0 7 35 0 0 20 0 4 0 100 1 1";
+        assert_eq!(ticks(stat), Some(42));
+        assert_eq!(ticks("42 (name) S 1 42"), None);
+        assert_eq!(ticks(""), None);
+    }
+
+    #[test]
+    fn this_process_has_used_some_cpu() {
+        // Scenario: this process, as the other one; and a process number that cannot be.
+        // Expected: a CPU time that does not go back; an error that names the flag.
+        let me = Process::new(std::process::id()).unwrap();
+        let before = Snapshot::take(Some(&me)).unwrap();
+        let after = Snapshot::take(Some(&me)).unwrap();
+        assert!(after.own >= before.own && after.own > Duration::ZERO);
+        assert!(after.server_since(&before).is_some());
+        assert!(
+            matches!(Process::new(u32::MAX), Err(Failure::Failed(message)) if message.contains("--server-pid"))
+        );
+    }
+}

@@ -1,0 +1,63 @@
+//! How a command ends: what is told on stderr, and the exit code.
+
+use ringfetch_client::Error;
+use std::io;
+use std::process::ExitCode;
+
+/// Why a command did not do what it was asked.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The arguments cannot be meant: exit code 2.
+    Usage(String),
+    /// It was tried and failed: exit code 1.
+    Failed(String),
+    /// Nobody reads stdout any more (`ringfetch get ... | head`): they have what they wanted, exit code 0.
+    PipeClosed,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Self::PipeClosed;
+        }
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Self {
+        Self::from(io::Error::from(error))
+    }
+}
+
+impl Failure {
+    /// A failed call to the server at `url`, given by the flag `--{flag}`.
+    pub(crate) fn call(error: &Error, flag: &str, url: &str) -> Self {
+        match error {
+            Error::Transport { message } => Self::Failed(format!(
+                "cannot reach {url} ({message}); is ringfetchd there? --{flag} names another"
+            )),
+            Error::Invalid {
+                field: "url",
+                problem,
+            } => Self::Usage(format!("--{flag}: {problem}")),
+            Error::Status(_)
+            | Error::DeadlineExceeded
+            | Error::Protocol { .. }
+            | Error::StreamBroken { .. }
+            | Error::Invalid { .. }
+            | _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Tells a failure on stderr, in one line, and makes the exit code.
+pub(crate) fn report(outcome: Result<(), Failure>) -> ExitCode {
+    let (message, code) = match outcome {
+        Ok(()) | Err(Failure::PipeClosed) => return ExitCode::SUCCESS,
+        Err(Failure::Failed(message)) => (message, 1),
+        Err(Failure::Usage(message)) => (message, 2),
+    };
+    eprintln!("ringfetch: {}", message.replace('\n', "; "));
+    ExitCode::from(code)
+}

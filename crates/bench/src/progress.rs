@@ -1,0 +1,32 @@
+//! Progress on stderr; nothing where stderr is no terminal.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar that counts bytes, with rate and time left.
+pub(crate) fn bytes(total: u64) -> ProgressBar {
+    bar(
+        total,
+        "{bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left",
+    )
+}
+
+/// A bar that counts things.
+pub(crate) fn items(total: u64, what: &str) -> ProgressBar {
+    bar(
+        total,
+        &format!("{{bar:30}} {{human_pos}}/{{human_len}} {what}  {{per_sec}}  {{eta}} left"),
+    )
+}
+
+/// A line that is told what to say.
+pub(crate) fn line() -> ProgressBar {
+    bar(0, "{msg}")
+}
+
+fn bar(total: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

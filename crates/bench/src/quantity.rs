@@ -1,0 +1,145 @@
+//! Sizes, durations and numbers as people write and read them.
+
+use std::time::Duration;
+
+/// Binary units, as the daemon's configuration takes them. Decimal ones are refused there and here: 16MB means two
+/// things.
+const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+
+/// `4096`, `64KiB`, `10GiB`.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let split = |(unit, shift): &(&str, u32)| Some((text.strip_suffix(unit)?.trim_end(), *shift));
+    let (digits, shift) = UNITS.iter().find_map(split).unwrap_or((text, 0));
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| "use bytes or a binary unit: 4096, 64KiB, 16MiB, 10GiB, 1TiB".to_owned())?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "does not fit 64 bits".to_owned())
+}
+
+/// `500ms`, `10s`, `2m`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}; use 500ms, 10s, 2m"))
+}
+
+/// A size in the largest unit that keeps it exact, for configuration: `4KiB`, `10GiB`, `4097`.
+pub(crate) fn exact_size(bytes: u64) -> String {
+    let unit = UNITS
+        .iter()
+        .find(|(_, shift)| *shift > 0 && bytes > 0 && bytes.is_multiple_of(1 << shift));
+    unit.map_or_else(
+        || bytes.to_string(),
+        |(unit, shift)| format!("{}{unit}", bytes >> shift),
+    )
+}
+
+/// A size for people: `512 B`, `1.5 GiB`.
+pub(crate) fn size(bytes: u64) -> String {
+    let unit = UNITS.iter().find(|(_, shift)| *shift > 0 && bytes >> shift > 0);
+    unit.map_or_else(
+        || format!("{bytes} B"),
+        |(unit, shift)| format!("{:.1} {unit}", approximate(bytes) / approximate(1 << shift)),
+    )
+}
+
+/// A number in groups of three digits: `1 234 567`.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(' ');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A rate, rounded, in groups of three digits; one decimal below ten.
+pub(crate) fn rate(per_second: f64) -> String {
+    if per_second < 10.0 {
+        return format!("{per_second:.1}");
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a positive number, for display"
+    )]
+    let rounded = per_second.round() as u64;
+    grouped(rounded)
+}
+
+/// A latency for people, three digits: `875 us`, `1.23 ms`, `12.3 s`.
+pub(crate) fn latency(nanoseconds: f64) -> String {
+    let (value, unit) = match nanoseconds {
+        n if n < 999_500.0 => (n / 1e3, "us"),
+        n if n < 999_500_000.0 => (n / 1e6, "ms"),
+        n => (n / 1e9, "s"),
+    };
+    let decimals = if value < 9.995 {
+        2
+    } else if value < 99.95 {
+        1
+    } else {
+        0
+    };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// A count as a float, for ratios and display.
+#[expect(clippy::cast_precision_loss, reason = "53 bits are enough for a ratio")]
+pub(crate) fn approximate(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_the_configuration_reads_them() {
+        // Scenario: bytes, every unit, and what is ambiguous, empty, negative, fractional or too large.
+        // Expected: bytes; an error for the others.
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("12B", 12),
+            ("64KiB", 65_536),
+            ("10 GiB", 10 << 30),
+            ("1TiB", 1 << 40),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for wrong in ["", "KiB", "16MB", "1k", "-1", "1.5GiB", "99999999TiB", "1GiBGiB"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn quantities_are_written_for_people() {
+        // Scenario: numbers around every boundary.
+        // Expected: what a person would write.
+        assert_eq!(
+            [0, 1023, 1536, 10 << 30].map(size),
+            ["0 B", "1023 B", "1.5 KiB", "10.0 GiB"]
+        );
+        assert_eq!(
+            [0, 4096, 4097, 10 << 30].map(exact_size),
+            ["0", "4KiB", "4097", "10GiB"]
+        );
+        assert_eq!(
+            [0, 999, 1000, 1_234_567].map(grouped),
+            ["0", "999", "1 000", "1 234 567"]
+        );
+        assert_eq!(
+            [0.0, 9.94, 10.4, 91_234.5].map(rate),
+            ["0.0", "9.9", "10", "91 235"]
+        );
+        let latencies = [640.0, 999_499.0, 1_234_567.0, 21_400_000.0, 412_000_000.0, 1.5e9];
+        assert_eq!(
+            latencies.map(latency),
+            ["0.64 us", "999 us", "1.23 ms", "21.4 ms", "412 ms", "1.50 s"]
+        );
+    }
+}

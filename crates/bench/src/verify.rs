@@ -1,0 +1,351 @@
+//! `ringfetch dataset verify`: fetches a dataset, or a sample of it, and compares every byte with the pattern.
+//! Requests are pipelined, answers are looked at in order, so that the wrong byte that is told is the first one.
+
+use crate::args::{Global, Verify};
+use crate::expected::{Wrong, check_elements, check_stream, object_seed};
+use crate::inspect::{client, kind_name};
+use crate::outcome::Failure;
+use crate::progress;
+use crate::quantity::{grouped, size};
+use crate::sink::Sink;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use ringfetch_client::{Client, Dtype, Error, ItemError, ObjectPart, wire};
+use serde_json::json;
+use std::io::Write as _;
+
+/// Bytes asked for in one request, and requests in flight: enough to keep a disk busy, far below any limit.
+const REQUEST_BYTES: u64 = 1 << 20;
+const REQUEST_ITEMS: u64 = 256;
+const REQUESTS_IN_FLIGHT: usize = 8;
+
+pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
+    let client = client(global)?;
+    let call = |error: Error| Failure::call(&error, "grpc", &global.grpc);
+    let dataset = client.get_dataset(&args.dataset).await.map_err(call)?;
+    let outcome = if dataset.kind == i32::from(wire::Kind::Objects) {
+        objects(&client, &args.dataset, args).await
+    } else {
+        records(&client, &dataset, args).await
+    };
+    let checked = match outcome {
+        Ok(checked) => checked,
+        Err(Stopped::Call(error)) => return Err(call(error)),
+        Err(Stopped::Found(found)) if global.json => {
+            let found = json!({ "dataset": args.dataset, "seed": args.seed, "ok": false, "problem": found });
+            print_json(&found)?;
+            return Err(Failure::Failed(format!(
+                "{} is not the pattern of seed {}",
+                args.dataset, args.seed
+            )));
+        }
+        Err(Stopped::Found(found)) => return Err(Failure::Failed(format!("{}: {found}", args.dataset))),
+    };
+    let kind = kind_name(dataset.kind);
+    if global.json {
+        return print_json(&json!({
+            "dataset": args.dataset, "kind": kind, "seed": args.seed, "ok": true,
+            "items_checked": checked.items, "items": checked.of, "bytes_checked": checked.bytes,
+        }));
+    }
+    let mut out = Sink::open(None)?;
+    let (items, of, bytes) = (grouped(checked.items), grouped(checked.of), size(checked.bytes));
+    writeln!(
+        out,
+        "{}: {items} of {of} {kind} ({bytes}) hold the pattern of seed {}",
+        args.dataset, args.seed
+    )?;
+    out.finish()
+}
+
+fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
+    let mut out = Sink::open(None)?;
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)?;
+    out.finish()
+}
+
+/// What was checked and is right.
+#[derive(Debug, Default)]
+struct Checked {
+    items: u64,
+    of: u64,
+    bytes: u64,
+}
+
+/// Why the check ended early.
+enum Stopped {
+    Call(Error),
+    /// A wrong byte, or an item that could not be read.
+    Found(String),
+}
+
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Self {
+        Self::Call(error)
+    }
+}
+
+/// Which items to check, in ascending order.
+enum Choice {
+    All(u64),
+    Sample(Vec<u64>),
+}
+
+impl Choice {
+    fn new(args: &Verify, count: u64) -> Self {
+        if args.all || args.sample >= count {
+            return Self::All(count);
+        }
+        // Drawn with the seed, so that a failure can be seen again. Repeats are dropped and drawn anew.
+        let mut random = fastrand::Rng::with_seed(args.seed);
+        let mut chosen = std::collections::BTreeSet::new();
+        while u64::try_from(chosen.len()).is_ok_and(|drawn| drawn < args.sample) {
+            chosen.insert(random.u64(0..count));
+        }
+        Self::Sample(chosen.into_iter().collect())
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Self::All(count) => *count,
+            Self::Sample(chosen) => u64::try_from(chosen.len()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Numbers `from..to` of the choice.
+    fn part(&self, from: u64, to: u64) -> Vec<u64> {
+        match self {
+            Self::All(_) => (from..to).collect(),
+            Self::Sample(chosen) => {
+                let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(chosen.len());
+                chosen.get(place(from)..place(to)).unwrap_or_default().to_vec()
+            }
+        }
+    }
+}
+
+/// Blocks or vectors: items of one length.
+async fn records(client: &Client, dataset: &wire::Dataset, args: &Verify) -> Result<Checked, Stopped> {
+    let name = args.dataset.as_str();
+    let shape = match &dataset.vectors {
+        Some(shape) => {
+            let dtype = Dtype::from_wire(shape.dtype)
+                .ok_or_else(|| Stopped::Found(format!("its dtype {} is unknown here", shape.dtype)))?;
+            Some((dtype, shape.dim))
+        }
+        None => None,
+    };
+    let (what, item_bytes) = match shape {
+        Some((dtype, dim)) => ("vector", u64::from(dim) * u64::from(dtype.size_bytes())),
+        None => ("block", u64::from(dataset.block_bytes)),
+    };
+    let item_bytes = item_bytes.max(1);
+    // Only the first bytes: the items that begin in them, and of the last one only what is asked for.
+    let bytes_end = args.length.unwrap_or(u64::MAX);
+    let count = dataset.count.min(bytes_end.div_ceil(item_bytes));
+    let choice = Choice::new(args, count);
+    let per_request = (REQUEST_BYTES / item_bytes).clamp(1, REQUEST_ITEMS);
+    let bar = progress::items(choice.len(), "items");
+    let requests = choice.len().div_ceil(per_request);
+    let mut answers = stream::iter(0..requests)
+        .map(|n| {
+            let numbers = choice.part(n * per_request, ((n + 1) * per_request).min(choice.len()));
+            async move {
+                let items = match shape {
+                    Some(_) => (*client.fetch_vectors(name, &numbers).await?).clone(),
+                    None => (*client.fetch_blocks(name, &numbers).await?).clone(),
+                };
+                Ok::<_, Error>((numbers, items))
+            }
+        })
+        .buffered(REQUESTS_IN_FLIGHT);
+    let mut checked = Checked {
+        of: dataset.count,
+        ..Checked::default()
+    };
+    let mut scratch = Vec::new();
+    while let Some((numbers, items)) = answers.try_next().await? {
+        for (number, item) in numbers.iter().copied().zip(items.iter()) {
+            let bytes = item.map_err(|error| unreadable(&format!("{what} {number}"), &error))?;
+            let begin = number * item_bytes;
+            let due = usize::try_from(bytes_end - begin)
+                .unwrap_or(usize::MAX)
+                .min(bytes.len());
+            let bytes = &bytes[..due];
+            let wrong = match shape {
+                Some((dtype, dim)) => {
+                    check_elements(args.seed, dtype, number * u64::from(dim), bytes, &mut scratch)
+                }
+                None => check_stream(args.seed, begin, bytes),
+            };
+            if let Some(wrong) = wrong {
+                bar.finish_and_clear();
+                let offset = begin + u64::try_from(wrong.at).unwrap_or(0);
+                let place = match shape {
+                    Some(_) => format!("vector {number}, byte {} of its elements", wrong.at),
+                    None => format!("offset {offset} (block {number}, byte {})", wrong.at),
+                };
+                return Err(first_wrong(&place, &wrong, args.seed));
+            }
+            checked.items += 1;
+            checked.bytes += u64::try_from(due).unwrap_or(0);
+        }
+        bar.set_position(checked.items);
+    }
+    bar.finish_and_clear();
+    Ok(checked)
+}
+
+/// Objects: whole ones several a request, long ones in parts.
+async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, Stopped> {
+    let listed: Vec<wire::ObjectInfo> = client.list_objects(name).try_collect().await?;
+    let count = u64::try_from(listed.len()).unwrap_or(u64::MAX);
+    let choice = Choice::new(args, count);
+    let chosen = choice.part(0, choice.len());
+    let chosen = chosen
+        .iter()
+        .filter_map(|&n| listed.get(usize::try_from(n).unwrap_or(usize::MAX)));
+    let requests = batches(chosen, args.length.unwrap_or(u64::MAX));
+    let bar = progress::items(u64::try_from(requests.len()).unwrap_or(u64::MAX), "requests");
+    let mut answers = stream::iter(requests)
+        .map(|parts| async move {
+            let items = client.fetch_objects(name, &parts).await?;
+            Ok::<_, Error>((parts, items))
+        })
+        .buffered(REQUESTS_IN_FLIGHT);
+    let mut checked = Checked {
+        items: choice.len(),
+        of: count,
+        bytes: 0,
+    };
+    while let Some((parts, items)) = answers.try_next().await? {
+        for (part, item) in parts.iter().zip(items.iter()) {
+            let bytes = item.map_err(|error| unreadable(&format!("object {}", part.name), &error))?;
+            // An empty object is asked for to its end, and may have nothing in it.
+            if part.length.is_none() && !bytes.is_empty() {
+                let found = format!(
+                    "object {}: listed as empty, and has {} bytes",
+                    part.name,
+                    bytes.len()
+                );
+                return Err(Stopped::Found(found));
+            }
+            if let Some(wrong) = check_stream(object_seed(args.seed, &part.name), part.offset, &bytes) {
+                bar.finish_and_clear();
+                let offset = part.offset + u64::try_from(wrong.at).unwrap_or(0);
+                return Err(first_wrong(
+                    &format!("object {}, offset {offset}", part.name),
+                    &wrong,
+                    args.seed,
+                ));
+            }
+            checked.bytes += u64::try_from(bytes.len()).unwrap_or(0);
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(checked)
+}
+
+/// The parts of objects that each request asks for, in order; of each object at most `length_max` bytes.
+fn batches<'a>(objects: impl Iterator<Item = &'a wire::ObjectInfo>, length_max: u64) -> Vec<Vec<ObjectPart>> {
+    let mut batches = Vec::new();
+    let (mut batch, mut batch_bytes) = (Vec::new(), 0);
+    let mut push = |part: ObjectPart| {
+        let bytes = part.length.unwrap_or(0);
+        let full =
+            batch_bytes + bytes > REQUEST_BYTES || u64::try_from(batch.len()).unwrap_or(0) >= REQUEST_ITEMS;
+        if full && !batch.is_empty() {
+            batches.push(std::mem::take(&mut batch));
+            batch_bytes = 0;
+        }
+        batch_bytes += bytes;
+        batch.push(part);
+    };
+    for object in objects {
+        let end = object.length_bytes.min(length_max);
+        if end == 0 && object.length_bytes == 0 {
+            push(ObjectPart::whole(&object.name));
+        }
+        let mut offset = 0;
+        while offset < end {
+            let length = (end - offset).min(REQUEST_BYTES);
+            push(ObjectPart {
+                name: object.name.clone(),
+                offset,
+                length: Some(length),
+            });
+            offset += length;
+        }
+    }
+    if !batch.is_empty() {
+        batches.push(batch);
+    }
+    batches
+}
+
+fn first_wrong(place: &str, wrong: &Wrong, seed: u64) -> Stopped {
+    Stopped::Found(format!("{place}: {wrong} (seed {seed})"))
+}
+
+fn unreadable(item: &str, error: &ItemError) -> Stopped {
+    Stopped::Found(format!("{item}: {}: {}", error.label(), error.message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(sample: u64, all: bool) -> Verify {
+        Verify {
+            dataset: "d".into(),
+            seed: 1,
+            sample,
+            all,
+            length: None,
+        }
+    }
+
+    #[test]
+    fn a_sample_is_distinct_ascending_and_in_range() {
+        // Scenario: 50 of 60 items, all of 60, a sample larger than the dataset.
+        // Expected: 50 different ones in order; everything; everything.
+        let choice = Choice::new(&args(50, false), 60);
+        let chosen = choice.part(0, choice.len());
+        assert_eq!(chosen.len(), 50);
+        assert!(
+            chosen.windows(2).all(|pair| pair[0] < pair[1]) && chosen[49] < 60,
+            "{chosen:?}"
+        );
+        assert_eq!(Choice::new(&args(50, true), 60).part(58, 60), [58, 59]);
+        assert_eq!(Choice::new(&args(100, false), 60).len(), 60);
+    }
+
+    #[test]
+    fn every_byte_of_every_object_is_asked_for_once() {
+        // Scenario: an empty object, many small ones, one of three and a half requests.
+        // Expected: parts that tile each object, in order; no request above the bounds; the empty one whole.
+        let lengths = [0, 1, 300_000, 900_000, 3_670_016, 5];
+        let objects: Vec<_> = (0..)
+            .zip(lengths)
+            .map(|(n, length_bytes)| wire::ObjectInfo {
+                name: format!("o{n}"),
+                length_bytes,
+            })
+            .collect();
+        let batches = batches(objects.iter(), u64::MAX);
+        for batch in &batches {
+            assert!(batch.iter().map(|part| part.length.unwrap_or(0)).sum::<u64>() <= REQUEST_BYTES);
+        }
+        let parts: Vec<_> = batches.concat();
+        assert_eq!(parts[0], ObjectPart::whole("o0"));
+        for (object, length) in objects.iter().zip(lengths).skip(1) {
+            let mut end = 0;
+            for part in parts.iter().filter(|part| part.name == object.name) {
+                assert_eq!(part.offset, end);
+                end += part.length.unwrap();
+            }
+            assert_eq!(end, length);
+        }
+    }
+}

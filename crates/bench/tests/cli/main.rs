@@ -1,0 +1,428 @@
+//! The binary as people run it: arguments in; stdout, stderr and exit code out.
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy.toml allows it in tests, but does not see that these functions are only called by some"
+)]
+
+mod server;
+
+use ringfetch_engine::dataset::Dtype;
+use ringfetch_engine::pattern;
+use serde_json::Value;
+use server::{Flaw, SEED, start};
+use std::net::SocketAddr;
+use std::process::{Command, Output};
+
+/// Runs `ringfetch` with arguments separated by spaces, against a server if there is one.
+fn ringfetch(server: Option<SocketAddr>, args: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
+    command
+        .args(args.split_ascii_whitespace())
+        .env_remove("RINGFETCH_GRPC")
+        .env_remove("RINGFETCH_ADMIN");
+    if let Some(address) = server {
+        command.env("RINGFETCH_GRPC", format!("http://{address}"));
+        command.env("RINGFETCH_ADMIN", format!("http://{address}"));
+    }
+    command.output().unwrap()
+}
+
+/// Stdout of a run that must succeed with nothing on stderr.
+fn stdout(server: SocketAddr, args: &str) -> String {
+    let output = ringfetch(Some(server), args);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && error.is_empty(), "{args}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The one line on stderr of a run that must end with this code.
+fn failure(server: Option<SocketAddr>, args: &str, code: i32) -> String {
+    let output = ringfetch(server, args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{args}: {error}");
+    assert_eq!(error.trim_end().lines().count(), 1, "{args}: {error}");
+    error
+}
+
+fn json(server: SocketAddr, args: &str) -> Value {
+    serde_json::from_str(&stdout(server, &format!("--json {args}"))).unwrap()
+}
+
+fn stream(offset: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    pattern::fill(SEED, offset, &mut bytes);
+    bytes
+}
+
+#[test]
+fn items_come_out_in_every_format() {
+    // Scenario: blocks, a vector, a range and an object, in hex, raw, text, npy and JSON, to stdout and to a file.
+    // Expected: the pattern's bytes, each as its format has them.
+    let server = start(Flaw::default());
+    assert_eq!(
+        ringfetch(Some(server), "get block blocks 3 --format raw").stdout,
+        stream(3 * 512, 512)
+    );
+
+    let dump = stdout(server, "get block blocks 0 999");
+    let lines: Vec<&str> = dump.lines().collect();
+    assert_eq!((lines.len(), lines[0], lines[33]), (66, "block 0:", "block 999:"));
+    // Word 0 of seed 42 is 0xbdd732262feb6e95, little-endian.
+    assert!(
+        lines[1].starts_with("00000000: 956e eb2f 2632 d7bd "),
+        "{}",
+        lines[1]
+    );
+    assert!(lines[65].starts_with("000001f0: "), "{}", lines[65]);
+
+    let dump = stdout(server, "get range blocks 496 20");
+    let offsets: Vec<&str> = dump.lines().map(|line| &line[..9]).collect();
+    assert_eq!(offsets, ["000001f0:", "00000200:"]);
+
+    let mut elements = [0; 48];
+    pattern::fill_elements(SEED, Dtype::F16, 7 * 24, &mut elements);
+    let numbers = |text: &str| {
+        text.split_whitespace()
+            .map(|n| n.parse::<f32>().unwrap())
+            .collect::<Vec<_>>()
+    };
+    let want: Vec<f32> = elements
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| half::f16::from_le_bytes(*b).to_f32())
+        .collect();
+    assert_eq!(numbers(&stdout(server, "get vector vectors 7")), want);
+    let items = json(server, "get vector vectors 7 7");
+    let values: Vec<f32> = serde_json::from_value(items["items"][1]["values"].clone()).unwrap();
+    assert_eq!(values, want);
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("v.npy");
+    stdout(
+        server,
+        &format!("get vector vectors 7 8 9 --format npy --out {}", path.display()),
+    );
+    let npy = std::fs::read(&path).unwrap();
+    assert_eq!(npy.len(), 128 + 3 * 48);
+    assert!(npy[10..].starts_with(b"{'descr': '<f2', 'fortran_order': False, 'shape': (3, 24), }"));
+    assert_eq!(npy[128..176], elements);
+
+    let name = pattern::object_name(5);
+    let whole = ringfetch(Some(server), &format!("get object objects {name} --format raw")).stdout;
+    assert_eq!(
+        pattern::first_difference(pattern::object_seed(SEED, &name), 0, &whole),
+        None
+    );
+    let part = json(
+        server,
+        &format!("get object objects {name} --offset 2 --length 3"),
+    );
+    assert_eq!(
+        part["items"][0]["hex"],
+        format!("{:02x}{:02x}{:02x}", whole[2], whole[3], whole[4])
+    );
+    assert_eq!(
+        stdout(server, &format!("get object objects {}", pattern::object_name(0))),
+        ""
+    );
+}
+
+#[test]
+fn what_cannot_be_read_is_named_once_and_fails() {
+    // Scenario: indices past the end among good ones, a dataset and an object that are not there, nobody listening.
+    // Expected: exit code 1 and one line that names it; hex shows the good ones, raw shows none.
+    let server = start(Flaw::default());
+    let error = failure(Some(server), "get block blocks 1 1000 2000", 1);
+    assert_eq!(
+        error,
+        "ringfetch: block 1000: OUT_OF_RANGE: 1000 is past the end (and 1 more)\n"
+    );
+    let output = ringfetch(Some(server), "get block blocks 1 1000");
+    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 33);
+    assert!(
+        ringfetch(Some(server), "get block blocks 1 1000 --format raw")
+            .stdout
+            .is_empty()
+    );
+    assert!(failure(Some(server), "get object objects nothing", 1).contains("NOT_FOUND: there is no object"));
+    assert!(failure(Some(server), "dataset verify nowhere", 1).contains("there is no dataset \"nowhere\""));
+    let nobody = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap()
+    };
+    let error = failure(Some(nobody), "datasets", 1);
+    assert!(
+        error.contains(&format!("cannot reach http://{nobody}")) && error.contains("--grpc"),
+        "{error}"
+    );
+    assert!(failure(Some(nobody), "status", 1).contains("--admin"));
+}
+
+#[test]
+fn wrong_arguments_are_told_apart_from_failures() {
+    // Scenario: unknown words, missing values, sizes with decimal units, formats that do not fit, a bad URL.
+    // Expected: exit code 2 and a word about the argument, nothing on stdout.
+    for (args, word) in [
+        ("", "Usage"),
+        ("fetch", "fetch"),
+        ("get block blocks", "INDEX"),
+        ("get block blocks -- -1", "-1"),
+        ("get range blocks 0 16MB", "16MB"),
+        ("get block blocks 0 --format npy", "npy"),
+        ("get block blocks 0 --format hex --json", "--json"),
+        ("dataset make blocks /nowhere/x", "--size"),
+        ("dataset make blocks /nowhere/x --size 0", "--size"),
+        (
+            "dataset make vectors /nowhere/x.fvecs --count 1 --dim 1 --dtype u8",
+            "--dtype",
+        ),
+        ("dataset make vectors /nowhere/x --count 1 --dim 0", "--dim"),
+        ("dataset verify blocks --all --sample 3", "--all"),
+        ("load --dataset blocks --seconds 0", "--seconds"),
+        ("load --dataset blocks --connections 0", "--connections"),
+        ("load --dataset blocks --seconds 1 --requests 1", "--requests"),
+        ("--grpc localhost:7410 datasets", "--grpc"),
+        ("--timeout soon datasets", "soon"),
+    ] {
+        let output = ringfetch(None, args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{args}: {error}");
+        assert!(error.contains(word), "{args}: {error}");
+        assert!(output.stdout.is_empty(), "{args}");
+    }
+}
+
+#[test]
+fn the_daemon_tells_of_itself() {
+    // Scenario: datasets, status and log-level, as tables and as JSON.
+    // Expected: aligned tables with the facts, a fallback that cannot be overlooked, the contract's field names.
+    let server = start(Flaw::default());
+    let table = stdout(server, "datasets");
+    let want = "\
+NAME     KIND     COUNT       SIZE  SHAPE           BACKEND  DIRECT
+blocks   blocks   1 000  500.0 KiB  512 bytes       mmap     no: a mapping never is
+vectors  vectors    300   14.2 KiB  24 x f16 (npy)  mmap     no: a mapping never is
+objects  objects      -          -  -               mmap     no: a mapping never is
+";
+    assert_eq!(table, want);
+    assert_eq!(json(server, "datasets")["datasets"][1]["vectors"]["dtype"], "f16");
+
+    let status = stdout(server, "status");
+    for want in [
+        "state    serving, up 1h 2m 3s\n",
+        "backend  mmap, FALLBACK from uring: seccomp forbids io_uring\n",
+        "memory   1.0 MiB of 256.0 MiB in use\n",
+        "rate     91 235 reads/s, 374 MB/s over the last 1 s\n",
+        "reads    1 234 567, 8 failed\n",
+        "latency  p50 500 us, p99 20.0 ms, p99.9 50.0 ms",
+        "SHARD  IN FLIGHT  QUEUED  DEPTH  DEVICE READS  SUBMISSIONS\n    0          0       0    128        12 345            0\n",
+    ] {
+        assert!(status.contains(want), "{want:?} in:\n{status}");
+    }
+    let status = json(server, "status");
+    assert_eq!(
+        (&status["fallback"], &status["shards"][0]["queue_depth"]),
+        (&true.into(), &128.into())
+    );
+
+    assert_eq!(
+        stdout(server, "log-level debug"),
+        "log filter: debug (was: info)\n"
+    );
+    let output = Command::new(env!("CARGO_BIN_EXE_ringfetch"))
+        .args(["log-level", "no filter", "--admin", &format!("http://{server}")])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "ringfetch: INVALID_ARGUMENT: filter: does not parse\n"
+    );
+}
+
+#[test]
+fn verify_finds_the_first_wrong_byte() {
+    // Scenario: all kinds of data as they should be; then one byte of block 700 flipped; then another seed.
+    // Expected: success with what was checked; exit code 1 with offset, expected and got; the first byte is wrong.
+    let server = start(Flaw::default());
+    assert_eq!(
+        stdout(server, "dataset verify blocks --all"),
+        "blocks: 1 000 of 1 000 blocks (500.0 KiB) hold the pattern of seed 42\n"
+    );
+    assert_eq!(
+        json(server, "dataset verify blocks --sample 10")["bytes_checked"],
+        5120
+    );
+    assert_eq!(
+        json(server, "dataset verify blocks --all --length 1025")["bytes_checked"],
+        1025
+    );
+    assert_eq!(json(server, "dataset verify vectors --all")["items_checked"], 300);
+    let objects = json(server, "dataset verify objects --all");
+    let bytes: u64 = (0..server::OBJECTS)
+        .map(|index| pattern::object_length(SEED, index, 10, 3000))
+        .sum();
+    assert_eq!(
+        (&objects["items_checked"], &objects["bytes_checked"]),
+        (&150.into(), &bytes.into())
+    );
+
+    let flipped = 700 * 512 + 13;
+    let server = start(Flaw {
+        flipped_byte: Some(flipped),
+        ..Flaw::default()
+    });
+    let right = stream(flipped, 1)[0];
+    let error = failure(Some(server), "dataset verify blocks --all", 1);
+    let want = format!(
+        "ringfetch: blocks: offset 358413 (block 700, byte 13): expected 0x{right:02x}, got 0x{:02x} (seed 42)\n",
+        right ^ 0xff
+    );
+    assert_eq!(error, want);
+    assert!(failure(Some(server), "dataset verify vectors --seed 43", 1).contains("byte 0 of its elements"));
+}
+
+#[test]
+fn load_measures_what_it_read_and_checks_it() {
+    // Scenario: 60 requests over calls and streams, blocks, ranges, vectors and objects, every byte checked, two
+    // threads; then one byte flipped; then a server that refuses everything.
+    // Expected: every count exact and nothing wrong; exit code 1 and the wrong byte named; exit code 1, no latency.
+    let server = start(Flaw::default());
+    let run =
+        "--requests 60 --warmup-seconds 0 --outstanding 6 --batch 10 --connections 2 --threads 2 --verify";
+    for (what, bytes) in [
+        ("--dataset blocks", Some(600 * 512)),
+        (
+            "--dataset blocks --transport stream --pattern sequential",
+            Some(600 * 512),
+        ),
+        ("--dataset blocks --range-bytes 100", Some(60_000)),
+        ("--dataset vectors --transport stream", Some(600 * 48)),
+        ("--dataset objects", None),
+    ] {
+        let pid = std::process::id();
+        let report = json(server, &format!("load {run} {what} --server-pid {pid}"));
+        assert_eq!(
+            (&report["requests"], &report["reads"]),
+            (&60.into(), &600.into()),
+            "{what}: {report}"
+        );
+        assert_eq!(
+            (&report["errors"], &report["wrong_bytes"]),
+            (&0.into(), &0.into()),
+            "{what}: {report}"
+        );
+        if let Some(bytes) = bytes {
+            assert_eq!(report["read_bytes"], bytes, "{what}");
+        }
+        let us = |name: &str| report["latency_us"][name].as_f64().unwrap();
+        assert!(
+            us("min") > 0.0 && us("min") <= us("p50") && us("p50") <= us("p99_9"),
+            "{what}: {report}"
+        );
+        assert!(
+            us("p99_9") <= us("max") && us("mean") <= us("max"),
+            "{what}: {report}"
+        );
+        let outstanding = report["outstanding_achieved"].as_f64().unwrap();
+        assert!(outstanding > 0.0 && outstanding <= 6.01, "{what}: {report}");
+        assert!(
+            report["own_cpu"]["us_per_read"].as_f64().unwrap() > 0.0,
+            "{what}: {report}"
+        );
+        assert!(report["server_cpu"]["seconds"].is_number(), "{what}: {report}");
+    }
+    let table = stdout(server, &format!("load {run} --dataset blocks"));
+    assert!(
+        table.contains("\nwrong bytes      0: every byte was checked\n"),
+        "{table}"
+    );
+
+    let flawed = start(Flaw {
+        flipped_byte: Some(5),
+        ..Flaw::default()
+    });
+    let sequential = format!("load {run} --dataset blocks --pattern sequential");
+    let output = ringfetch(Some(flawed), &format!("--json {sequential}"));
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["wrong_bytes"], 1);
+    assert!(
+        report["first_wrong"]
+            .as_str()
+            .unwrap()
+            .starts_with("block 0, byte 5: expected 0x"),
+        "{report}"
+    );
+
+    let refusing = start(Flaw {
+        overloaded: true,
+        ..Flaw::default()
+    });
+    let output = ringfetch(Some(refusing), &format!("--json load {run} --dataset blocks"));
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["latency_us"], Value::Null);
+    assert_eq!(report["request_errors"]["RESOURCE_EXHAUSTED"], 60);
+    assert!(failure(Some(server), "load --dataset objects --range-bytes 10", 2).contains("--range-bytes"));
+}
+
+#[test]
+fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
+    // Scenario: blocks, vectors and objects are made, made again without and with --force, and over other things.
+    // Expected: the pattern's bytes and the configuration that serves them; a refusal; success; a refusal.
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().canonicalize().unwrap();
+    let made = |args: &str| {
+        let output = ringfetch(None, &args.replace("ROOT", root.to_str().unwrap()));
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        (
+            output.status.code().unwrap(),
+            String::from_utf8(output.stdout).unwrap(),
+            error,
+        )
+    };
+    let (code, yaml, error) =
+        made("dataset make blocks ROOT/b.bin --size 10KiB --block-bytes 4096 --seed 42");
+    assert_eq!((code, error.as_str()), (0, ""));
+    let want = format!(
+        "# Made with seed 42. For `datasets:` in the daemon's configuration:\n  - name: b\n    kind: blocks\n    \
+         path: {}/b.bin\n    block_bytes: 4KiB\n    partial_tail: ignore # the last 2048 bytes\n",
+        root.display()
+    );
+    assert_eq!(yaml, want);
+    assert_eq!(std::fs::read(root.join("b.bin")).unwrap(), stream(0, 10_240));
+
+    let again = "dataset make blocks ROOT/b.bin --size 4KiB --seed 7";
+    let (code, _, error) = made(again);
+    assert!(code == 1 && error.contains("--force"), "{error}");
+    assert_eq!(std::fs::metadata(root.join("b.bin")).unwrap().len(), 10_240);
+    assert_eq!(made(&format!("{again} --force")).0, 0);
+    assert_eq!(std::fs::metadata(root.join("b.bin")).unwrap().len(), 4096);
+    assert_eq!(made("dataset make blocks ROOT --size 4KiB --force").0, 1);
+
+    assert_eq!(made("dataset make vectors ROOT/v.fvecs --count 3 --dim 5").0, 0);
+    let fvecs = std::fs::read(root.join("v.fvecs")).unwrap();
+    assert_eq!((fvecs.len(), &fvecs[24..28]), (3 * 24, &5i32.to_le_bytes()[..]));
+    let mut elements = [0; 20];
+    pattern::fill_elements(SEED, Dtype::F32, 5, &mut elements);
+    assert_eq!(fvecs[28..48], elements);
+
+    assert_eq!(
+        made("dataset make objects ROOT/o --count 3 --length-min 5 --length-max 9").0,
+        0
+    );
+    let object = std::fs::read(root.join("o").join(pattern::object_name(2))).unwrap();
+    assert!((5..=9).contains(&object.len()));
+    assert_eq!(made("dataset make objects ROOT/o --count 3").0, 1);
+    let leftovers = std::fs::read_dir(&root).unwrap().filter(|entry| {
+        entry
+            .as_ref()
+            .unwrap()
+            .file_name()
+            .to_string_lossy()
+            .contains("part")
+    });
+    assert_eq!(leftovers.count(), 0);
+}

@@ -1,0 +1,66 @@
+//! Operating a daemon, over its admin listener.
+
+use crate::builder::Builder;
+use crate::client::Client;
+use crate::error::Error;
+use ringfetch_proto::v1 as wire;
+use wire::admin_service_client::AdminServiceClient;
+
+/// A client of the daemon's admin listener.
+#[derive(Debug, Clone)]
+pub struct AdminClient {
+    client: Client,
+}
+
+impl AdminClient {
+    /// A client of the admin listener at `http://HOST:PORT`, with [`Builder`]'s defaults. It connects with its first
+    /// call. Must be called inside a Tokio runtime.
+    ///
+    /// # Errors
+    /// `Invalid` for something that is no such URL.
+    pub fn connect_lazy(url: impl Into<String>) -> Result<Self, Error> {
+        Builder::new(url).connect_lazy().map(Self::from)
+    }
+
+    /// State, backend and why, memory, shards, rates.
+    ///
+    /// # Errors
+    /// Whatever fails the call.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the call up.
+    pub async fn status(&self) -> Result<wire::GetStatusResponse, Error> {
+        self.client
+            .call(wire::GetStatusRequest {}, |channel, request| async move {
+                AdminServiceClient::new(channel).get_status(request).await
+            })
+            .await
+    }
+
+    /// Replaces the daemon's log filter until its next restart; returns the one before.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for a filter that does not parse.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves open whether the filter was replaced.
+    pub async fn set_log_level(&self, filter: &str) -> Result<String, Error> {
+        let request = wire::SetLogLevelRequest {
+            filter: filter.to_owned(),
+        };
+        let answer = self
+            .client
+            .call(request, |channel, request| async move {
+                AdminServiceClient::new(channel).set_log_level(request).await
+            })
+            .await?;
+        Ok(answer.previous)
+    }
+}
+
+impl From<Client> for AdminClient {
+    /// Over a client that was built with settings of its own for the admin listener's address.
+    fn from(client: Client) -> Self {
+        Self { client }
+    }
+}

@@ -1,0 +1,371 @@
+//! Calls against a server that refuses, stalls, lies and cuts connections. Time is paused: waits are exact and free.
+
+use crate::fake::{Fake, block, blocks};
+use futures_util::TryStreamExt as _;
+use ringfetch_client::{ByteRange, Client, Code, Error, ObjectPart, RetryPolicy, wire};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+use tonic::Status;
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+fn builder() -> ringfetch_client::Builder {
+    Client::builder("http://fake:1")
+}
+
+fn exhausted(hint: Option<Duration>) -> Status {
+    let details = match hint {
+        Some(_) => ErrorDetails::with_retry_info(hint),
+        None => ErrorDetails::with_bad_request_violation("indices", "5000 items, the limit is 4096"),
+    };
+    Status::with_error_details(Code::ResourceExhausted, "over a limit", details)
+}
+
+#[tokio::test(start_paused = true)]
+async fn unavailable_is_tried_again_until_it_is_not() {
+    // Scenario: the first two calls answer UNAVAILABLE, the third the blocks.
+    // Expected: the blocks, after three calls and at most 10 + 20 ms of backoff.
+    let fake = Fake::new().on_blocks(|n, request| async move {
+        if n < 2 {
+            Err(Status::unavailable("draining"))
+        } else {
+            Ok(blocks(&request.get_ref().indices))
+        }
+    });
+    let start = Instant::now();
+    let answer = fake.client().fetch_blocks("d", &[3, 1, 3]).await.unwrap();
+    assert_eq!(fake.calls(), 3);
+    assert!(
+        start.elapsed() <= Duration::from_millis(35),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(answer.block_bytes(), 8);
+    for (item, index) in answer.iter().zip([3, 1, 3]) {
+        assert_eq!(item.unwrap(), block(index)[..]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_servers_hint_is_waited_for() {
+    // Scenario: RESOURCE_EXHAUSTED with RetryInfo of 250 ms, then the blocks.
+    // Expected: a second call not before 250 ms, and at most the first backoff of 10 ms later.
+    let hint = Duration::from_millis(250);
+    let fake = Fake::new().on_blocks(move |n, request| async move {
+        if n == 0 {
+            Err(exhausted(Some(hint)))
+        } else {
+            Ok(blocks(&request.get_ref().indices))
+        }
+    });
+    let start = Instant::now();
+    fake.client().fetch_blocks("d", &[1]).await.unwrap();
+    assert_eq!(fake.calls(), 2);
+    assert!(
+        start.elapsed() >= hint && start.elapsed() <= hint + Duration::from_millis(15),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_hint_exhaustion_is_final() {
+    // Scenario: RESOURCE_EXHAUSTED without RetryInfo: a limit of one request.
+    // Expected: one call; the error has the code, no hint, and the field that is wrong.
+    let fake = Fake::new().on_blocks(|_, _| async { Err(exhausted(None)) });
+    let error = fake.client().fetch_blocks("d", &[1]).await.unwrap_err();
+    assert_eq!(fake.calls(), 1);
+    assert_eq!(
+        (error.code(), error.retry_after()),
+        (Some(Code::ResourceExhausted), None)
+    );
+    assert_eq!(error.field_violations()[0].field, "indices");
+    assert_eq!(error.to_string(), "RESOURCE_EXHAUSTED: over a limit");
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_codes_are_final() {
+    // Scenario: every code but UNAVAILABLE and RESOURCE_EXHAUSTED, with a hint to retry.
+    // Expected: one call and that code.
+    for code in [
+        Code::NotFound,
+        Code::InvalidArgument,
+        Code::OutOfRange,
+        Code::DataLoss,
+        Code::Internal,
+        Code::DeadlineExceeded,
+    ] {
+        let fake = Fake::new().on_blocks(move |_, _| async move {
+            let details = ErrorDetails::with_retry_info(Some(Duration::from_millis(1)));
+            Err(Status::with_error_details(code, "no", details))
+        });
+        let error = fake.client().fetch_blocks("d", &[1]).await.unwrap_err();
+        assert_eq!((fake.calls(), error.code()), (1, Some(code)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_are_bounded_by_number_and_by_deadline() {
+    // Scenario: a server that is always unavailable; one that is overloaded for 3 s, for a call that has 2 s; a hint
+    // of an hour for a call without a deadline.
+    // Expected: five calls by default and one with no retries; a single call and the server's error at once.
+    let fake = Fake::new().on_blocks(|_, _| async { Err(Status::unavailable("draining")) });
+    let error = fake.client().fetch_blocks("d", &[1]).await.unwrap_err();
+    assert_eq!((fake.calls(), error.code()), (5, Some(Code::Unavailable)));
+    let client = fake.client_with(builder().retry(RetryPolicy::none()), |_| false);
+    client.fetch_blocks("d", &[1]).await.unwrap_err();
+    assert_eq!(fake.calls(), 6);
+
+    for (hint, timeout) in [(3, Some(Duration::from_secs(2))), (3600, None)] {
+        let fake =
+            Fake::new().on_blocks(move |_, _| async move { Err(exhausted(Some(Duration::from_secs(hint)))) });
+        let start = Instant::now();
+        let error = fake
+            .client()
+            .with_timeout(timeout)
+            .fetch_blocks("d", &[1])
+            .await
+            .unwrap_err();
+        assert_eq!(
+            (fake.calls(), error.retry_after()),
+            (1, Some(Duration::from_secs(hint)))
+        );
+        assert_eq!(start.elapsed(), Duration::ZERO);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_ends_at_its_deadline_and_the_server_knows_it() {
+    // Scenario: a server that never answers; a call with a timeout of 700 ms.
+    // Expected: DeadlineExceeded at 700 ms, one call, and grpc-timeout was at most that and not much less.
+    let seen = Arc::new(AtomicUsize::new(0));
+    let fake = Fake::new().on_blocks({
+        let seen = Arc::clone(&seen);
+        move |_, request| {
+            let header = request
+                .metadata()
+                .get("grpc-timeout")
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .to_owned();
+            let micros = match header.split_at(header.len() - 1) {
+                (n, "n") => n.parse::<usize>().unwrap() / 1000,
+                (n, "u") => n.parse().unwrap(),
+                (n, "m") => n.parse::<usize>().unwrap() * 1000,
+                other => panic!("{other:?}"),
+            };
+            seen.store(micros, Ordering::SeqCst);
+            std::future::pending()
+        }
+    });
+    let start = Instant::now();
+    let client = fake.client().with_timeout(Duration::from_millis(700));
+    let error = client.fetch_blocks("d", &[1]).await.unwrap_err();
+    assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
+    assert!(
+        (700..=702).contains(&start.elapsed().as_millis()),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_eq!(fake.calls(), 1);
+    assert!(
+        (690_000..=700_000).contains(&seen.load(Ordering::SeqCst)),
+        "{seen:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_in_flight_are_bounded() {
+    // Scenario: 20 calls at once through a client of 3 connections that allows 4 in flight; each takes 5 ms.
+    // Expected: all are answered, never more than 4 at the server, all three connections are used.
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let fake = Fake::new().on_blocks({
+        let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+        move |_, request| {
+            let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+            async move {
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                now.fetch_sub(1, Ordering::SeqCst);
+                Ok(blocks(&request.get_ref().indices))
+            }
+        }
+    });
+    let client = fake.client_with(builder().connections(3).max_in_flight(4), |_| false);
+    let calls = (0..20u64).map(|i| {
+        let client = client.clone();
+        async move { client.fetch_blocks("d", &[i]).await.unwrap().get(0).unwrap() == block(i)[..] }
+    });
+    let right = futures_util::future::join_all(calls).await;
+    assert_eq!(right, [true; 20]);
+    assert_eq!((most.load(Ordering::SeqCst), fake.connections()), (4, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_fails_is_told_apart_and_made_again() {
+    // Scenario: every connection is refused; and one that is refused twice and then taken.
+    // Expected: a transport error without a gRPC code after five attempts; blocks.
+    let fake = Fake::new();
+    let error = fake
+        .client_with(builder(), |_| true)
+        .fetch_blocks("d", &[1])
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Transport { .. }), "{error:?}");
+    assert_eq!(
+        (error.code(), error.label(), fake.calls()),
+        (None, "TRANSPORT", 0)
+    );
+    assert!(error.to_string().contains("refused"), "{error}");
+
+    let fake = Fake::new();
+    fake.client_with(builder(), |n| n < 2)
+        .fetch_blocks("d", &[1])
+        .await
+        .unwrap();
+    assert_eq!((fake.calls(), fake.connections()), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lying_server_gets_a_protocol_error() {
+    // Scenario: answers with a block too few, a block length of 0, lengths that do not sum up, an error for an item
+    // that was not asked for, and one that is longer than the client takes.
+    // Expected: a protocol error each, after one call.
+    let lies: [fn() -> wire::FetchBlocksResponse; 5] = [
+        || blocks(&[1]),
+        || wire::FetchBlocksResponse {
+            block_bytes: 0,
+            ..blocks(&[1, 2])
+        },
+        || wire::FetchBlocksResponse {
+            lengths: vec![8, 9],
+            ..blocks(&[1, 2])
+        },
+        || {
+            let error = wire::ItemError {
+                item: 7,
+                code: 11,
+                message: String::new(),
+            };
+            wire::FetchBlocksResponse {
+                lengths: vec![8, 8],
+                errors: vec![error],
+                ..blocks(&[1, 2])
+            }
+        },
+        || blocks(&[0; 1000]),
+    ];
+    for (case, lie) in lies.into_iter().enumerate() {
+        let fake = Fake::new().on_blocks(move |_, _| async move { Ok(lie()) });
+        let client = fake.client_with(builder().max_answer_bytes(4000), |_| false);
+        let error = client.fetch_blocks("d", &[1, 2]).await.unwrap_err();
+        assert!(matches!(error, Error::Protocol { .. }), "case {case}: {error:?}");
+        assert_eq!(fake.calls(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ranges_and_objects_come_back_item_by_item() {
+    // Scenario: two ranges; a whole object, one that is not there, a part; a part of no length.
+    // Expected: their bytes; the missing one alone has an error; the last never leaves this side.
+    let client = Fake::new().client();
+    let ranges = [
+        ByteRange {
+            offset: 254,
+            length: 4,
+        },
+        ByteRange { offset: 7, length: 1 },
+    ];
+    let answer = client.fetch_ranges("d", &ranges).await.unwrap();
+    assert_eq!(answer.get(0).unwrap(), [254, 255, 0, 1][..]);
+    assert_eq!(answer.get(1).unwrap(), [7][..]);
+
+    let part = ObjectPart {
+        name: "abcdef".into(),
+        offset: 2,
+        length: Some(3),
+    };
+    let parts = [
+        ObjectPart::whole("shard-00/a"),
+        ObjectPart::whole("nothing"),
+        part.clone(),
+    ];
+    let answer = client.fetch_objects("d", &parts).await.unwrap();
+    assert_eq!(answer.get(0).unwrap(), "shard-00/a");
+    assert_eq!(answer.get(1).unwrap_err().code, Code::NotFound);
+    assert_eq!(answer.get(2).unwrap(), "cde");
+
+    let error = client
+        .fetch_objects(
+            "d",
+            &[ObjectPart {
+                length: Some(0),
+                ..part
+            }],
+        )
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, Error::Invalid { field: "length", .. }),
+        "{error:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_are_listed_page_by_page() {
+    // Scenario: three pages of two names; then a server whose page names itself as the next.
+    // Expected: six names in order; a protocol error instead of a loop.
+    let object = |n: u64| wire::ObjectInfo {
+        name: n.to_string(),
+        length_bytes: n,
+    };
+    let fake = Fake::new().on_list(move |request| {
+        let page = request.page_token.parse().unwrap_or(0);
+        let next_page_token = if page < 2 {
+            (page + 1).to_string()
+        } else {
+            String::new()
+        };
+        wire::ListObjectsResponse {
+            objects: vec![object(2 * page), object(2 * page + 1)],
+            next_page_token,
+        }
+    });
+    let objects: Vec<_> = fake.client().list_objects("d").try_collect().await.unwrap();
+    assert_eq!(objects, (0..6).map(object).collect::<Vec<_>>());
+
+    let fake = Fake::new().on_list(|_| wire::ListObjectsResponse {
+        objects: vec![],
+        next_page_token: "again".into(),
+    });
+    let error = fake
+        .client()
+        .list_objects("d")
+        .try_collect::<Vec<_>>()
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Protocol { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn settings_out_of_bounds_are_named() {
+    // Scenario: no connections, no calls in flight, URLs without scheme, host or with https.
+    // Expected: an error that names the setting.
+    for (builder, field) in [
+        (builder().connections(0), "connections"),
+        (builder().connections(5000), "connections"),
+        (builder().max_in_flight(0), "max_in_flight"),
+        (Client::builder("127.0.0.1:7410"), "url"),
+        (Client::builder("https://127.0.0.1:7410"), "url"),
+        (Client::builder("http://"), "url"),
+        (Client::builder("no url at all"), "url"),
+    ] {
+        let error = builder.connect_lazy().unwrap_err();
+        assert!(
+            matches!(error, Error::Invalid { field: found, .. } if found == field),
+            "{error:?}"
+        );
+    }
+}

@@ -1,0 +1,255 @@
+//! A server in this process that does what no real daemon can be told to do: refuse, stall, lie, cut connections.
+//! It is reached over in-memory pipes, so that time can be paused: nothing ever waits for the kernel.
+
+use ringfetch_client::{Builder, Client, wire};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::io::DuplexStream;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use wire::dataset_service_server::{DatasetService, DatasetServiceServer};
+use wire::fetch_service_server::{FetchService, FetchServiceServer};
+
+type Answers = Pin<Box<dyn Stream<Item = Result<wire::FetchStreamResponse, Status>> + Send>>;
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type OnBlocks = dyn Fn(usize, Request<wire::FetchBlocksRequest>) -> BoxFuture<Result<wire::FetchBlocksResponse, Status>>
+    + Send
+    + Sync;
+type OnStream = dyn Fn(
+        Streaming<wire::FetchStreamRequest>,
+        mpsc::UnboundedSender<Result<wire::FetchStreamResponse, Status>>,
+    ) -> BoxFuture<()>
+    + Send
+    + Sync;
+type OnList = dyn Fn(wire::ListObjectsRequest) -> wire::ListObjectsResponse + Send + Sync;
+
+pub(crate) const BLOCK_BYTES: u32 = 8;
+
+/// Block `index` of the fake's only dataset: its index.
+pub(crate) fn block(index: u64) -> [u8; 8] {
+    index.to_le_bytes()
+}
+
+/// The right answer to a request for blocks.
+pub(crate) fn blocks(indices: &[u64]) -> wire::FetchBlocksResponse {
+    let data: Vec<u8> = indices.iter().flat_map(|&index| block(index)).collect();
+    wire::FetchBlocksResponse {
+        block_bytes: BLOCK_BYTES,
+        data: data.into(),
+        ..Default::default()
+    }
+}
+
+/// The right answer to request `id` of a stream, for blocks.
+pub(crate) fn answer(id: u64, indices: &[u64]) -> wire::FetchStreamResponse {
+    let response = wire::fetch_stream_response::Response::Blocks(blocks(indices));
+    wire::FetchStreamResponse {
+        id,
+        response: Some(response),
+    }
+}
+
+/// The indices that a stream's request asks for.
+pub(crate) fn indices(request: &wire::FetchStreamRequest) -> &[u64] {
+    match &request.request {
+        Some(wire::fetch_stream_request::Request::Blocks(blocks)) => &blocks.indices,
+        other => panic!("not a request for blocks: {other:?}"),
+    }
+}
+
+/// What the fake does; by default, what it should.
+#[derive(Clone)]
+pub(crate) struct Fake {
+    on_blocks: Arc<OnBlocks>,
+    on_stream: Arc<OnStream>,
+    on_list: Arc<OnList>,
+    calls: Arc<AtomicUsize>,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Fake {
+    pub(crate) fn new() -> Self {
+        Self {
+            on_blocks: Arc::new(|_, request| Box::pin(async move { Ok(blocks(&request.get_ref().indices)) })),
+            on_stream: Arc::new(|_, _| Box::pin(async {})),
+            on_list: Arc::new(|_| wire::ListObjectsResponse::default()),
+            calls: Arc::default(),
+            connections: Arc::default(),
+        }
+    }
+
+    /// FetchBlocks call number n (from 0) is answered by `f(n, request)`.
+    pub(crate) fn on_blocks<F, Fut>(mut self, f: F) -> Self
+    where
+        F: Fn(usize, Request<wire::FetchBlocksRequest>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<wire::FetchBlocksResponse, Status>> + Send + 'static,
+    {
+        self.on_blocks = Arc::new(move |n, request| Box::pin(f(n, request)));
+        self
+    }
+
+    /// A FetchStream call is served by `f(requests, answers)`.
+    pub(crate) fn on_stream<F, Fut>(mut self, f: F) -> Self
+    where
+        F: Fn(
+                Streaming<wire::FetchStreamRequest>,
+                mpsc::UnboundedSender<Result<wire::FetchStreamResponse, Status>>,
+            ) -> Fut
+            + Send
+            + Sync
+            + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        self.on_stream = Arc::new(move |requests, answers| Box::pin(f(requests, answers)));
+        self
+    }
+
+    pub(crate) fn on_list<F>(mut self, f: F) -> Self
+    where
+        F: Fn(wire::ListObjectsRequest) -> wire::ListObjectsResponse + Send + Sync + 'static,
+    {
+        self.on_list = Arc::new(f);
+        self
+    }
+
+    /// FetchBlocks calls that arrived so far.
+    pub(crate) fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Connections that were made so far.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    /// A client with these settings, whose connection number n (from 0) is refused if `refuse(n)`.
+    pub(crate) fn client_with(&self, builder: Builder, refuse: fn(usize) -> bool) -> Client {
+        let (accept, incoming) = mpsc::unbounded_channel::<std::io::Result<DuplexStream>>();
+        let server = tonic::transport::Server::builder()
+            .add_service(FetchServiceServer::new(self.clone()))
+            .add_service(DatasetServiceServer::new(self.clone()))
+            .serve_with_incoming(UnboundedReceiverStream::new(incoming));
+        tokio::spawn(server);
+        let connections = Arc::clone(&self.connections);
+        let connector = move || {
+            let (accept, n) = (accept.clone(), connections.fetch_add(1, Ordering::SeqCst));
+            async move {
+                if refuse(n) {
+                    return Err(std::io::ErrorKind::ConnectionRefused.into());
+                }
+                let (near, far) = tokio::io::duplex(1 << 16);
+                accept
+                    .send(Ok(far))
+                    .map_err(|_| std::io::ErrorKind::ConnectionRefused)?;
+                Ok(near)
+            }
+        };
+        builder.connect_lazy_with(connector).unwrap()
+    }
+
+    /// A client with the default settings.
+    pub(crate) fn client(&self) -> Client {
+        self.client_with(Client::builder("http://fake:1"), |_| false)
+    }
+}
+
+#[tonic::async_trait]
+impl FetchService for Fake {
+    async fn fetch_blocks(
+        &self,
+        request: Request<wire::FetchBlocksRequest>,
+    ) -> Result<Response<wire::FetchBlocksResponse>, Status> {
+        let n = self.calls.fetch_add(1, Ordering::SeqCst);
+        (self.on_blocks)(n, request).await.map(Response::new)
+    }
+
+    async fn fetch_vectors(
+        &self,
+        _: Request<wire::FetchVectorsRequest>,
+    ) -> Result<Response<wire::FetchVectorsResponse>, Status> {
+        Err(Status::unimplemented("the fake has blocks"))
+    }
+
+    async fn fetch_ranges(
+        &self,
+        request: Request<wire::FetchRangesRequest>,
+    ) -> Result<Response<wire::FetchRangesResponse>, Status> {
+        // Byte n of the address space is n's low byte.
+        let request = request.into_inner();
+        let mut answer = wire::FetchRangesResponse::default();
+        let mut data = Vec::new();
+        for (&offset, &length) in request.offsets.iter().zip(&request.lengths) {
+            data.extend((offset..offset + length).map(|n| n.to_le_bytes()[0]));
+            answer.lengths.push(u32::try_from(length).unwrap());
+        }
+        answer.data = data.into();
+        Ok(Response::new(answer))
+    }
+
+    async fn fetch_objects(
+        &self,
+        request: Request<wire::FetchObjectsRequest>,
+    ) -> Result<Response<wire::FetchObjectsResponse>, Status> {
+        // An object holds its own name; none is there whose name begins with "no".
+        let request = request.into_inner();
+        let mut answer = wire::FetchObjectsResponse::default();
+        let mut data = Vec::new();
+        for (item, name) in (0..).zip(&request.names) {
+            if name.starts_with("no") {
+                let code = tonic::Code::NotFound.into();
+                answer.errors.push(wire::ItemError {
+                    item,
+                    code,
+                    message: format!("there is no object {name:?}"),
+                });
+                answer.lengths.push(0);
+                continue;
+            }
+            let at = |list: &[u64]| list.get(item as usize).copied().unwrap_or(0) as usize;
+            let (offset, length) = (at(&request.offsets), at(&request.lengths));
+            let end = if length == 0 { name.len() } else { offset + length };
+            data.extend(&name.as_bytes()[offset..end]);
+            answer.lengths.push(u32::try_from(end - offset).unwrap());
+        }
+        answer.data = data.into();
+        Ok(Response::new(answer))
+    }
+
+    type FetchStreamStream = Answers;
+
+    async fn fetch_stream(
+        &self,
+        request: Request<Streaming<wire::FetchStreamRequest>>,
+    ) -> Result<Response<Answers>, Status> {
+        let (sender, answers) = mpsc::unbounded_channel();
+        tokio::spawn((self.on_stream)(request.into_inner(), sender));
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(answers))))
+    }
+}
+
+#[tonic::async_trait]
+impl DatasetService for Fake {
+    async fn list_datasets(
+        &self,
+        _: Request<wire::ListDatasetsRequest>,
+    ) -> Result<Response<wire::ListDatasetsResponse>, Status> {
+        Ok(Response::new(wire::ListDatasetsResponse::default()))
+    }
+
+    async fn get_dataset(
+        &self,
+        _: Request<wire::GetDatasetRequest>,
+    ) -> Result<Response<wire::GetDatasetResponse>, Status> {
+        Ok(Response::new(wire::GetDatasetResponse::default()))
+    }
+
+    async fn list_objects(
+        &self,
+        request: Request<wire::ListObjectsRequest>,
+    ) -> Result<Response<wire::ListObjectsResponse>, Status> {
+        Ok(Response::new((self.on_list)(request.into_inner())))
+    }
+}

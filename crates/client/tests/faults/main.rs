@@ -1,0 +1,10 @@
+//! The client against a server that refuses, stalls, lies and breaks off.
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "clippy.toml allows it in tests, but does not see that these functions are only called by some"
+)]
+
+mod calls;
+mod fake;
+mod stream;

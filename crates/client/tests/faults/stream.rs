@@ -1,0 +1,244 @@
+//! Requests pipelined on one stream: answers in any order, refusals, a stream that breaks, a server that lies.
+
+use crate::fake::{Fake, answer, block, indices};
+use ringfetch_client::{Client, Code, Error, FetchStream, wire};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Sends requests for block 0, block 1, ... at once and returns their outcomes, in that order.
+async fn send_all(stream: &FetchStream, count: u64) -> Vec<Result<bool, Error>> {
+    let sends = (0..count).map(|i| async move {
+        let blocks = stream.fetch_blocks("d", &[i, i + 1000]).await?;
+        Ok(blocks.get(0).unwrap() == block(i)[..] && blocks.get(1).unwrap() == block(i + 1000)[..])
+    });
+    futures_util::future::join_all(sends).await
+}
+
+fn request_error(id: u64, code: Code, retry_after_ms: u32) -> wire::FetchStreamResponse {
+    let error = wire::RequestError {
+        code: code.into(),
+        message: "refused".into(),
+        retry_after_ms,
+    };
+    wire::FetchStreamResponse {
+        id,
+        response: Some(wire::fetch_stream_response::Response::Error(error)),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_in_any_order_reach_their_requests() {
+    // Scenario: 16 requests at once; the server answers only when it has all, the last one first.
+    // Expected: each gets its own blocks, over one connection.
+    let fake = Fake::new().on_stream(|mut requests, answers| async move {
+        let mut seen = Vec::new();
+        while let Ok(Some(request)) = requests.message().await {
+            seen.push(request);
+            if seen.len() == 16 {
+                for request in seen.drain(..).rev() {
+                    answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
+                }
+            }
+        }
+    });
+    let stream = fake.client().stream();
+    let outcomes = send_all(&stream, 16).await;
+    assert!(
+        outcomes.iter().all(|outcome| matches!(outcome, Ok(true))),
+        "{outcomes:?}"
+    );
+    assert_eq!(fake.connections(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_request_is_tried_again_and_leaves_the_others_alone() {
+    // Scenario: block 0's first request is refused with a hint of 40 ms, block 1 is out of range, 2 is served.
+    // Expected: 0 is served at the second attempt, not before 40 ms; 1 has its error; the stream lives on.
+    let fake = Fake::new().on_stream(|mut requests, answers| async move {
+        let mut refused = false;
+        while let Ok(Some(request)) = requests.message().await {
+            let reply = match indices(&request)[0] {
+                0 if !std::mem::replace(&mut refused, true) => {
+                    request_error(request.id, Code::ResourceExhausted, 40)
+                }
+                1 => request_error(request.id, Code::OutOfRange, 0),
+                _ => answer(request.id, indices(&request)),
+            };
+            answers.send(Ok(reply)).unwrap();
+        }
+    });
+    let start = Instant::now();
+    let stream = fake.client().stream();
+    let outcomes = send_all(&stream, 3).await;
+    assert!(matches!(outcomes[0], Ok(true)), "{outcomes:?}");
+    assert_eq!(outcomes[1].as_ref().unwrap_err().code(), Some(Code::OutOfRange));
+    assert!(matches!(outcomes[2], Ok(true)), "{outcomes:?}");
+    assert!(
+        start.elapsed() >= Duration::from_millis(40),
+        "{:?}",
+        start.elapsed()
+    );
+    assert!(!stream.is_broken());
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_stream_breaks_everything_pending_is_told() {
+    // Scenario: the server takes five requests, answers one and ends the stream: with a status, and cleanly.
+    // Expected: one answer, four StreamBroken with the cause; a later request fails at once, without a timeout.
+    for status in [Some(tonic::Status::unavailable("draining")), None] {
+        let told = status.is_some();
+        let fake = Fake::new().on_stream(move |mut requests, answers| {
+            let status = status.clone();
+            async move {
+                let mut seen = Vec::new();
+                while seen.len() < 5 {
+                    seen.push(requests.message().await.unwrap().unwrap());
+                }
+                answers.send(Ok(answer(seen[2].id, indices(&seen[2])))).unwrap();
+                if let Some(status) = status {
+                    answers.send(Err(status)).unwrap();
+                }
+            }
+        });
+        let start = Instant::now();
+        let stream = fake.client().stream();
+        let outcomes = send_all(&stream, 5).await;
+        assert!(matches!(outcomes[2], Ok(true)), "{outcomes:?}");
+        let broken: Vec<_> = outcomes
+            .iter()
+            .filter_map(|outcome| outcome.as_ref().err())
+            .collect();
+        assert_eq!(broken.len(), 4);
+        for error in broken {
+            let Error::StreamBroken { cause } = error else {
+                panic!("{error:?}")
+            };
+            assert_eq!(cause.code(), told.then_some(Code::Unavailable), "{cause:?}");
+        }
+        assert!(stream.is_broken());
+        let error = stream.fetch_blocks("d", &[1]).await.unwrap_err();
+        assert!(matches!(error, Error::StreamBroken { .. }), "{error:?}");
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unreachable_server_is_told_to_the_requests() {
+    // Scenario: a stream over a connection that is refused.
+    // Expected: StreamBroken with a transport error as its cause.
+    let client = Fake::new().client_with(Client::builder("http://fake:1"), |_| true);
+    let error = client.stream().fetch_blocks("d", &[1]).await.unwrap_err();
+    let Error::StreamBroken { cause } = &error else {
+        panic!("{error:?}")
+    };
+    assert!(matches!(**cause, Error::Transport { .. }), "{cause:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lying_stream_is_broken_off() {
+    // Scenario: an answer to a request that was never made; one without content; and one of the wrong length.
+    // Expected: the first two break the stream with a protocol error, the third fails its request alone.
+    type Lie = fn(u64) -> wire::FetchStreamResponse;
+    let lies: [(Lie, bool); 3] = [
+        (|id| answer(id + 77, &[0, 1000]), true),
+        (|id| wire::FetchStreamResponse { id, response: None }, true),
+        (|id| answer(id, &[0]), false),
+    ];
+    for (case, (lie, breaks)) in lies.into_iter().enumerate() {
+        let fake = Fake::new().on_stream(move |mut requests, answers| async move {
+            while let Ok(Some(request)) = requests.message().await {
+                if answers.send(Ok(lie(request.id))).is_err() {
+                    break;
+                }
+            }
+        });
+        let stream = fake.client().stream();
+        let outcome = send_all(&stream, 1).await.remove(0).unwrap_err();
+        assert_eq!(stream.is_broken(), breaks, "case {case}");
+        if let Error::StreamBroken { cause } = &outcome {
+            assert!(
+                breaks && matches!(**cause, Error::Protocol { .. }),
+                "case {case}: {cause:?}"
+            );
+        } else {
+            assert!(
+                !breaks && matches!(outcome, Error::Protocol { .. }),
+                "case {case}: {outcome:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_server_has_in_hand_is_bounded_also_when_senders_give_up() {
+    // Scenario: two requests may be in flight. Two senders give up after 100 ms, before they are answered; a third
+    // one waits meanwhile. The server answers whatever it has 500 ms after it came.
+    // Expected: the server never has more than two in hand; the third is served once an abandoned one was answered.
+    let most = Arc::new(AtomicUsize::new(0));
+    let fake = Fake::new().on_stream({
+        let most = Arc::clone(&most);
+        move |mut requests, answers| {
+            let (most, now) = (Arc::clone(&most), Arc::new(AtomicUsize::new(0)));
+            async move {
+                while let Ok(Some(request)) = requests.message().await {
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    let (answers, now) = (answers.clone(), Arc::clone(&now));
+                    tokio::spawn(async move {
+                        tokio::time::sleep(Duration::from_millis(500)).await;
+                        now.fetch_sub(1, Ordering::SeqCst);
+                        answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
+                    });
+                }
+            }
+        }
+    });
+    let client = fake.client_with(Client::builder("http://fake:1").max_in_flight(2), |_| false);
+    let stream = client.stream();
+    let hasty = async {
+        tokio::time::timeout(Duration::from_millis(100), send_all(&stream, 2))
+            .await
+            .unwrap_err();
+        let start = Instant::now();
+        let third = stream.fetch_blocks("d", &[7]).await.unwrap();
+        assert_eq!(third.get(0).unwrap(), block(7)[..]);
+        start.elapsed()
+    };
+    let waited = hasty.await;
+    assert!(
+        waited >= Duration::from_millis(890) && waited < Duration::from_secs(2),
+        "{waited:?}"
+    );
+    assert_eq!(most.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_ends_at_its_deadline_and_the_server_knows_it() {
+    // Scenario: a server that takes requests and answers none; a client with a timeout of 300 ms.
+    // Expected: DeadlineExceeded at 300 ms, deadline_ms on the wire; the stream lives on.
+    let seen = Arc::new(AtomicUsize::new(0));
+    let fake = Fake::new().on_stream({
+        let seen = Arc::clone(&seen);
+        move |mut requests, answers| {
+            let seen = Arc::clone(&seen);
+            async move {
+                while let Ok(Some(request)) = requests.message().await {
+                    seen.store(request.deadline_ms as usize, Ordering::SeqCst);
+                }
+                drop(answers);
+            }
+        }
+    });
+    let stream = fake.client().with_timeout(Duration::from_millis(300)).stream();
+    let start = Instant::now();
+    let error = stream.fetch_blocks("d", &[1]).await.unwrap_err();
+    assert!(matches!(error, Error::DeadlineExceeded), "{error:?}");
+    assert!(
+        (300..=302).contains(&start.elapsed().as_millis()),
+        "{:?}",
+        start.elapsed()
+    );
+    assert!((295..=300).contains(&seen.load(Ordering::SeqCst)), "{seen:?}");
+    assert!(!stream.is_broken());
+}

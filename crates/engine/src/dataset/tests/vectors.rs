@@ -1,0 +1,278 @@
+//! Vector files of every layout: the shape that is found, and what each bad file is told.
+
+use super::*;
+
+/// One vector file with these bytes, of this layout, nothing else said: refused.
+#[track_caller]
+fn refused_vectors(layout: Layout, bytes: &[u8], field: &str, parts: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "vectors", bytes);
+    refused(&spec(&[&path], vectors(layout, None, None, 0)), field, parts);
+}
+
+fn words(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Raw vectors: shape from the configuration, checked against the length; several files without headers.
+#[test]
+fn raw_vectors() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "raw", &[0; 1000]);
+    let raw = |dim, dtype, header| vectors(Layout::Raw, dim, dtype, header);
+    let (dim, f16, f32) = (Some(48), Some(Dtype::F16), Some(Dtype::F32));
+    let expected = Kind::Vectors {
+        layout: Layout::Raw,
+        dim: 48,
+        dtype: Dtype::F16,
+        vector_bytes: 96,
+        stride_bytes: 96,
+        base_offset: 40,
+        count: 10,
+    };
+    assert_eq!(
+        Dataset::open(&spec(&[&path], raw(dim, f16, 40))).unwrap().kind(),
+        expected
+    );
+    refused(&spec(&[&path], raw(None, f16, 40)), "dim", &["is missing", "raw"]);
+    refused(
+        &spec(&[&path], raw(dim, None, 40)),
+        "dtype",
+        &["is missing", "raw"],
+    );
+    refused(
+        &spec(&[&path], raw(Some(50), f32, 40)),
+        "dim",
+        &["no multiple of 200", "correct dim, dtype or header_bytes"],
+    );
+    refused(
+        &spec(&[&path], raw(Some(0), f32, 0)),
+        "dim",
+        &["is 0", "1 to 1000000"],
+    );
+    refused(
+        &spec(&[&path], raw(Some(1_000_001), f32, 0)),
+        "dim",
+        &["1 to 1000000"],
+    );
+    refused(
+        &spec(&[&path], raw(dim, f16, 1001)),
+        "header_bytes",
+        &["do not fit", "smaller"],
+    );
+    refused(
+        &spec(&[&path], raw(dim, f16, 1000)),
+        "path",
+        &["holds no vectors"],
+    );
+    let second = file(&dir, "second", &[0; 152]);
+    let joined = Dataset::open(&spec(&[&path, &second], raw(dim, f16, 0))).unwrap();
+    assert_eq!((joined.count(), joined.length_bytes()), (12, 1152));
+    refused(
+        &spec(&[&path, &second], raw(dim, f16, 40)),
+        "header_bytes",
+        &["set header_bytes: 0"],
+    );
+}
+
+/// A dim or dtype in the configuration that the file contradicts: both values and the way out.
+#[test]
+fn contradictions() {
+    let dir = tempfile::tempdir().unwrap();
+    let fvecs = file(&dir, "a.fvecs", &words(&[2, 0, 0, 2, 0, 0]));
+    let fbin = file(&dir, "a.fbin", &words(&[2, 1, 0, 0]));
+    let npy = dir.path().join("a.npy");
+    crate::pattern::write_vectors(&npy, 1, Layout::Npy, Dtype::F32, 3, 2, &mut |_| true).unwrap();
+    let told = |path: &Path, layout, dim, dtype| spec(&[path], vectors(layout, dim, dtype, 0));
+    assert_eq!(
+        Dataset::open(&told(&fvecs, Layout::Fvecs, Some(2), Some(Dtype::F32)))
+            .unwrap()
+            .count(),
+        2
+    );
+    let parts = ["is 128", "says 2", "set dim: 2, or leave it out"];
+    refused(&told(&fvecs, Layout::Fvecs, Some(128), None), "dim", &parts);
+    let parts = ["is f16", "fbin", "holds f32", "set dtype: f32, or leave it out"];
+    refused(
+        &told(&fbin, Layout::Fbin, None, Some(Dtype::F16)),
+        "dtype",
+        &parts,
+    );
+    refused(
+        &told(&fbin, Layout::Fbin, Some(7), None),
+        "dim",
+        &["is 7", "says 1"],
+    );
+    refused(
+        &told(&npy, Layout::Npy, Some(4), None),
+        "dim",
+        &["is 4", "says 3"],
+    );
+    refused(
+        &told(&npy, Layout::Npy, None, Some(Dtype::U8)),
+        "dtype",
+        &["is u8", "holds f32"],
+    );
+    refused(
+        &spec(&[&fbin], vectors(Layout::Fbin, None, None, 8)),
+        "header_bytes",
+        &["layout raw", "leave it out"],
+    );
+    refused(
+        &spec(&[&fbin, &fbin], vectors(Layout::Fbin, None, None, 0)),
+        "path",
+        &["2 files", "layout raw"],
+    );
+}
+
+/// Records with a dimension each: cut off, no multiple, another dimension at the end, absurd dimensions.
+#[test]
+fn bad_records() {
+    refused_vectors(
+        Layout::Fvecs,
+        &[1, 0],
+        "path",
+        &["has 2 bytes, too few", "cut off"],
+    );
+    refused_vectors(
+        Layout::Fvecs,
+        &words(&[2, 0]),
+        "path",
+        &["no multiple of 12", "8 bytes remain"],
+    );
+    refused_vectors(
+        Layout::Fvecs,
+        &words(&[1, 0, 1, 0, 1]),
+        "path",
+        &["no multiple of 8", "after 2 vectors"],
+    );
+    refused_vectors(
+        Layout::Ivecs,
+        &words(&[1, 0, 2, 0]),
+        "path",
+        &["of dimension 1", "ends with one of 2"],
+    );
+    refused_vectors(
+        Layout::Fvecs,
+        &words(&[u32::MAX, 0]),
+        "path",
+        &["dimension -1", "1 to 1000000", "fvecs"],
+    );
+    refused_vectors(Layout::Bvecs, &words(&[0, 0]), "path", &["dimension 0"]);
+    refused_vectors(
+        Layout::Fvecs,
+        &words(&[2_000_000, 0]),
+        "path",
+        &["dimension 2000000"],
+    );
+}
+
+/// Files with a count: cut off, too long, empty, absurd; the size is checked to the byte.
+#[test]
+fn bad_counts() {
+    refused_vectors(
+        Layout::Fbin,
+        &[1, 0, 0, 0, 1],
+        "path",
+        &["has 5 bytes, too few", "fbin"],
+    );
+    refused_vectors(
+        Layout::Fbin,
+        &words(&[2, 1, 0]),
+        "path",
+        &["has 12 bytes", "wants 16", "cut off"],
+    );
+    refused_vectors(
+        Layout::Fbin,
+        &words(&[1, 1, 0, 0]),
+        "path",
+        &["has 16 bytes", "wants 12"],
+    );
+    refused_vectors(
+        Layout::U8bin,
+        &words(&[0, 4]),
+        "path",
+        &["holds no vectors", "write some"],
+    );
+    refused_vectors(Layout::I8bin, &words(&[4, 0]), "path", &["dimension 0"]);
+    refused_vectors(
+        Layout::Fbin,
+        &words(&[u32::MAX, 1_000_000, 0]),
+        "path",
+        &["wants 17179869180000008"],
+    );
+    refused_vectors(
+        Layout::Fbin,
+        &words(&[1, u32::MAX]),
+        "path",
+        &["dimension 4294967295"],
+    );
+}
+
+/// `.npy` files: cut in the header and in the data, of another kind, with types and shapes that are not served.
+#[test]
+fn bad_npy() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.npy");
+    crate::pattern::write_vectors(&path, 1, Layout::Npy, Dtype::F32, 3, 2, &mut |_| true).unwrap();
+    let good = std::fs::read(&path).unwrap();
+    for cut in [1, 5, 9, 11, 60, 127] {
+        refused_vectors(
+            Layout::Npy,
+            &good[..cut],
+            "path",
+            &["truncated", "copy or save the file again"],
+        );
+    }
+    refused_vectors(Layout::Npy, &good[..140], "path", &["has 140 bytes", "wants 152"]);
+    refused_vectors(
+        Layout::Npy,
+        b"PK\x03\x04 an npz is a zip file",
+        "path",
+        &["magic", "another layout"],
+    );
+    let with = |from: &str, to: &str| {
+        let header = String::from_utf8_lossy(&good[10..128]).replace(from, to);
+        let header = &header.as_bytes()[..118.min(header.len())];
+        [&good[..10], header, &good[128..]].concat()
+    };
+    refused_vectors(
+        Layout::Npy,
+        &with("'<f4'", "'>f4'"),
+        "dtype",
+        &["vectors: ", "big-endian", "astype('<f4')"],
+    );
+    refused_vectors(
+        Layout::Npy,
+        &with("'<f4'", "'<f8'"),
+        "dtype",
+        &["'<f8'", "are served"],
+    );
+    refused_vectors(
+        Layout::Npy,
+        &with("False", "True "),
+        "path",
+        &["Fortran order", "ascontiguousarray"],
+    );
+    refused_vectors(
+        Layout::Npy,
+        &with("(2, 3)", "(6,)  "),
+        "path",
+        &["1 dimension(s)", "array of two"],
+    );
+    refused_vectors(Layout::Npy, &with("(2, 3)", "(0, 3)"), "path", &["wants 128"]);
+    refused_vectors(Layout::Npy, &with("(2, 3)", "(2, 0)"), "path", &["dimension 0"]);
+    refused_vectors(
+        Layout::Npy,
+        &with("'shape'", "'shope'"),
+        "path",
+        &["save it again"],
+    );
+    crate::pattern::write_vectors(&path, 1, Layout::Npy, Dtype::F32, 3, 0, &mut |_| true).unwrap();
+    refused_vectors(
+        Layout::Npy,
+        &std::fs::read(&path).unwrap(),
+        "path",
+        &["holds no vectors"],
+    );
+}

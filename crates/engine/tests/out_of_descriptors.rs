@@ -1,0 +1,57 @@
+//! An objects dataset in a process that runs out of descriptors. Alone in its binary: the limit is the process's.
+
+use ringfetch_engine::config::DirectIo;
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec};
+use ringfetch_engine::error::ReadError;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The cache may hold far more than the process: it gives half of itself up and every object opens. Held files cannot
+/// be given up: then the object is unreadable with EMFILE, and readable again once they are dropped.
+#[tokio::test]
+async fn the_cache_gives_way() {
+    let dir = tempfile::tempdir().unwrap();
+    for index in 0..200 {
+        std::fs::write(dir.path().join(index.to_string()), b"x").unwrap();
+    }
+    let spec = DatasetSpec {
+        name: "objects".to_owned(),
+        paths: vec![dir.path().to_owned()],
+        kind: KindSpec::Objects {
+            max_open_files: 10_000,
+            revalidate: Duration::from_secs(3600),
+        },
+        direct_io: DirectIo::Preferred,
+    };
+    let dataset = Arc::new(Dataset::open(&spec).unwrap());
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(64);
+    setrlimit(Resource::Nofile, limit).unwrap();
+
+    for index in 0..200 {
+        assert_eq!(
+            dataset.object(&index.to_string()).await.unwrap().length_bytes(),
+            1
+        );
+    }
+    let mut held = Vec::new();
+    let error = loop {
+        match dataset.object(&held.len().to_string()).await {
+            Ok(file) => held.push(file),
+            Err(error) => break error,
+        }
+    };
+    assert!(held.len() >= 16, "{}", held.len());
+    let emfile = rustix::io::Errno::MFILE.raw_os_error();
+    assert_eq!(
+        error,
+        ReadError::ObjectUnreadable {
+            name: held.len().to_string(),
+            errno: emfile
+        }
+    );
+    let refused = held.len().to_string();
+    drop(held);
+    assert_eq!(dataset.object(&refused).await.unwrap().length_bytes(), 1);
+}

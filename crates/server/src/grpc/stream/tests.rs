@@ -1,0 +1,301 @@
+//! Streams with a request body and requests that the test completes by hand; no datasets.
+
+use super::*;
+use futures_util::FutureExt as _;
+use http_body_util::BodyExt as _;
+use prost::Message as _;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use tokio::sync::{mpsc, oneshot, watch};
+
+type Pieces = mpsc::UnboundedSender<Bytes>;
+
+/// Requests that were begun and are not answered, by id.
+#[derive(Clone, Default)]
+struct Begun(Arc<Mutex<BTreeMap<u64, oneshot::Sender<Envelope>>>>);
+
+impl Begun {
+    fn ids(&self) -> Vec<u64> {
+        self.0.lock().unwrap().keys().copied().collect()
+    }
+
+    /// Answers a request with `data`.
+    fn answer(&self, id: u64, data: &'static [u8]) {
+        let sender = self.0.lock().unwrap().remove(&id).unwrap();
+        let message = v1::FetchRangesResponse::default();
+        sender
+            .send(Envelope::nested(id, 4, &message, Bytes::from_static(data)).unwrap())
+            .unwrap();
+    }
+}
+
+struct Stream<B> {
+    body: B,
+    pieces: Option<Pieces>,
+    begun: Begun,
+    draining: watch::Sender<bool>,
+    ended: Arc<Mutex<Vec<Code>>>,
+    /// Frames received so far, cut into messages: several answers may come in one frame.
+    received: Deframer,
+}
+
+/// A stream that takes up at most two requests.
+fn stream(
+    deadline: Option<Instant>,
+) -> Stream<impl http_body::Body<Data = Bytes, Error = Infallible> + Unpin> {
+    let (pieces, received) = mpsc::unbounded_channel::<Bytes>();
+    let received = futures_util::stream::unfold(received, |mut received| async move {
+        let piece = received.recv().await?;
+        Some((Ok::<_, Infallible>(Frame::data(piece)), received))
+    });
+    let incoming = http_body_util::StreamBody::new(Box::pin(received));
+    let begun = Begun::default();
+    let start = {
+        let begun = begun.clone();
+        move |request: v1::FetchStreamRequest| {
+            let (sender, receiver) = oneshot::channel();
+            begun.0.lock().unwrap().insert(request.id, sender);
+            async move { receiver.await.map_err(|_| Status::internal("given up")) }
+        }
+    };
+    let (draining, mut drains) = watch::channel(false);
+    let ended = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&ended);
+    let body = StreamBody::new(
+        incoming,
+        Bounds {
+            requests_in_flight: 2,
+            message_bytes: 64,
+            deadline,
+        },
+        start,
+        async move {
+            let _sender_is_gone = drains.wait_for(|drains| *drains).await;
+        },
+        move |code| hears.lock().unwrap().push(code),
+    );
+    Stream {
+        body,
+        pieces: Some(pieces),
+        begun,
+        draining,
+        ended,
+        received: Deframer::new(1 << 20),
+    }
+}
+
+impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
+    fn send(&self, bytes: impl Into<Bytes>) {
+        self.pieces.as_ref().unwrap().send(bytes.into()).unwrap();
+    }
+
+    fn request(&self, id: u64) {
+        let message = v1::FetchStreamRequest {
+            id,
+            request: None,
+            deadline_ms: 0,
+        };
+        self.send(Envelope::plain(&message).unwrap().head);
+    }
+
+    /// What the body has to say now; `None`: nothing yet.
+    fn poll(&mut self) -> Option<Frame<Bytes>> {
+        self.body
+            .frame()
+            .now_or_never()
+            .map(|frame| frame.unwrap().unwrap())
+    }
+
+    /// The id of the next answer and its data, however many frames they come in.
+    fn answer(&mut self) -> (u64, Bytes) {
+        loop {
+            if let Some(message) = self
+                .received
+                .next()
+                .unwrap_or_else(|_| panic!("not a gRPC frame"))
+            {
+                let response = v1::FetchStreamResponse::decode(message).unwrap();
+                return match response.response {
+                    Some(v1::fetch_stream_response::Response::Ranges(ranges)) => (response.id, ranges.data),
+                    other => panic!("not an answer to ranges: {other:?}"),
+                };
+            }
+            let frame = self.poll().unwrap().into_data().unwrap();
+            self.received.push(frame);
+        }
+    }
+
+    /// The status that the stream ends with, now.
+    fn end(&mut self) -> Status {
+        let trailers = self.poll().unwrap().into_trailers().unwrap();
+        assert!(self.body.is_end_stream());
+        Status::from_header_map(&trailers).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn answers_come_in_the_order_of_completion() {
+    // Two requests, the second done first: its answer comes first. The client's end is the stream's, with OK.
+    let mut stream = stream(None);
+    stream.request(1);
+    stream.request(2);
+    assert!(stream.poll().is_none());
+    stream.begun.answer(2, b"two");
+    assert_eq!(stream.answer(), (2, Bytes::from_static(b"two")));
+    stream.pieces = None;
+    assert!(stream.poll().is_none(), "request 1 is not answered");
+    stream.begun.answer(1, b"one");
+    assert_eq!(stream.answer(), (1, Bytes::from_static(b"one")));
+    assert_eq!(stream.end().code(), Code::Ok);
+    assert_eq!(*stream.ended.lock().unwrap(), [Code::Ok]);
+}
+
+#[tokio::test]
+async fn a_full_stream_takes_up_no_more() {
+    // Room for two and four sent: two are begun; each answer that is sent makes room for one more.
+    let mut stream = stream(None);
+    (1..=4).for_each(|id| stream.request(id));
+    assert!(stream.poll().is_none());
+    assert_eq!(stream.begun.ids(), [1, 2]);
+    stream.begun.answer(1, b"one");
+    // Done, and not sent as long as nobody polls: no room yet.
+    assert_eq!(stream.begun.ids(), [2]);
+    assert_eq!(stream.answer().0, 1);
+    assert!(stream.poll().is_none());
+    assert_eq!(stream.begun.ids(), [2, 3]);
+}
+
+#[tokio::test]
+async fn requests_may_arrive_in_any_pieces() {
+    // Two requests, byte by byte and then both in one piece: all four are begun and answered.
+    let mut stream = stream(None);
+    let framed = |id| {
+        let message = v1::FetchStreamRequest {
+            id,
+            request: None,
+            deadline_ms: 0,
+        };
+        Envelope::plain(&message).unwrap().head
+    };
+    for byte in [framed(1), framed(2)].concat() {
+        stream.send(vec![byte]);
+    }
+    stream.send([framed(3), framed(4)].concat());
+    for id in 1..=4 {
+        assert!(stream.poll().is_none());
+        stream.begun.answer(id, b"x");
+        assert_eq!(stream.answer().0, id);
+    }
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_request_end_the_stream() {
+    // Not protobuf, too long, compressed, cut short: each ends the stream with its status, requests in flight or not.
+    for (bytes, code) in [
+        (&[0, 0, 0, 0, 2, 0xff, 0xff][..], Code::InvalidArgument),
+        (&[0, 0, 0, 0, 65], Code::ResourceExhausted),
+        (&[1, 0, 0, 0, 1, 0], Code::Internal),
+        (&[0, 0, 0], Code::Internal),
+    ] {
+        let mut stream = stream(None);
+        stream.request(1);
+        stream.send(bytes);
+        stream.pieces = None;
+        assert_eq!(stream.end().code(), code, "{bytes:?}");
+        assert_eq!(*stream.ended.lock().unwrap(), [code]);
+        assert!(
+            stream.begun.0.lock().unwrap()[&1].is_closed(),
+            "what is in flight is given up"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_drain_answers_what_was_taken_up_and_ends_the_stream() {
+    // One request in flight when the drain begins, one sent after: the first is answered, then UNAVAILABLE with a hint.
+    let mut stream = stream(None);
+    stream.request(1);
+    assert!(stream.poll().is_none());
+    stream.draining.send(true).unwrap();
+    stream.request(2);
+    assert!(stream.poll().is_none());
+    assert_eq!(stream.begun.ids(), [1]);
+    stream.begun.answer(1, b"one");
+    assert_eq!(stream.answer().0, 1);
+    let end = stream.end();
+    assert_eq!(end.code(), Code::Unavailable);
+    assert!(tonic_types::StatusExt::get_details_retry_info(&end).is_some());
+}
+
+#[tokio::test]
+async fn an_idle_stream_wakes_up_for_the_drain() {
+    // Nothing in flight and nothing sent: the drain alone ends the stream.
+    let mut stream = stream(None);
+    assert!(stream.poll().is_none());
+    let draining = stream.draining.clone();
+    let (frame, ()) = tokio::join!(stream.body.frame(), async { draining.send(true).unwrap() });
+    assert_eq!(
+        frame.unwrap().unwrap().into_trailers().unwrap()["grpc-status"],
+        "14"
+    );
+}
+
+#[tokio::test]
+async fn a_deadline_ends_the_stream() {
+    // A deadline in the past and a request in flight: DEADLINE_EXCEEDED, and the request is given up.
+    let mut stream = stream(Some(Instant::now()));
+    stream.request(1);
+    assert_eq!(
+        stream
+            .body
+            .frame()
+            .await
+            .unwrap()
+            .unwrap()
+            .into_trailers()
+            .unwrap()["grpc-status"],
+        "4"
+    );
+    assert_eq!(*stream.ended.lock().unwrap(), [Code::DeadlineExceeded]);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_dropped_was_cancelled() {
+    // The client resets the stream with a request in flight: the request is given up, and one call is counted.
+    let mut stream = stream(None);
+    stream.request(1);
+    assert!(stream.poll().is_none());
+    drop(stream.body);
+    assert!(stream.begun.0.lock().unwrap()[&1].is_closed());
+    assert_eq!(*stream.ended.lock().unwrap(), [Code::Cancelled]);
+}
+
+#[test]
+fn a_request_that_asks_for_nothing_is_answered() {
+    // Neither blocks nor vectors nor the rest: INVALID_ARGUMENT with the field's name, under the request's id.
+    let envelope = failed(9, &nothing_asked()).unwrap();
+    let response = v1::FetchStreamResponse::decode(&envelope.head[5..]).unwrap();
+    let Some(v1::fetch_stream_response::Response::Error(error)) = response.response else {
+        panic!("{response:?}");
+    };
+    assert_eq!(
+        (response.id, error.code, error.retry_after_ms),
+        (9, Code::InvalidArgument as i32, 0)
+    );
+    assert_eq!(
+        error.message,
+        "request: set one of blocks, vectors, ranges and objects"
+    );
+}
+
+#[test]
+fn a_refusal_that_passes_says_when_to_come_back() {
+    // Overload inside a stream: RESOURCE_EXHAUSTED with milliseconds to wait.
+    let envelope = failed(9, &FetchError::TooManyRequests { max: 3 }).unwrap();
+    let response = v1::FetchStreamResponse::decode(&envelope.head[5..]).unwrap();
+    let Some(v1::fetch_stream_response::Response::Error(error)) = response.response else {
+        panic!("{response:?}");
+    };
+    assert_eq!(error.code, Code::ResourceExhausted as i32);
+    assert!(error.retry_after_ms > 0);
+}

@@ -1,0 +1,407 @@
+//! What a batch request says: the four JSON forms, and the columns that each becomes. Unknown members are refused: a
+//! misspelt `fail_fast` must not be ignored.
+
+use super::datasets::Wanted;
+use super::problem::Problem;
+use crate::fetch::Items;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use utoipa::ToSchema;
+
+/// Blocks to fetch.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BlocksBatch {
+    /// Block indices from 0, in any order; the same one may stand more than once.
+    indices: Vec<u64>,
+    /// Answer the first item error as the request's.
+    #[serde(default)]
+    fail_fast: bool,
+    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
+    #[serde(default)]
+    deadline_ms: u32,
+}
+
+/// Vectors to fetch.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VectorsBatch {
+    /// Vector ids from 0, in any order; the same one may stand more than once.
+    ids: Vec<u64>,
+    /// Answer the first item error as the request's.
+    #[serde(default)]
+    fail_fast: bool,
+    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
+    #[serde(default)]
+    deadline_ms: u32,
+}
+
+/// Byte ranges to fetch.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RangesBatch {
+    /// In any order; they may overlap.
+    ranges: Vec<ByteRange>,
+    /// Answer the first item error as the request's.
+    #[serde(default)]
+    fail_fast: bool,
+    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
+    #[serde(default)]
+    deadline_ms: u32,
+}
+
+/// A part of the address space.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ByteRange {
+    /// First byte.
+    offset: u64,
+    /// Bytes, at least 1.
+    length: u64,
+}
+
+/// Objects to fetch: `names` for whole ones, or `objects` for parts of them.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ObjectsBatch {
+    /// Names of whole objects.
+    names: Option<Vec<String>>,
+    /// Parts of objects.
+    objects: Option<Vec<ObjectPart>>,
+    /// Answer the first item error as the request's.
+    #[serde(default)]
+    fail_fast: bool,
+    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
+    #[serde(default)]
+    deadline_ms: u32,
+}
+
+/// A part of an object.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ObjectPart {
+    /// Relative to the dataset's directory, `/` between the parts.
+    name: String,
+    /// First byte.
+    #[serde(default)]
+    offset: u64,
+    /// Bytes; 0: to the end.
+    #[serde(default)]
+    length: u64,
+}
+
+/// The items of a request, in the columns that a fetch wants.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Columns {
+    Blocks(Vec<u64>),
+    Vectors(Vec<u64>),
+    Ranges {
+        offsets: Vec<u64>,
+        lengths: Vec<u64>,
+    },
+    Objects {
+        names: Vec<String>,
+        offsets: Vec<u64>,
+        lengths: Vec<u64>,
+    },
+}
+
+/// A request as every kind of it is handled.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    /// The items.
+    pub(super) columns: Columns,
+    /// The member that lists them.
+    pub(super) field: &'static str,
+    /// Whether the first item error is the request's.
+    pub(super) fail_fast: bool,
+    /// 0: none.
+    pub(super) deadline_ms: u32,
+}
+
+impl Columns {
+    /// As a fetch takes them.
+    pub(super) fn items(&self) -> Items<'_> {
+        match self {
+            Self::Blocks(indices) => Items::Blocks(indices),
+            Self::Vectors(ids) => Items::Vectors(ids),
+            Self::Ranges { offsets, lengths } => Items::Ranges { offsets, lengths },
+            Self::Objects {
+                names,
+                offsets,
+                lengths,
+            } => Items::Objects {
+                names,
+                offsets,
+                lengths,
+            },
+        }
+    }
+
+    /// The kind of dataset they are of.
+    pub(super) fn wanted(&self) -> Wanted {
+        match self {
+            Self::Blocks(_) => Wanted::Blocks,
+            Self::Vectors(_) => Wanted::Vectors,
+            Self::Ranges { .. } => Wanted::Space,
+            Self::Objects { .. } => Wanted::Objects,
+        }
+    }
+
+    /// Whether it is known beforehand that every item that can be read has the same length.
+    pub(super) fn is_uniform(&self) -> bool {
+        match self {
+            Self::Blocks(_) | Self::Vectors(_) => true,
+            Self::Ranges { lengths, .. } => lengths.windows(2).all(|pair| pair[0] == pair[1]),
+            // 0 is "to the end", which is anywhere.
+            Self::Objects { lengths, .. } => {
+                lengths.first().is_some_and(|first| *first > 0)
+                    && lengths.windows(2).all(|pair| pair[0] == pair[1])
+            }
+        }
+    }
+}
+
+/// A request in one of its four forms.
+pub(super) trait BatchRequest: DeserializeOwned {
+    /// The request, its items in columns.
+    fn into_call(self) -> Result<Call, Problem>;
+}
+
+impl BatchRequest for BlocksBatch {
+    fn into_call(self) -> Result<Call, Problem> {
+        let Self {
+            indices,
+            fail_fast,
+            deadline_ms,
+        } = self;
+        Ok(Call {
+            columns: Columns::Blocks(indices),
+            field: "indices",
+            fail_fast,
+            deadline_ms,
+        })
+    }
+}
+
+impl BatchRequest for VectorsBatch {
+    fn into_call(self) -> Result<Call, Problem> {
+        let Self {
+            ids,
+            fail_fast,
+            deadline_ms,
+        } = self;
+        Ok(Call {
+            columns: Columns::Vectors(ids),
+            field: "ids",
+            fail_fast,
+            deadline_ms,
+        })
+    }
+}
+
+impl BatchRequest for RangesBatch {
+    fn into_call(self) -> Result<Call, Problem> {
+        let Self {
+            ranges,
+            fail_fast,
+            deadline_ms,
+        } = self;
+        let (offsets, lengths) = ranges
+            .into_iter()
+            .map(|range| (range.offset, range.length))
+            .unzip();
+        Ok(Call {
+            columns: Columns::Ranges { offsets, lengths },
+            field: "ranges",
+            fail_fast,
+            deadline_ms,
+        })
+    }
+}
+
+impl BatchRequest for ObjectsBatch {
+    fn into_call(self) -> Result<Call, Problem> {
+        let Self {
+            names,
+            objects,
+            fail_fast,
+            deadline_ms,
+        } = self;
+        let (field, columns) = match (names, objects) {
+            (Some(names), None) => (
+                "names",
+                Columns::Objects {
+                    names,
+                    offsets: Vec::new(),
+                    lengths: Vec::new(),
+                },
+            ),
+            (None, Some(objects)) => {
+                let (mut names, mut offsets, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+                for ObjectPart { name, offset, length } in objects {
+                    names.push(name);
+                    offsets.push(offset);
+                    lengths.push(length);
+                }
+                (
+                    "objects",
+                    Columns::Objects {
+                        names,
+                        offsets,
+                        lengths,
+                    },
+                )
+            }
+            (None, None) | (Some(_), Some(_)) => {
+                return Err(Problem::malformed(
+                    "objects",
+                    "give either `names` (whole objects) or `objects` (with offset and length)",
+                ));
+            }
+        };
+        Ok(Call {
+            columns,
+            field,
+            fail_fast,
+            deadline_ms,
+        })
+    }
+}
+
+/// Reads a request's JSON. Errors name the member (`ranges[3].length`) and the place in the text.
+pub(super) fn parse<R: DeserializeOwned>(body: &[u8]) -> Result<R, Problem> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        // Its words for the whole are `.`, and `?` where the text ends before a member's name.
+        let path = path.trim_end_matches(['?', '.']);
+        let field = if path.is_empty() { "body" } else { path };
+        Problem::malformed(field, error.inner().to_string())
+    })?;
+    json.end()
+        .map_err(|error| Problem::malformed("body", error.to_string()))?;
+    Ok(value)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::http::problem::render;
+    use axum::response::IntoResponse;
+    use http::Method;
+    use http_body_util::BodyExt;
+
+    /// (status, field, detail) as a client sees them.
+    pub(in crate::http) async fn told(problem: Problem) -> (u16, String, String) {
+        let response = render(problem.into_response(), "/", None, &Method::POST);
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        let text = |member: &str| body[member].as_str().unwrap_or_default().to_owned();
+        (status, text("field"), text("detail"))
+    }
+
+    fn call<R: BatchRequest>(json: &str) -> Result<Call, Problem> {
+        parse::<R>(json.as_bytes())?.into_call()
+    }
+
+    #[test]
+    fn requests_become_columns() {
+        // Each of the four requests, with and without optional members: the columns that a fetch wants.
+        let blocks = call::<BlocksBatch>(r#"{"indices":[3,1],"fail_fast":true,"deadline_ms":50}"#).unwrap();
+        let expected = Call {
+            columns: Columns::Blocks(vec![3, 1]),
+            field: "indices",
+            fail_fast: true,
+            deadline_ms: 50,
+        };
+        assert_eq!(blocks, expected);
+        let vectors = call::<VectorsBatch>(r#"{"ids":[18446744073709551615]}"#).unwrap();
+        assert_eq!(vectors.columns, Columns::Vectors(vec![u64::MAX]));
+        let ranges =
+            call::<RangesBatch>(r#"{"ranges":[{"offset":5,"length":6},{"offset":7,"length":8}]}"#).unwrap();
+        assert_eq!(
+            ranges.columns,
+            Columns::Ranges {
+                offsets: vec![5, 7],
+                lengths: vec![6, 8]
+            }
+        );
+        let names = call::<ObjectsBatch>(r#"{"names":["a/b"]}"#).unwrap();
+        let whole = Columns::Objects {
+            names: vec!["a/b".into()],
+            offsets: vec![],
+            lengths: vec![],
+        };
+        assert_eq!((names.columns, names.field), (whole, "names"));
+        let parts =
+            call::<ObjectsBatch>(r#"{"objects":[{"name":"a"},{"name":"b","offset":1,"length":2}]}"#).unwrap();
+        let columns = Columns::Objects {
+            names: vec!["a".into(), "b".into()],
+            offsets: vec![0, 1],
+            lengths: vec![0, 2],
+        };
+        assert_eq!((parts.columns, parts.field), (columns, "objects"));
+    }
+
+    #[tokio::test]
+    async fn mistakes_are_named_with_their_member_and_place() {
+        // Malformed and wrong JSON of every sort: 400, the member, and line and column in the message.
+        for (json, field, part) in [
+            (
+                r#"{"ranges":[{"offset":1,"length":1},{"offset":-1,"length":1}]}"#,
+                "ranges[1].offset",
+                "line 1 column",
+            ),
+            (
+                r#"{"ranges":[{"offset":1}]}"#,
+                "ranges[0]",
+                "missing field `length`",
+            ),
+            (
+                r#"{"ranges":[],"failfast":true}"#,
+                "failfast",
+                "unknown field `failfast`",
+            ),
+            (r#"{"ranges":[]} x"#, "body", "trailing characters"),
+            (r#"{}"#, "body", "missing field `ranges`"),
+            ("", "body", "EOF"),
+            ("{", "body", "EOF"),
+            (r#"{"ranges":[{"#, "ranges[0]", "EOF"),
+            ("{\n\"ranges\": [}", "ranges[0]", "line 2 column 12"),
+            (
+                r#"{"ranges":[],"deadline_ms":-1}"#,
+                "deadline_ms",
+                "invalid value",
+            ),
+        ] {
+            let (status, got_field, detail) = told(call::<RangesBatch>(json).unwrap_err()).await;
+            assert_eq!((status, got_field.as_str()), (400, field), "{json}: {detail}");
+            assert!(detail.contains(part), "{json}: {detail}");
+        }
+    }
+
+    #[tokio::test]
+    async fn objects_are_given_in_one_way() {
+        // Neither list, and both: a problem that says which to use.
+        for json in ["{}", r#"{"names":["a"],"objects":[{"name":"a"}]}"#] {
+            let (status, field, detail) = told(call::<ObjectsBatch>(json).unwrap_err()).await;
+            assert_eq!((status, field.as_str()), (400, "objects"), "{detail}");
+        }
+    }
+
+    #[test]
+    fn whole_objects_have_no_common_length() {
+        // Objects without lengths, with equal ones, and to their ends: only equal explicit lengths are uniform.
+        let objects = |lengths: Vec<u64>| Columns::Objects {
+            names: vec![],
+            offsets: vec![],
+            lengths,
+        };
+        assert!(!objects(vec![]).is_uniform());
+        assert!(!objects(vec![0, 0]).is_uniform());
+        assert!(!objects(vec![1, 2]).is_uniform());
+        assert!(objects(vec![2, 2]).is_uniform());
+    }
+}
