@@ -24,8 +24,8 @@ mod reads;
 macro_rules! contract {
     ($($case:ident),* $(,)?) => {
         crate::contract!(@variants [$($case),*]
-            uring_direct uring_buffered uring_own_thread uring_own_thread_buffered mmap mmap_plain pread
-            pread_buffered sim);
+            uring_direct uring_buffered uring_own_thread uring_own_thread_buffered auto mmap mmap_plain
+            pread pread_buffered sim);
     };
     (@variants $cases:tt $($variant:ident)*) => {
         $(crate::contract!(@variant $variant $cases);)*
