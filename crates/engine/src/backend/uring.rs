@@ -12,9 +12,10 @@ use io_uring::{cqueue, opcode, types};
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
 
@@ -155,14 +156,22 @@ impl Wake for SlotWaker {
 }
 
 /// Turns a completion into its result; the file is held until then.
-struct Outcome;
+struct Outcome {
+    /// Where a read through the page cache began. A direct read and a truncation of its file wait for each other.
+    buffered_from: Option<u64>,
+}
 
 impl OneshotOutputTransform for Outcome {
-    type Output = i32;
+    type Output = Result<u32, i32>;
     type StoredData = Arc<OpenFile>;
 
-    fn transform_oneshot_output(self, _file: Arc<OpenFile>, completion: cqueue::Entry) -> i32 {
-        completion.result()
+    fn transform_oneshot_output(self, file: Arc<OpenFile>, completion: cqueue::Entry) -> Self::Output {
+        let result = completion.result();
+        let bytes = u32::try_from(result).map_err(|_| result.saturating_neg())?;
+        match self.buffered_from {
+            Some(offset) => file.kept(offset, bytes),
+            None => Ok(bytes),
+        }
     }
 }
 
@@ -298,7 +307,6 @@ impl UringBackend {
             Poll::Pending => None,
             Poll::Ready(result) => {
                 *operation = None;
-                let result = u32::try_from(result).map_err(|_| result.saturating_neg());
                 Some(Finished { slot, result })
             }
         }
@@ -315,9 +323,9 @@ impl Backend for UringBackend {
             destination,
             length,
         } = attempt;
-        let descriptor: BorrowedFd<'_> = match file.direct_fd() {
-            Some(direct_descriptor) if direct => direct_descriptor,
-            Some(_) | None => file.buffered_fd(),
+        let (descriptor, buffered_from): (BorrowedFd<'_>, _) = match file.direct_fd() {
+            Some(direct_descriptor) if direct => (direct_descriptor, None),
+            Some(_) | None => (file.buffered_fd(), Some(offset)),
         };
         let fd = types::Fd(descriptor.as_raw_fd());
         let entry = match self
@@ -329,7 +337,7 @@ impl Backend for UringBackend {
                 .build(),
             None => opcode::Read::new(fd, destination, length).offset(offset).build(),
         };
-        let operation = UnsubmittedOneshot::new(file, Outcome, entry).submit();
+        let operation = UnsubmittedOneshot::new(file, Outcome { buffered_from }, entry).submit();
         self.unsubmitted += 1;
         if let Some(place) = self.operations.get_mut(slot as usize) {
             *place = Some(operation);
@@ -370,6 +378,10 @@ impl Backend for UringBackend {
             {
                 *dispatcher = Some(cx.waker().clone());
             }
+        }
+        if self.unsubmitted > 0 {
+            // The kernel was out of memory for requests, say. With nothing in flight nobody else would wake us.
+            cx.waker().wake_by_ref();
         }
         if !self.ready.any.swap(false, Ordering::AcqRel) {
             return Poll::Pending;
