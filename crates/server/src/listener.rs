@@ -5,6 +5,7 @@
 //! kernel's backlog holds the rest. Deliberately absent: TLS, and what the requests mean.
 
 mod bound;
+mod lingering;
 
 use std::io;
 use std::net::TcpStream as StdTcpStream;
@@ -340,18 +341,22 @@ impl Conversation {
             router.clone().call(request)
         });
         let builder = self.protocol();
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            () = draining(&mut state) => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
+        let (stream, returned) = lingering::lend(stream);
+        let ended = {
+            let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+            tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = draining(&mut state) => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
             }
         };
         if let Err(error) = ended {
             // Mostly clients that went away.
             tracing::debug!(transport, error, "connection ended with an error");
         }
+        returned.close().await;
     }
 
     fn protocol(&self) -> auto::Builder<TokioExecutor> {

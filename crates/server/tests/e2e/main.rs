@@ -23,6 +23,7 @@ mod byte_ranges;
 mod counting;
 mod deadlines;
 mod devices;
+mod drains;
 mod misconfigured;
 mod overload;
 mod pipelining;
