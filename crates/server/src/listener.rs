@@ -6,6 +6,7 @@
 
 mod bound;
 mod lingering;
+mod progress;
 
 use std::io;
 use std::net::TcpStream as StdTcpStream;
@@ -29,6 +30,8 @@ use tower::Service;
 
 use crate::config::Limits;
 use crate::lifecycle::{Lifecycle, State};
+
+use progress::{Answering, Progress};
 
 pub use bound::{Addresses, BindError, Bound, bind};
 
@@ -335,20 +338,28 @@ impl Conversation {
         }
         let transport = self.transport;
         let router = self.router.clone();
+        let progress = Arc::new(Progress::default());
+        let seen = Arc::clone(&progress);
         let service = service_fn(move |mut request: http::Request<Incoming>| {
             request.extensions_mut().insert(share.clone());
+            let open = seen.open(request.version());
             // A router is always ready.
-            router.clone().call(request)
+            let answer = router.clone().call(request);
+            async move { answer.await.map(|response| response.map(|body| Answering::new(body, open))) }
         });
         let builder = self.protocol();
-        let (stream, returned) = lingering::lend(stream);
+        let (stream, returned) = lingering::lend(stream, Arc::clone(&progress));
         let ended = {
             let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
             tokio::select! {
                 ended = connection.as_mut() => ended,
+                () = progress.never_began() => return,
                 () = draining(&mut state) => {
                     connection.as_mut().graceful_shutdown();
-                    connection.await
+                    tokio::select! {
+                        ended = connection => ended,
+                        () = progress.owes_nothing() => return,
+                    }
                 }
             }
         };

@@ -7,12 +7,15 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
+
+use super::progress::Progress;
 
 /// How long the peer has to close its side.
 const LINGER: Duration = Duration::from_secs(2);
@@ -24,6 +27,7 @@ const DISCARD_BYTES: usize = 16 << 10;
 pub(super) struct Lent {
     /// `None` only while it is dropped.
     stream: Option<TcpStream>,
+    progress: Arc<Progress>,
     back: Option<oneshot::Sender<TcpStream>>,
 }
 
@@ -31,11 +35,12 @@ pub(super) struct Lent {
 #[derive(Debug)]
 pub(super) struct Returned(oneshot::Receiver<TcpStream>);
 
-/// Lends a socket out.
-pub(super) fn lend(stream: TcpStream) -> (Lent, Returned) {
+/// Lends a socket out. What is done with it is noted in `progress`.
+pub(super) fn lend(stream: TcpStream, progress: Arc<Progress>) -> (Lent, Returned) {
     let (back, returned) = oneshot::channel();
     let lent = Lent {
         stream: Some(stream),
+        progress,
         back: Some(back),
     };
     (lent, Returned(returned))
@@ -69,8 +74,8 @@ impl Drop for Lent {
 }
 
 impl Lent {
-    fn stream(self: Pin<&mut Self>) -> io::Result<Pin<&mut TcpStream>> {
-        let stream = self.get_mut().stream.as_mut();
+    fn stream(&mut self) -> io::Result<Pin<&mut TcpStream>> {
+        let stream = self.stream.as_mut();
         stream
             .map(Pin::new)
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
@@ -79,33 +84,40 @@ impl Lent {
 
 impl AsyncRead for Lent {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.stream()?.poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        ready!(self.stream()?.poll_read(cx, buffer))?;
+        self.progress.read(buffer.filled().len().saturating_sub(before));
+        Poll::Ready(Ok(()))
     }
 }
 
 impl AsyncWrite for Lent {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.stream()?.poll_write(cx, bytes)
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = self.stream()?.poll_write(cx, bytes);
+        self.progress.wrote(&outcome);
+        outcome
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream()?.poll_flush(cx)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream()?.poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.stream()?.poll_write_vectored(cx, slices)
+        let outcome = self.stream()?.poll_write_vectored(cx, slices);
+        self.progress.wrote(&outcome);
+        outcome
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -136,7 +148,7 @@ mod tests {
         let server = async {
             let (stream, _) = listener.accept().await.expect("a connection");
             stream.readable().await.expect("bytes");
-            let (mut lent, returned) = lend(stream);
+            let (mut lent, returned) = lend(stream, Arc::default());
             lent.write_all(&vec![7; BYTES]).await.expect("written");
             drop(lent);
             returned.close().await;
