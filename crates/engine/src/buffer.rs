@@ -259,6 +259,11 @@ impl Share {
         })
     }
 
+    /// The most that may be charged.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
     /// Bytes charged now.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)

@@ -1,7 +1,7 @@
 //! The engine as the server sees it: cores to run its listeners on, and one way to read.
 
 use crate::batch::{Batch, Fetched};
-use crate::buffer::{Arena, Share};
+use crate::buffer::{Arena, PAGE_BYTES, Share};
 use crate::config::{BackendKind, EngineConfig, Placement};
 use crate::cores::{self, Alarm, Job};
 use crate::dataset::Dataset;
@@ -250,7 +250,8 @@ impl Engine {
     /// Queues a batch on the shard of the calling core (else the least loaded one).
     ///
     /// # Errors
-    /// At once: `Overloaded`, `Draining`, or with `fail_fast` the first item error already known.
+    /// At once: `Overloaded`, `Draining`, `ItemTooLarge` for a batch of more bytes than a response or the share may ever
+    /// hold, or with `fail_fast` the first item error already known.
     pub fn submit(&self, batch: Batch, options: SubmitOptions) -> Result<Ticket, ReadError> {
         let inner = &*self.inner;
         if inner.draining.load(Ordering::Relaxed) {
@@ -259,7 +260,9 @@ impl Engine {
         if let (true, Some(first)) = (options.fail_fast, batch.errors().first()) {
             return Err(first.error.clone());
         }
-        let max = self.response_bytes_max();
+        let share = options.share.as_ref();
+        let share_bytes = share.map_or(u64::MAX, |share| share.limit_bytes() / PAGE_BYTES * PAGE_BYTES);
+        let max = self.response_bytes_max().min(share_bytes);
         if batch.data_bytes() > max {
             return Err(ReadError::ItemTooLarge {
                 length: batch.data_bytes(),
@@ -267,8 +270,13 @@ impl Engine {
             });
         }
         let shard = inner.choose_shard().ok_or(ReadError::ShardFailed)?;
-        let plan = plan::plan(&batch, inner.rules);
-        let share = options.share.as_ref();
+        // Memory that no waiting would ever free is not asked for: Overloaded says that a retry makes sense.
+        let fits = |plan: &plan::Plan| {
+            let pages = |bytes: u32| u64::from(bytes).next_multiple_of(PAGE_BYTES);
+            u64::from(plan.scratch_bytes) <= self.response_bytes_max()
+                && pages(plan.data_bytes) + pages(plan.scratch_bytes) <= share_bytes
+        };
+        let plan = plan::plan_within(&batch, inner.rules, fits);
         let reserve = |bytes: u32| match bytes {
             0 => Ok(None),
             bytes => inner.arena.reserve(u64::from(bytes), share).map(Some),
@@ -364,7 +372,7 @@ impl Engine {
     }
 
     /// The largest response the memory can hold: a quarter of it, so that one request leaves room for others and for
-    /// its own scratch memory.
+    /// its own scratch memory, which is at most as much again.
     pub fn response_bytes_max(&self) -> u64 {
         (self.inner.arena.budget_bytes() / 4).clamp(1, 1 << 31)
     }

@@ -128,16 +128,25 @@ impl<B: Backend> Shard<B> {
         u32::try_from(self.slots.len() - self.free_slots.len()).unwrap_or(u32::MAX)
     }
 
-    /// Takes batches from the inbox while there is room to start their reads soon.
-    fn admit(&mut self, cx: &mut Context<'_>) {
-        while !self.inbox_ended && self.unstarted < self.slots.len() {
+    /// Takes batches from the inbox while there is room to start their reads soon. Returns whether the inbox will
+    /// wake the task: not when it was left with messages for want of room.
+    fn admit(&mut self, cx: &mut Context<'_>) -> bool {
+        while !self.inbox_ended {
+            if !self.has_room() {
+                return false;
+            }
             match self.inbox.poll_recv(cx) {
                 Poll::Ready(Some(Message::Work(work))) => self.take_up(work),
                 Poll::Ready(Some(Message::Drain)) => self.inbox.close(),
                 Poll::Ready(None) => self.inbox_ended = true,
-                Poll::Pending => return,
+                Poll::Pending => break,
             }
         }
+        true
+    }
+
+    fn has_room(&self) -> bool {
+        self.unstarted < self.slots.len()
     }
 
     fn take_up(&mut self, work: Box<Work>) {
@@ -200,8 +209,8 @@ impl<B: Backend> Shard<B> {
                 continue;
             };
             let total = active.work.plan.reads.len();
-            if active.next_read > 0 && active.next_read < total && active.work.reply.is_closed() {
-                // Given up half-way: what is in flight finishes, the rest is not read.
+            if active.next_read < total && active.work.reply.is_closed() {
+                // Given up: what is in flight finishes, the rest is not read.
                 self.unstarted -= total - active.next_read;
                 started += total - active.next_read;
                 active.next_read = total;
@@ -284,11 +293,14 @@ impl<B: Backend> Shard<B> {
                 let reached = slot.from.saturating_add(bytes).min(read.length);
                 let progress = reached > slot.reached;
                 slot.reached = slot.reached.max(reached);
-                // An attempt after a short one begins on the alignment, so it repeats some bytes; end of file is when
-                // it brings nothing new. Worked, alignment 512: 700 of 4096 arrive; again from 512, which brings 188:
-                // 700 once more, so the file ends there.
-                slot.from = slot.reached - slot.reached % read.alignment;
-                slot.reached < read.needed && progress
+                let goes_on = slot.reached < read.needed && progress;
+                if goes_on {
+                    // The next attempt begins on the alignment, of the file and of the memory, so it repeats some
+                    // bytes; end of file is when it brings nothing new. Worked, alignment 512: 700 of 4096 arrive;
+                    // again from 512, which brings 188: 700 once more, so the file ends there.
+                    slot.from = slot.reached - slot.reached % restart_alignment(&active.work, &read);
+                }
+                goes_on
             }
             Err(libc::EINTR | libc::EAGAIN) if slot.interrupted < INTERRUPTED_RETRIES_MAX => {
                 slot.interrupted += 1;
@@ -310,7 +322,7 @@ impl<B: Backend> Shard<B> {
         if errno.is_some() && read.pieces > 1 {
             // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
             // that every backend fails the same items.
-            let singles = split_pieces(&mut active.work.plan, &read);
+            let singles = split_pieces(&mut active.work, &read);
             self.unstarted += singles;
             self.metrics
                 .queued
@@ -351,7 +363,9 @@ impl<B: Backend> Shard<B> {
             counters.count_failed(RESULT_ABANDONED, count);
             return;
         }
-        errors.sort_by_key(|error| error.item);
+        // Of an item in several reads one error is told, whichever read finished first: the device's before the end of
+        // the file.
+        errors.sort_by_key(|error| (error.item, matches!(error.error, ReadError::Truncated { .. })));
         errors.dedup_by_key(|error| error.item);
         let (data, lengths) = match buffer {
             Some(buffer) if errors.is_empty() => {
@@ -395,7 +409,7 @@ impl<B: Backend> Future for Shard<B> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let shard = &mut *self;
         loop {
-            shard.admit(cx);
+            let inbox_wakes = shard.admit(cx);
             if !shard.to_start.is_empty() && !shard.free_slots.is_empty() {
                 shard.start_reads(Instant::now());
             }
@@ -418,6 +432,11 @@ impl<B: Backend> Future for Shard<B> {
             }
             shard.finished = finished;
             if polled.is_pending() {
+                // Room came since the inbox was looked at, perhaps with nothing left in flight (a batch given up): it
+                // must be looked at again, or nobody ever wakes this task.
+                if !inbox_wakes && shard.has_room() {
+                    continue;
+                }
                 let idle = shard.in_flight() == 0 && shard.to_start.is_empty() && shard.attempts.is_empty();
                 return if idle && shard.inbox_ended {
                     Poll::Ready(())
@@ -469,6 +488,12 @@ fn attempt_of(slot: u32, state: &Slot, work: &Work) -> Option<Attempt> {
     })
 }
 
+/// What an attempt's beginning must be a multiple of, so that both its offset and its memory are aligned.
+fn restart_alignment(work: &Work, read: &PlannedRead) -> u32 {
+    let file = file_of(&work.dataset, &work.objects, read.file).filter(|_| read.direct);
+    read.alignment.max(file.map_or(1, |file| file.memory_alignment()))
+}
+
 /// Puts what arrived of a read where it belongs, and records the items whose bytes did not.
 fn deliver(work: &mut Work, read: &PlannedRead, reached: u32, errno: Option<i32>) {
     let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
@@ -508,33 +533,35 @@ fn deliver(work: &mut Work, read: &PlannedRead, reached: u32, errno: Option<i32>
     }
 }
 
-/// Appends each piece of a merged read as a read of its own, in the same memory; returns how many.
-fn split_pieces(plan: &mut Plan, read: &PlannedRead) -> usize {
+/// Appends each piece of a merged read as a read of its own, straight into its item's place, which belongs to it
+/// alone: a failed read leaves rubbish in its memory, which must not be another item's. Returns how many.
+///
+/// A piece off the alignment of direct reads is read through the page cache, which fails it by pages, as a mapping
+/// would. Worked, alignment 512: a piece of 400 bytes at 700 in a read at 4096 is read buffered, 400 bytes from 4796.
+fn split_pieces(work: &mut Work, read: &PlannedRead) -> usize {
+    let memory_alignment =
+        file_of(&work.dataset, &work.objects, read.file).map_or(1, |file| file.memory_alignment());
+    let plan = &mut work.plan;
     let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
     let singles: Vec<Piece> = plan.pieces.get(pieces).unwrap_or_default().to_vec();
     for piece in &singles {
-        // Worked, alignment 512: a piece of 400 bytes at 700 in the read is read from 512 to 1536, needed to 1100.
-        let start = piece.source - piece.source % read.alignment;
-        let end = (piece.source + piece.length)
-            .next_multiple_of(read.alignment)
-            .min(read.length);
-        let place = match read.place {
-            Place::Data(place) => Place::Data(place + start),
-            Place::Scratch(place) => Place::Scratch(place + start),
-        };
+        let offset = read.offset + u64::from(piece.source);
+        let direct = read.direct
+            && offset.is_multiple_of(u64::from(read.alignment))
+            && piece.length.is_multiple_of(read.alignment)
+            && piece.target.is_multiple_of(memory_alignment);
         plan.reads.push(PlannedRead {
-            offset: read.offset + u64::from(start),
-            length: end - start,
-            needed: piece.source + piece.length - start,
-            place,
+            direct,
+            alignment: if direct { read.alignment } else { 1 },
+            offset,
+            length: piece.length,
+            needed: piece.length,
+            place: Place::Data(piece.target),
             first_piece: u32::try_from(plan.pieces.len()).unwrap_or(u32::MAX),
             pieces: 1,
             ..*read
         });
-        plan.pieces.push(Piece {
-            source: piece.source - start,
-            ..*piece
-        });
+        plan.pieces.push(Piece { source: 0, ..*piece });
     }
     singles.len()
 }

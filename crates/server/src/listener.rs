@@ -5,9 +5,11 @@
 //! kernel's backlog holds the rest. Deliberately absent: TLS, and what the requests mean.
 
 mod bound;
+mod coalesce;
 mod lingering;
 mod progress;
 
+use coalesce::Coalescing;
 use std::io;
 use std::net::TcpStream as StdTcpStream;
 use std::pin::pin;
@@ -350,14 +352,15 @@ impl Conversation {
         let builder = self.protocol();
         let (stream, returned) = lingering::lend(stream, Arc::clone(&progress));
         let ended = {
-            let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+            let (stream, drain) = Coalescing::new(TokioIo::new(stream));
+            let mut connection = pin!(builder.serve_connection(stream, service));
             tokio::select! {
-                ended = connection.as_mut() => ended,
+                ended = drain.drive(connection.as_mut()) => ended,
                 () = progress.never_began() => return,
                 () = draining(&mut state) => {
                     connection.as_mut().graceful_shutdown();
                     tokio::select! {
-                        ended = connection => ended,
+                        ended = drain.drive(connection) => ended,
                         () = progress.owes_nothing() => return,
                     }
                 }
