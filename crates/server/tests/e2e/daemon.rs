@@ -170,7 +170,12 @@ impl Setup {
         });
         let text = match text {
             Ok(text) => text,
-            Err(code) => return Err(Refused { code, said: daemon.last_words() }),
+            Err(code) => {
+                return Err(Refused {
+                    code,
+                    said: daemon.last_words(),
+                });
+            }
         };
         let addresses: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         let address = |name: &str| {

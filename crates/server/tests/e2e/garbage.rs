@@ -21,13 +21,22 @@ fn volleys() -> Vec<Vec<u8>> {
         http1("\r\n\r\n\r\n"),
         http1("GET / HTTP/9.9\r\n\r\n"),
         http1("GET  / HTTP/1.1\r\n\r\n"),
-        http1("POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{"),
-        http1("POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n{}"),
-        http1("POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"),
+        http1(
+            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{",
+        ),
+        http1(
+            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n{}",
+        ),
+        http1(
+            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        ),
         http1("GET /v1/datasets/\u{0}\u{1} HTTP/1.1\r\nhost: x\r\n\r\n"),
         http1(&format!("GET /{long} HTTP/1.1\r\nhost: x\r\n\r\n")),
         http1(&format!("GET / HTTP/1.1\r\nhost: x\r\nlong: {long}\r\n\r\n")),
-        http1(&format!("GET / HTTP/1.1\r\nhost: x\r\n{}\r\n", "a: b\r\n".repeat(10_000))),
+        http1(&format!(
+            "GET / HTTP/1.1\r\nhost: x\r\n{}\r\n",
+            "a: b\r\n".repeat(10_000)
+        )),
         http1(&"GET /v1/datasets HTTP/1.1\r\nhost: x\r\n\r\n".repeat(200)),
         PREFACE[..10].to_vec(),
         PREFACE.to_vec(),
@@ -42,11 +51,15 @@ fn volleys() -> Vec<Vec<u8>> {
         http2(&[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
         http2(&[0, 0, 5, 2, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0]),
         // Rapid reset (CVE-2023-44487): open and reset many streams.
-        http2(&(0..2000_u32).flat_map(|n| {
-            let id = (2 * n + 1).to_be_bytes();
-            let open = [&[0, 0, 3, 1, 5][..], &id, &[0x82, 0x86, 0x84]].concat();
-            [open, [&[0, 0, 4, 3, 0][..], &id, &[0, 0, 0, 8]].concat()].concat()
-        }).collect::<Vec<u8>>()),
+        http2(
+            &(0..2000_u32)
+                .flat_map(|n| {
+                    let id = (2 * n + 1).to_be_bytes();
+                    let open = [&[0, 0, 3, 1, 5][..], &id, &[0x82, 0x86, 0x84]].concat();
+                    [open, [&[0, 0, 4, 3, 0][..], &id, &[0, 0, 0, 8]].concat()].concat()
+                })
+                .collect::<Vec<u8>>(),
+        ),
         // TLS, to a port that speaks none.
         vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3],
     ];
@@ -74,7 +87,11 @@ async fn fire(address: SocketAddr, bytes: &[u8]) {
 /// Open connections on a port, that of the question not counted.
 async fn open(daemon: &Daemon, transport: &str) -> f64 {
     let asking = if transport == "http" { 1.0 } else { 0.0 };
-    daemon.scrape().await.sum("ringfetch_connections", &[("transport", transport)]) - asking
+    daemon
+        .scrape()
+        .await
+        .sum("ringfetch_connections", &[("transport", transport)])
+        - asking
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,7 +136,10 @@ async fn clients_that_never_finish_a_request_do_not_hold_the_others() {
     for address in [daemon.grpc, daemon.http] {
         for number in 0..200 {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(beginnings[number % beginnings.len()]).await.unwrap();
+            stream
+                .write_all(beginnings[number % beginnings.len()])
+                .await
+                .unwrap();
             held.push(stream);
         }
     }

@@ -30,9 +30,15 @@ fn under_seccomp(errno: &str) -> Setup {
 
 async fn assert_falls_back(daemon: &Daemon, reason: &str) {
     let line = daemon.logged(&["WARN", "fallback"]);
-    assert!(line.contains(reason) && line.contains("\"backend\":\"mmap\""), "{line}");
+    assert!(
+        line.contains(reason) && line.contains("\"backend\":\"mmap\""),
+        "{line}"
+    );
     let line = daemon.logged(&["\"started\""]);
-    assert!(line.contains("\"requested\":\"uring\"") && line.contains("\"backend\":\"mmap\""), "{line}");
+    assert!(
+        line.contains("\"requested\":\"uring\"") && line.contains("\"backend\":\"mmap\""),
+        "{line}"
+    );
 
     let scrape = daemon.scrape().await;
     let labels = [("backend", "mmap"), ("requested", "uring")];
@@ -41,13 +47,27 @@ async fn assert_falls_back(daemon: &Daemon, reason: &str) {
 
     let status = daemon.status().await;
     assert!(status.fallback && status.reason.contains(reason), "{status:?}");
-    assert_eq!((status.backend(), status.requested()), (v1::Backend::Mmap, v1::Backend::Uring));
+    assert_eq!(
+        (status.backend(), status.requested()),
+        (v1::Backend::Mmap, v1::Backend::Uring)
+    );
     let request = v1::GetDatasetRequest {
         name: "blocks".to_owned(),
     };
-    let dataset = daemon.datasets().await.get_dataset(request).await.unwrap().into_inner().dataset.unwrap();
+    let dataset = daemon
+        .datasets()
+        .await
+        .get_dataset(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .dataset
+        .unwrap();
     let path = dataset.read_path.unwrap();
-    assert_eq!((path.backend(), path.requested()), (v1::Backend::Mmap, v1::Backend::Uring));
+    assert_eq!(
+        (path.backend(), path.requested()),
+        (v1::Backend::Mmap, v1::Backend::Uring)
+    );
     assert!(path.reason.contains(reason) && !path.direct_io, "{path:?}");
     let mirrored = daemon.http_client().get("/v1/datasets/blocks").await.json();
     assert_eq!(mirrored["read_path"]["requested"], "uring");
@@ -62,7 +82,10 @@ async fn assert_falls_back(daemon: &Daemon, reason: &str) {
 async fn a_seccomp_filter_means_mmap_for_all_to_see() {
     // Scenario: a filter that answers EPERM (Docker's) or ENOSYS (Podman's) to io_uring_setup, and `on_unavailable:
     // mmap`. Expectation: mmap serves; the log warns; metric, status and dataset say what was asked for and why not.
-    for (errno, reason) in [(EPERM, "a seccomp filter forbids io_uring"), (ENOSYS, "a seccomp filter answers ENOSYS")] {
+    for (errno, reason) in [
+        (EPERM, "a seccomp filter forbids io_uring"),
+        (ENOSYS, "a seccomp filter answers ENOSYS"),
+    ] {
         let daemon = under_seccomp(errno).set("engine.on_unavailable", "mmap").start();
         assert_falls_back(&daemon, reason).await;
         daemon.stop().await;
@@ -75,7 +98,9 @@ fn an_engine_asked_for_by_name_fails_with_the_remedy() {
     // how to allow io_uring.
     for errno in [EPERM, ENOSYS] {
         let setup = under_seccomp(errno).set("engine.on_unavailable", "fail");
-        setup.refused().with(1, &["engine.backend: uring", "seccomp filter", "io_uring_setup"]);
+        setup
+            .refused()
+            .with(1, &["engine.backend: uring", "seccomp filter", "io_uring_setup"]);
     }
 }
 
@@ -102,24 +127,47 @@ async fn a_limit_of_open_files_that_is_too_low_never_falls_back() {
     for limit in 4..64 {
         let (setup, _) = plain_blocks(Setup::new("uring"), 16);
         let nofile = format!("--nofile={limit}");
-        let setup = setup.set("engine.on_unavailable", "mmap").through(&["prlimit", &nofile]);
+        let setup = setup
+            .set("engine.on_unavailable", "mmap")
+            .through(&["prlimit", &nofile]);
         match setup.start_or_refused() {
             Ok(daemon) => {
                 let status = daemon.status().await;
-                assert_eq!((status.backend(), status.fallback), (v1::Backend::Uring, false), "at {limit}");
+                assert_eq!(
+                    (status.backend(), status.fallback),
+                    (v1::Backend::Uring, false),
+                    "at {limit}"
+                );
                 served = true;
                 break;
             }
             Err(refused) => {
-                assert!(matches!(refused.code, Some(1 | 2 | 127)), "at {limit}: {refused:?}");
-                let told = ["descriptor", "open files", "open-file", "cannot open shared object"];
-                assert!(told.iter().any(|word| refused.said.contains(word)), "at {limit}: {refused:?}");
-                assert!(!refused.said.contains("fallback") && !refused.said.contains("panicked"), "{refused:?}");
+                assert!(
+                    matches!(refused.code, Some(1 | 2 | 127)),
+                    "at {limit}: {refused:?}"
+                );
+                let told = [
+                    "descriptor",
+                    "open files",
+                    "open-file",
+                    "cannot open shared object",
+                ];
+                assert!(
+                    told.iter().any(|word| refused.said.contains(word)),
+                    "at {limit}: {refused:?}"
+                );
+                assert!(
+                    !refused.said.contains("fallback") && !refused.said.contains("panicked"),
+                    "{refused:?}"
+                );
                 refused_by_ring += u32::from(refused.said.contains("engine.backend: uring"));
             }
         }
     }
-    assert!(served && refused_by_ring > 0, "{refused_by_ring} refusals by the ring; served: {served}");
+    assert!(
+        served && refused_by_ring > 0,
+        "{refused_by_ring} refusals by the ring; served: {served}"
+    );
 }
 
 #[tokio::test]
@@ -132,15 +180,31 @@ async fn without_lockable_memory_it_goes_on_unregistered_and_says_so() {
         let daemon = setup
             .set("engine.uring.registered_buffers", registered)
             .through(&[
-                "prlimit", "--memlock=65536", "setpriv", "--reuid", user, "--regid", user, "--clear-groups",
+                "prlimit",
+                "--memlock=65536",
+                "setpriv",
+                "--reuid",
+                user,
+                "--regid",
+                user,
+                "--clear-groups",
             ])
             .start();
-        let answer = daemon.fetch().await.fetch_blocks(wire::blocks("blocks", &[0, 15])).await.unwrap().into_inner();
+        let answer = daemon
+            .fetch()
+            .await
+            .fetch_blocks(wire::blocks("blocks", &[0, 15]))
+            .await
+            .unwrap()
+            .into_inner();
         assert_eq!(answer.data, [&bytes[..4096], &bytes[15 * 4096..]].concat());
         assert_eq!(daemon.status().await.backend(), v1::Backend::Uring);
         if registered == "true" {
             let line = daemon.logged(&["WARN", "not registered with the ring"]);
-            assert!(line.contains("RLIMIT_MEMLOCK") && line.contains("registered_buffers: false"), "{line}");
+            assert!(
+                line.contains("RLIMIT_MEMLOCK") && line.contains("registered_buffers: false"),
+                "{line}"
+            );
         } else {
             assert!(!daemon.log().join("\n").contains("WARN"), "{:?}", daemon.log());
         }
