@@ -12,10 +12,9 @@ use io_uring::{cqueue, opcode, types};
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::fs::MetadataExt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
 
@@ -359,9 +358,24 @@ impl Backend for UringBackend {
         if self.unsubmitted == 0 {
             return 0;
         }
-        let _submitted = enter(ring, self.unsubmitted);
-        // On EAGAIN, EBUSY or EINTR the entries stay in the queue: the runtime's park hook submits them.
-        self.unsubmitted = 0;
+        self.unsubmitted = match u32::try_from(enter(ring, self.unsubmitted)) {
+            // None were left: the runtime's park hook had submitted them.
+            Ok(0) => 0,
+            Ok(taken) => self.unsubmitted.saturating_sub(taken),
+            Err(_) => match io::Error::last_os_error().raw_os_error() {
+                // The entries stay in the queue, and the next turn submits them.
+                Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => self.unsubmitted,
+                // No errno of a ring of ours; whatever it is, a next attempt would meet it too. The runtime submits.
+                errno => {
+                    tracing::error!(
+                        ?errno,
+                        "cannot submit early to the ring; its runtime does from now on"
+                    );
+                    self.ring = None;
+                    0
+                }
+            },
+        };
         1
     }
 
