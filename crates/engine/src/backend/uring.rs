@@ -359,9 +359,21 @@ impl Backend for UringBackend {
         if self.unsubmitted == 0 {
             return 0;
         }
-        let _submitted = enter(ring, self.unsubmitted);
-        // On EAGAIN, EBUSY or EINTR the entries stay in the queue: the runtime's park hook submits them.
-        self.unsubmitted = 0;
+        self.unsubmitted = match u32::try_from(enter(ring, self.unsubmitted)) {
+            // None were left: the runtime's park hook had submitted them.
+            Ok(0) => 0,
+            Ok(taken) => self.unsubmitted.saturating_sub(taken),
+            Err(_) => match io::Error::last_os_error().raw_os_error() {
+                // The entries stay in the queue, and the next turn submits them.
+                Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => self.unsubmitted,
+                // No errno of a ring of ours; whatever it is, a next attempt would meet it too. The runtime submits.
+                errno => {
+                    tracing::error!(?errno, "cannot submit early to the ring; its runtime does from now on");
+                    self.ring = None;
+                    0
+                }
+            },
+        };
         1
     }
 
