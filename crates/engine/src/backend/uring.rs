@@ -12,10 +12,9 @@ use io_uring::{cqueue, opcode, types};
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::fs::MetadataExt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
 
@@ -368,7 +367,10 @@ impl Backend for UringBackend {
                 Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => self.unsubmitted,
                 // No errno of a ring of ours; whatever it is, a next attempt would meet it too. The runtime submits.
                 errno => {
-                    tracing::error!(?errno, "cannot submit early to the ring; its runtime does from now on");
+                    tracing::error!(
+                        ?errno,
+                        "cannot submit early to the ring; its runtime does from now on"
+                    );
                     self.ring = None;
                     0
                 }
