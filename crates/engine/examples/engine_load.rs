@@ -19,6 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .ok_or("usage: engine_load FILE [BACKEND [BATCH [OUTSTANDING [SECONDS]]]]")?;
     let backend = match argument(1, "uring").as_str() {
         "uring" => BackendKind::Uring,
+        "auto" => BackendKind::Auto,
         "mmap" => BackendKind::Mmap,
         "mmap-plain" => BackendKind::Mmap,
         "pread" => BackendKind::Pread,

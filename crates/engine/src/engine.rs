@@ -8,8 +8,9 @@ use crate::dataset::Dataset;
 use crate::error::{ReadError, Resource};
 use crate::metrics::{self, EngineCollector, ShardMetrics};
 use crate::plan::{self, Rules};
-use crate::shard::{Message, Work};
+use crate::shard::Message;
 use crate::start::{self, Sim, Starter};
+use crate::work::Work;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -200,13 +201,15 @@ impl Engine {
         let cores = starter.start(backend.backend)?;
         let Starter { threads, shards, .. } = starter;
         let rules = Rules {
-            direct: matches!(backend.backend, BackendKind::Uring | BackendKind::Pread),
+            direct: matches!(
+                backend.backend,
+                BackendKind::Uring | BackendKind::Auto | BackendKind::Pread
+            ),
             merge: backend.backend != BackendKind::Mmap,
             merge_gap_bytes: config.plan.merge_gap_bytes,
             max_read_bytes: config.plan.max_read_bytes,
         };
-        let shards_on_cores =
-            backend.backend == BackendKind::Uring && config.uring.placement == Placement::SameThread;
+        let shards_on_cores = backend.backend.uses_ring() && config.uring.placement == Placement::SameThread;
         Ok(Self {
             inner: Arc::new(Inner {
                 arena,

@@ -17,6 +17,7 @@ pub mod pattern;
 mod plan;
 mod shard;
 mod start;
+mod work;
 
 pub use backend::probe;
 #[cfg(any(test, feature = "sim"))]

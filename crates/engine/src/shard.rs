@@ -6,13 +6,12 @@
 //! dropped only when no read of its batch is in flight, and leaked if the shard dies before that (TRAPS 2).
 //! Absent on purpose: timers, locks on the hot path, a task per read (TRAPS 3).
 
-use crate::backend::{Attempt, Backend, Finished};
-use crate::batch::{Fetched, Item, Lengths, file_of};
-use crate::buffer::PooledBuffer;
-use crate::dataset::{Dataset, OpenFile};
-use crate::error::{ItemError, ReadError};
+use crate::backend::{Attempt, Backend, Finished, Route};
+use crate::batch::{Fetched, Lengths};
+use crate::error::ReadError;
 use crate::metrics::{DatasetCounters, RESULT_ABANDONED, ShardMetrics, nanoseconds};
-use crate::plan::{Piece, Place, Plan, PlannedRead};
+use crate::plan::PlannedRead;
+use crate::work::{Work, compact};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -20,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Instant;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 /// How often an attempt that was interrupted (EINTR, EAGAIN) is made again before it counts as failed.
 const INTERRUPTED_RETRIES_MAX: u8 = 16;
@@ -34,23 +33,6 @@ pub(crate) enum Message {
     Work(Box<Work>),
     /// Finish what is here, take nothing more, end.
     Drain,
-}
-
-/// A planned batch with its memory.
-pub(crate) struct Work {
-    pub(crate) dataset: Arc<Dataset>,
-    pub(crate) objects: Vec<Arc<OpenFile>>,
-    pub(crate) items: Vec<Item>,
-    pub(crate) errors: Vec<ItemError>,
-    pub(crate) plan: Plan,
-    /// None when there is nothing to read.
-    pub(crate) buffer: Option<PooledBuffer>,
-    /// None when every read lands in place.
-    pub(crate) scratch: Option<PooledBuffer>,
-    pub(crate) accepted: Instant,
-    pub(crate) deadline: Option<Instant>,
-    pub(crate) fail_fast: bool,
-    pub(crate) reply: oneshot::Sender<Result<Fetched, ReadError>>,
 }
 
 /// A batch with reads to start or in flight.
@@ -234,7 +216,7 @@ impl<B: Backend> Shard<B> {
                     interrupted: 0,
                     started: now,
                 };
-                if let Some(attempt) = attempt_of(slot, &state, &active.work) {
+                if let Some(attempt) = active.work.attempt(slot, &read, 0) {
                     self.attempts.push(attempt);
                 }
                 if let Some(place) = self.slots.get_mut(slot as usize) {
@@ -267,8 +249,11 @@ impl<B: Backend> Shard<B> {
         for attempt in self.attempts.drain(..) {
             depth += 1;
             self.metrics.depth_seen.observe(u64::from(depth), 1);
-            self.metrics.count_device_read(attempt.length);
-            self.backend.start(attempt);
+            let length = attempt.length;
+            match self.backend.start(attempt) {
+                Route::Device => self.metrics.count_device_read(length),
+                Route::PageCache => self.metrics.count_resident_read(),
+            }
             unflushed += 1;
             if unflushed == self.eager_flush_reads && depth < EAGER_FLUSH_IN_FLIGHT_MAX {
                 self.metrics.count_submission(self.backend.flush());
@@ -298,7 +283,7 @@ impl<B: Backend> Shard<B> {
                     // The next attempt begins on the alignment, of the file and of the memory, so it repeats some
                     // bytes; end of file is when it brings nothing new. Worked, alignment 512: 700 of 4096 arrive;
                     // again from 512, which brings 188: 700 once more, so the file ends there.
-                    slot.from = slot.reached - slot.reached % restart_alignment(&active.work, &read);
+                    slot.from = slot.reached - slot.reached % active.work.restart_alignment(&read);
                 }
                 goes_on
             }
@@ -308,7 +293,7 @@ impl<B: Backend> Shard<B> {
             }
             Err(_) => false,
         };
-        if again && let Some(attempt) = attempt_of(finished.slot, &slot, &active.work) {
+        if again && let Some(attempt) = active.work.attempt(finished.slot, &read, slot.from) {
             self.attempts.push(attempt);
             *place = Some(slot);
             return;
@@ -322,7 +307,7 @@ impl<B: Backend> Shard<B> {
         if errno.is_some() && read.pieces > 1 {
             // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
             // that every backend fails the same items.
-            let singles = split_pieces(&mut active.work, &read);
+            let singles = active.work.split_pieces(&read);
             self.unstarted += singles;
             self.metrics
                 .queued
@@ -332,7 +317,7 @@ impl<B: Backend> Shard<B> {
             }
             return;
         }
-        deliver(&mut active.work, &read, slot.reached, errno);
+        active.work.deliver(&read, slot.reached, errno);
         if active.in_flight == 0 && active.next_read == active.work.plan.reads.len() {
             self.close(slot.active, now);
         }
@@ -466,129 +451,4 @@ impl<B: Backend> Drop for Shard<B> {
             std::mem::forget(scratch);
         }
     }
-}
-
-/// The next attempt at a slot's read.
-fn attempt_of(slot: u32, state: &Slot, work: &Work) -> Option<Attempt> {
-    let read = &state.read;
-    let file = Arc::clone(file_of(&work.dataset, &work.objects, read.file)?);
-    let (buffer, place) = match read.place {
-        Place::Data(place) => (work.buffer.as_ref()?, place),
-        Place::Scratch(place) => (work.scratch.as_ref()?, place),
-    };
-    let length = read.length - state.from;
-    let destination = buffer.place(place as usize + state.from as usize, length as usize);
-    Some(Attempt {
-        slot,
-        file,
-        direct: read.direct,
-        offset: read.offset + u64::from(state.from),
-        destination,
-        length,
-    })
-}
-
-/// What an attempt's beginning must be a multiple of, so that both its offset and its memory are aligned.
-fn restart_alignment(work: &Work, read: &PlannedRead) -> u32 {
-    let file = file_of(&work.dataset, &work.objects, read.file).filter(|_| read.direct);
-    read.alignment.max(file.map_or(1, |file| file.memory_alignment()))
-}
-
-/// Puts what arrived of a read where it belongs, and records the items whose bytes did not.
-fn deliver(work: &mut Work, read: &PlannedRead, reached: u32, errno: Option<i32>) {
-    let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
-    for piece in work.plan.pieces.get(pieces).unwrap_or_default() {
-        if piece.source + piece.length > reached {
-            let Some(item) = work.items.get(piece.item as usize) else {
-                continue;
-            };
-            let (offset, length) = (item.offset, u64::from(item.length));
-            let error = match errno {
-                Some(errno) => ReadError::Device {
-                    errno,
-                    offset,
-                    length,
-                },
-                None => ReadError::Truncated { offset, length },
-            };
-            work.errors.push(ItemError {
-                item: piece.item,
-                error,
-            });
-            continue;
-        }
-        let Some(data) = work.buffer.as_ref() else {
-            continue;
-        };
-        let (from, place) = match read.place {
-            Place::Data(place) if place + piece.source == piece.target => continue,
-            Place::Data(place) => (data, place),
-            Place::Scratch(place) => match work.scratch.as_ref() {
-                Some(scratch) => (scratch, place),
-                None => continue,
-            },
-        };
-        let source = (place + piece.source) as usize;
-        from.copy_to(source, data, piece.target as usize, piece.length as usize);
-    }
-}
-
-/// Appends each piece of a merged read as a read of its own, straight into its item's place, which belongs to it
-/// alone: a failed read leaves rubbish in its memory, which must not be another item's. Returns how many.
-///
-/// A piece off the alignment of direct reads is read through the page cache, which fails it by pages, as a mapping
-/// would. Worked, alignment 512: a piece of 400 bytes at 700 in a read at 4096 is read buffered, 400 bytes from 4796.
-fn split_pieces(work: &mut Work, read: &PlannedRead) -> usize {
-    let memory_alignment =
-        file_of(&work.dataset, &work.objects, read.file).map_or(1, |file| file.memory_alignment());
-    let plan = &mut work.plan;
-    let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
-    let singles: Vec<Piece> = plan.pieces.get(pieces).unwrap_or_default().to_vec();
-    for piece in &singles {
-        let offset = read.offset + u64::from(piece.source);
-        let direct = read.direct
-            && offset.is_multiple_of(u64::from(read.alignment))
-            && piece.length.is_multiple_of(read.alignment)
-            && piece.target.is_multiple_of(memory_alignment);
-        plan.reads.push(PlannedRead {
-            direct,
-            alignment: if direct { read.alignment } else { 1 },
-            offset,
-            length: piece.length,
-            needed: piece.length,
-            place: Place::Data(piece.target),
-            first_piece: u32::try_from(plan.pieces.len()).unwrap_or(u32::MAX),
-            pieces: 1,
-            ..*read
-        });
-        plan.pieces.push(Piece { source: 0, ..*piece });
-    }
-    singles.len()
-}
-
-/// Closes the gaps that failed items leave, so that no byte that was not read is ever seen.
-fn compact(
-    mut buffer: PooledBuffer,
-    lead: usize,
-    items: &[Item],
-    errors: &[ItemError],
-) -> (bytes::Bytes, Lengths) {
-    let mut failed = errors.iter().map(|error| error.item as usize).peekable();
-    let (mut from, mut to) = (lead, lead);
-    let mut lengths = Vec::with_capacity(items.len());
-    for (index, item) in items.iter().enumerate() {
-        let length = item.length as usize;
-        if failed.next_if_eq(&index).is_some() {
-            lengths.push(0);
-        } else {
-            if from != to {
-                buffer.copy_to(from, &buffer, to, length);
-            }
-            to += length;
-            lengths.push(item.length);
-        }
-        from += length;
-    }
-    buffer.set_visible(lead..to);
-    (buffer.into_bytes(), Lengths::Each(lengths))
 }

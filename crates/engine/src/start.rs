@@ -28,13 +28,13 @@ pub(crate) fn choose(config: &EngineConfig) -> Result<BackendStatus, StartError>
         requested,
         reason,
     };
-    if requested != BackendKind::Uring {
+    if !requested.uses_ring() {
         return Ok(status(requested, "chosen by configuration".to_owned()));
     }
     let decide = |refusal: UringRefusal| match config.on_unavailable {
         OnUnavailable::Mmap if refusal.may_fall_back() => Ok(status(BackendKind::Mmap, refusal.to_string())),
         OnUnavailable::Mmap | OnUnavailable::Fail => {
-            Err(StartError(format!("engine.backend: uring: {refusal}")))
+            Err(StartError(format!("engine.backend: {requested}: {refusal}")))
         }
     };
     match probe::probe() {
@@ -70,8 +70,7 @@ impl Starter<'_> {
         room_for_runtimes(cores)
             .map_err(|error| StartError(format!("{cores} cores cannot start: {error}{}", remedy(&error))))?;
         let cpus = crate::cpus::usable_cpus();
-        let same_thread =
-            backend == BackendKind::Uring && self.config.uring.placement == Placement::SameThread;
+        let same_thread = backend.uses_ring() && self.config.uring.placement == Placement::SameThread;
         let mut senders = Vec::new();
         for core in 0..cores {
             let index = core as usize;
@@ -83,8 +82,8 @@ impl Starter<'_> {
             };
             let ring = same_thread.then(|| {
                 (
-                    self.ring_plan(),
-                    self.shard(core, backend, self.ring_plan().queue_depth),
+                    self.ring_plan(backend),
+                    self.shard(core, backend, self.ring_plan(backend).queue_depth),
                 )
             });
             let (thread, outcome) =
@@ -96,10 +95,10 @@ impl Starter<'_> {
             senders.push(sender);
         }
         match backend {
-            BackendKind::Uring if same_thread => {}
-            BackendKind::Uring => {
+            BackendKind::Uring | BackendKind::Auto if same_thread => {}
+            BackendKind::Uring | BackendKind::Auto => {
                 for number in 0..cores {
-                    let plan = self.ring_plan();
+                    let plan = self.ring_plan(backend);
                     let shard = self.shard(number, backend, plan.queue_depth);
                     let (thread, outcome) = cores::start_ring_shard(plan, shard, self.alarm.clone())
                         .map_err(|error| {
@@ -131,7 +130,7 @@ impl Starter<'_> {
                 Some(never) => match never {},
                 None => {
                     return Err(StartError(
-                        "engine.backend: sim is for tests; choose uring, mmap or pread".to_owned(),
+                        "engine.backend: sim is for tests; choose uring, mmap, auto or pread".to_owned(),
                     ));
                 }
             },
@@ -163,7 +162,7 @@ impl Starter<'_> {
 
     /// The depth of one ring: what was asked for, cut so that all rings together stay below the device's tags, since
     /// io_uring_enter blocks when they run out (TRAPS 15). Worked: 256 tags, 2 rings: (256 - 16) / 2 = 120 each.
-    fn ring_plan(&self) -> RingPlan {
+    fn ring_plan(&self, backend: BackendKind) -> RingPlan {
         let rings = self.config.cores.max(1);
         let uring = &self.config.uring;
         let queue_depth = match self.config.device_tags {
@@ -174,6 +173,7 @@ impl Starter<'_> {
         RingPlan {
             queue_depth: queue_depth.max(1),
             eager_flush_reads: uring.eager_flush_reads,
+            auto: backend == BackendKind::Auto,
             register: uring.registered_buffers.then_some((base as usize, bytes)),
         }
     }

@@ -347,7 +347,11 @@ impl Conversation {
             let open = seen.open(request.version());
             // A router is always ready.
             let answer = router.clone().call(request);
-            async move { answer.await.map(|response| response.map(|body| Answering::new(body, open))) }
+            async move {
+                answer
+                    .await
+                    .map(|response| response.map(|body| Answering::new(body, open)))
+            }
         });
         let builder = self.protocol();
         let (stream, returned) = lingering::lend(stream, Arc::clone(&progress));

@@ -7,7 +7,7 @@
 //! then depends on the threads' timing.
 
 use super::pread::pread_attempt;
-use super::{Attempt, Backend, Finished};
+use super::{Attempt, Backend, Finished, Route};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -299,7 +299,7 @@ impl SimBackend {
 }
 
 impl Backend for SimBackend {
-    fn start(&mut self, attempt: Attempt) {
+    fn start(&mut self, attempt: Attempt) -> Route {
         let mut state = self.control.state();
         let number = state.started;
         state.started += 1;
@@ -317,6 +317,7 @@ impl Backend for SimBackend {
         });
         self.started_since_flush = true;
         self.control.shared.changed.notify_all();
+        Route::Device
     }
 
     fn flush(&mut self) -> u32 {

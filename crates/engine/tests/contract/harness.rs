@@ -50,7 +50,7 @@ const URING: Variant = Variant {
 };
 
 /// Every variant that the contract is demanded of.
-pub(crate) const VARIANTS: [Variant; 9] = [
+pub(crate) const VARIANTS: [Variant; 10] = [
     URING,
     Variant {
         name: "uring_buffered",
@@ -68,6 +68,11 @@ pub(crate) const VARIANTS: [Variant; 9] = [
         name: "uring_own_thread_buffered",
         placement: Placement::OwnThread,
         direct_io: DirectIo::Off,
+        ..URING
+    },
+    Variant {
+        name: "auto",
+        backend: BackendKind::Auto,
         ..URING
     },
     Variant {
@@ -227,7 +232,7 @@ impl Harness {
 
     /// A simulated engine, for the cases that need its control.
     pub(crate) fn simulated() -> (Self, SimControl) {
-        let harness = Self::with(VARIANTS[8], |_| {});
+        let harness = Self::with(VARIANTS[VARIANTS.len() - 1], |_| {});
         let control = harness.sim.clone().expect("a simulation");
         (harness, control)
     }

@@ -5,6 +5,11 @@
 //! read accounted for in the metrics, all memory returned, a clean drain. `faults` has what only the simulation can
 //! show, `devices` what needs a real block device (root), `model` the random batches.
 
+#![expect(
+    clippy::expect_used,
+    reason = "a test fails by panicking, outside of its own function too"
+)]
+
 mod harness;
 
 mod devices;
@@ -19,8 +24,8 @@ mod reads;
 macro_rules! contract {
     ($($case:ident),* $(,)?) => {
         crate::contract!(@variants [$($case),*]
-            uring_direct uring_buffered uring_own_thread uring_own_thread_buffered mmap mmap_plain pread
-            pread_buffered sim);
+            uring_direct uring_buffered uring_own_thread uring_own_thread_buffered auto mmap mmap_plain
+            pread pread_buffered sim);
     };
     (@variants $cases:tt $($variant:ident)*) => {
         $(crate::contract!(@variant $variant $cases);)*

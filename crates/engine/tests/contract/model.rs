@@ -82,7 +82,7 @@ fn every_backend_answers_what_the_model_says() {
     // border lies off every alignment; from outside and from each core. Expectation: the model's answer from each.
     let worlds: Vec<_> = VARIANTS
         .into_iter()
-        .filter(|variant| ["uring_direct", "mmap", "pread", "sim"].contains(&variant.name))
+        .filter(|variant| ["uring_direct", "auto", "mmap", "pread", "sim"].contains(&variant.name))
         .map(|variant| {
             let harness = Harness::with(variant, |config| config.plan.merge_gap_bytes = 256);
             let files = [

@@ -68,7 +68,9 @@ pub(crate) fn direct_io(dataset: &Dataset, status: &BackendStatus) -> (bool, Str
     let facts = dataset.direct();
     match status.backend {
         BackendKind::Mmap => (false, "mmap reads through the page cache".to_owned()),
-        BackendKind::Uring | BackendKind::Pread | BackendKind::Sim => (facts.direct, facts.reason.clone()),
+        BackendKind::Uring | BackendKind::Auto | BackendKind::Pread | BackendKind::Sim => {
+            (facts.direct, facts.reason.clone())
+        }
     }
 }
 
@@ -76,6 +78,7 @@ pub(crate) fn direct_io(dataset: &Dataset, status: &BackendStatus) -> (bool, Str
 pub(crate) fn backend(kind: BackendKind) -> v1::Backend {
     match kind {
         BackendKind::Uring => v1::Backend::Uring,
+        BackendKind::Auto => v1::Backend::Auto,
         BackendKind::Mmap => v1::Backend::Mmap,
         BackendKind::Pread => v1::Backend::Pread,
         BackendKind::Sim => v1::Backend::Unspecified,

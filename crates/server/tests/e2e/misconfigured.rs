@@ -157,7 +157,7 @@ fn mistakes_in_the_configuration_are_told_all_at_once() {
         2,
         &[
             "engine.backend",
-            "allowed: uring, mmap, pread",
+            "allowed: uring, mmap, auto, pread",
             "engine.uring.que_depth",
             "queue_depth",
             "engine.mmap.threads",
