@@ -83,7 +83,7 @@ def parse():
     parser.add_argument("--warm-size", type=int, default=1024, metavar="MIB",
                         help="of the file that warm rows read, made beside --file and removed (default: 1024)")
     parser.add_argument("--quick", action="store_true", help="1 pair of 2 s: shows that the rows work, not what they cost")
-    parser.add_argument("--out", type=pathlib.Path, help="default: bench/results; with --quick: target/bench-quick")
+    parser.add_argument("--out", type=pathlib.Path, help="default: bench/results; with --quick or --rows: target/bench")
     parser.add_argument("--no-build", action="store_true", help="measure the release build that is there")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     options = parser.parse_args()
@@ -93,8 +93,9 @@ def parse():
         parser.error("--pairs, --seconds: at least 1; --warm-size: at least 64")
     if options.quick:
         options.pairs, options.seconds = QUICK_PAIRS, QUICK_SECONDS
-    options.out = options.out or (ringfetch.TARGET.parent / "bench-quick" if options.quick
-                                  else ringfetch.ROOT / "bench" / "results")
+    # Only a whole table replaces the published one.
+    whole = options.rows == "all" and not options.quick
+    options.out = options.out or (ringfetch.ROOT / "bench" / "results" if whole else ringfetch.TARGET.parent / "bench")
     return options
 
 

@@ -35,7 +35,7 @@ def file_system(path):
 
 def check_file(path):
     """Refuses what no cold figure can come from."""
-    if file_system(path) in ("tmpfs", "ramfs"):
+    if file_system(path) in ("tmpfs", "ramfs", "devtmpfs"):
         sys.exit(f"--file: {path} is on {file_system(path)}: a read there measures memory. Put it on a disk.")
     size = os.path.getsize(path)
     if size < FILE_BYTES_MIN:

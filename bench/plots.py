@@ -3,7 +3,7 @@
 import html
 import math
 
-from verdict import UNITS
+from verdict import UNITS, score
 
 OURS, THEIRS, MISSED, INK, FAINT = "#2563eb", "#9ca3af", "#dc2626", "#111827", "#e5e7eb"
 
@@ -31,7 +31,8 @@ def short(value):
 
 def row_plot(result):
     """Medians as bars, every run as a dot, both sides, for each figure both have."""
-    figures = [figure for figure in UNITS if not math.isnan(result.median("subject", figure))]
+    told = {"reads_per_second", "cpu_us", "p50_us", "p99_us", *(target.figure for target in result.row.targets)}
+    figures = [figure for figure in UNITS if figure in told and not math.isnan(result.median("subject", figure))]
     sides = [("subject", "ringfetch", OURS)] + ([("peer", result.row.against, THEIRS)] if result.peer else [])
     left, span, top = 190, 430, 58
     parts = [text(12, 24, f"{result.name}: {result.row.title}", font_weight="bold"),
@@ -56,7 +57,8 @@ def row_plot(result):
 
 
 def overview(results):
-    """Every target on one axis: how far beyond it (right) or short of it (left) the median is. Logarithmic."""
+    """Every target on one axis: how far beyond it (right) or short of it (left) the median is, and the thin line from
+    the least pair to the best. Logarithmic."""
     lines = [(result, judgement) for result in results for judgement in result.judgements()]
     left, right, most = 430, 800, 4.0
     middle = (left + right) / 2
@@ -78,4 +80,7 @@ def overview(results):
         parts.append(text(left - 10, y + 13, f"{judgement['measured']:.2f}{sign} {judgement['relation']} {judgement['bound']:g}{sign}",
                           text_anchor="end", font_size=12, fill="#6b7280"))
         parts.append(rectangle(min(x, middle), y + 2, abs(x - middle), 14, colour))
+        if judgement["is"] == "ratio":
+            ends = [place(score(judgement, judgement[end])) for end in ("lowest", "highest")]
+            parts.append(f'<line x1="{ends[0]:.1f}" y1="{y + 9}" x2="{ends[1]:.1f}" y2="{y + 9}" stroke="{INK}"/>')
     return svg(830, height, "Ringfetch against its targets", parts)

@@ -60,6 +60,7 @@ class Server:
         while not self.is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
+                self.process.wait()
                 raise RunFailed(f"{command[0]} did not start:\n{self.log_path.read_text()}")
             time.sleep(0.02)
 

@@ -100,7 +100,7 @@ class Load:
             raise RunFailed(f"{report['errors']} errors, the first: {report['first_error']}")
         return {
             "reads_per_second": report["reads_per_second"],
-            "bytes_per_second": report["megabytes_per_second"] * 1e6,
+            "megabytes_per_second": report["megabytes_per_second"],
             "cpu_us": report["server_cpu"]["us_per_read"],
             "client_cpu_us": report["own_cpu"]["us_per_read"],
             # Of a request; it is as late as its latest read.

@@ -7,7 +7,7 @@ from peers import Fio, FioNbd, HalfRate, Nginx, QemuNbd, Served, StockTonic, Wrk
 from ringfetch import STOCK_SERVER, Daemon, EngineAlone, Load, ThenIdle
 from verdict import Target
 
-READS, CPU, BYTES = "reads_per_second", "cpu_us", "bytes_per_second"
+READS, CPU, MEGABYTES = "reads_per_second", "cpu_us", "megabytes_per_second"
 MEMORY_BUDGET_MIB = 256
 
 
@@ -45,7 +45,9 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0):
 
     half = HalfRate(path)
     at_half = Fio(path, iodepth=256, rate_iops=half)
-    in_bursts = Fio(path, iodepth=256, iodepth_batch=64, rate_iops=half)
+    # fio thinks after a burst's last answer. At half the rate a burst of 64 takes half of the time between two.
+    in_bursts = Fio(path, iodepth=64, thinktime=lambda: round(64e6 / half() / 2), thinktime_blocks=64,
+                    thinktime_blocks_type="issue")
     batches_at_half = Load("--batch", 64, "--outstanding", 128, "--connections", 4,
                            "--rate", lambda: round(half() / 64, 2), "--arrivals", "constant")
     singles_at_half = Load("--batch", 1, "--outstanding", 1024, "--connections", 4,
@@ -112,15 +114,15 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0):
             Served(Daemon(warm_path, mmap), Wrk(["range", "/v1/datasets/data/bytes", 65536, pieces], 65536)),
             Served(Nginx(warm_path, "sendfile"),
                    Wrk(["range", Nginx(warm_path, "sendfile").resource, 65536, pieces], 65536)),
-            "nginx, sendfile", at_least(BYTES, 1.0), path=warm_path),
+            "nginx, sendfile", at_least(MEGABYTES, 1.0), path=warm_path),
         "half-64": row(
             "open loop at half the device's rate, 64 a call", COLD_DIRECT,
             Served(Daemon(path, uring), batches_at_half), at_half, "fio rate_iops", at_most("p99_us", 1.25),
             note="a call is as late as the latest of its 64 reads; fio's latency is of single reads"),
         "half-64-bursts": row(
             "the same, fio submitting 64 at once", COLD_DIRECT, Served(Daemon(path, uring), batches_at_half),
-            in_bursts, "fio rate_iops, bursts of 64",
-            note="no target: shows what of the row above is the burst's own queueing"),
+            in_bursts, "fio, bursts of 64",
+            note="no target: shows what of the row above is the burst's own queueing at the device"),
         "half-1": row(
             "open loop at half the device's rate, 1 a call", COLD_DIRECT,
             Served(Daemon(path, uring), singles_at_half), at_half, "fio rate_iops", at_most("p99_us", 1.25)),

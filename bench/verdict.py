@@ -5,7 +5,7 @@ import math
 import statistics
 
 UNITS = {
-    "reads_per_second": "reads/s", "bytes_per_second": "bytes/s", "cpu_us": "CPU us/read", "p50_us": "p50 us",
+    "reads_per_second": "reads/s", "megabytes_per_second": "MB/s", "cpu_us": "CPU us/read", "p50_us": "p50 us",
     "p99_us": "p99 us", "resident_mib": "MiB resident", "anonymous_mib": "MiB anonymous",
     "idle_cpu_percent": "% of a core, idle",
 }
@@ -24,7 +24,7 @@ class Target:
         return measured >= bound if self.relation == ">=" else measured <= bound
 
     def judge(self, result):
-        """The judgement as plain data. Score: how far beyond the target, 1 is on it, below 1 is missed."""
+        """The judgement as plain data."""
         options = []
         if self.ratio is not None:
             pairs = result.ratios(self.figure)
@@ -34,11 +34,17 @@ class Target:
         if self.value is not None:
             options.append({"measured": result.median("subject", self.figure), "bound": self.value, "is": "value"})
         for option in options:
-            ahead = option["measured"] / option["bound"]
-            option["score"] = ahead if self.relation == ">=" else 1 / max(ahead, 1e-9)
+            option["relation"] = self.relation
+            option["score"] = score(option, option["measured"])
             option["met"] = self._holds(option["measured"], option["bound"])
         best = max(options, key=lambda option: option["score"])
-        return {"figure": self.figure, "relation": self.relation, **best}
+        return {"figure": self.figure, **best}
+
+
+def score(judgement, measured):
+    """How far beyond its target a measured value is: 1 is on it, below 1 is missed."""
+    ahead = measured / judgement["bound"]
+    return ahead if judgement["relation"] == ">=" else 1 / max(ahead, 1e-9)
 
 
 @dataclasses.dataclass
