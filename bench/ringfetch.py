@@ -98,7 +98,14 @@ class Load:
         ]))
         if report["errors"]:
             raise RunFailed(f"{report['errors']} errors, the first: {report['first_error']}")
+        figures = {}
+        if report.get("open_loop"):
+            arrivals = report["open_loop"]
+            figures["rate_missed"] = arrivals["missed"] / max(arrivals["arrivals"], 1)
+            # From arrival to sending: what of the latency is the generator's own.
+            figures["late_p99_us"] = (arrivals["lateness_us"] or {}).get("p99")
         return {
+            **figures,
             "reads_per_second": report["reads_per_second"],
             "megabytes_per_second": report["megabytes_per_second"],
             "cpu_us": report["server_cpu"]["us_per_read"],

@@ -73,8 +73,11 @@ def observations(result):
     if not math.isnan(amplification) and abs(amplification - 1) > 0.005:
         yield f"{amplification:.3f} device reads a read"
     missed = result.median("subject", "rate_missed")
-    if not math.isnan(missed) and missed > 0.01:
-        yield f"the load generator missed {missed:.1%} of the rate: its latency is flattered"
+    if not math.isnan(missed) and missed > 0.001:
+        yield f"the load generator never sent {missed:.1%} of the arrivals: the latency is flattered"
+    late = result.median("subject", "late_p99_us")
+    if not math.isnan(late):
+        yield f"p99 from arrival to sending, in the load generator and within the latency: {late:,.0f} us"
 
 
 def data(facts, results, options, command):
