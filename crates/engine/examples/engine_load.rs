@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 type Failure = Box<dyn std::error::Error>;
 
 const USAGE: &str = "usage: engine_load FILE [--flag value ...]
-  --backend uring|mmap|mmap-plain|pread   (uring; mmap-plain announces nothing)
+  --backend uring|auto|mmap|mmap-plain|pread   (uring; mmap-plain announces nothing)
   --batch N            reads a batch (64)
   --outstanding N      batches in flight (4)
   --queue-depth N      most reads in flight at the device, a ring; with pread: threads (64)
@@ -79,6 +79,7 @@ impl Options {
                     config.mmap.announce = value != "mmap-plain";
                     options.backend = match value.as_str() {
                         "uring" => BackendKind::Uring,
+                        "auto" => BackendKind::Auto,
                         "mmap" | "mmap-plain" => BackendKind::Mmap,
                         "pread" => BackendKind::Pread,
                         other => return Err(format!("--backend {other}: no such backend\n{USAGE}").into()),

@@ -19,6 +19,8 @@ mod metrics;
 pub mod pattern;
 mod plan;
 mod shard;
+mod start;
+mod work;
 
 pub use backend::probe;
 #[cfg(any(test, feature = "sim"))]

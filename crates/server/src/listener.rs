@@ -5,7 +5,9 @@
 //! kernel's backlog holds the rest. Deliberately absent: TLS, and what the requests mean.
 
 mod bound;
+mod coalesce;
 
+use coalesce::Coalescing;
 use std::io;
 use std::net::TcpStream as StdTcpStream;
 use std::pin::pin;
@@ -340,12 +342,13 @@ impl Conversation {
             router.clone().call(request)
         });
         let builder = self.protocol();
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let (stream, drain) = Coalescing::new(TokioIo::new(stream));
+        let mut connection = pin!(builder.serve_connection(stream, service));
         let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
+            ended = drain.drive(connection.as_mut()) => ended,
             () = draining(&mut state) => {
                 connection.as_mut().graceful_shutdown();
-                connection.await
+                drain.drive(connection).await
             }
         };
         if let Err(error) = ended {

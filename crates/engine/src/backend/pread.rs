@@ -5,7 +5,7 @@
 //! backend is dropped are all made, for the threads are joined. The queue holds what the shard has in flight and no
 //! more, so its bound is the shard's queue depth. Deliberately absent: retries, and any order among attempts.
 
-use super::{Attempt, Backend, Finished};
+use super::{Attempt, Backend, Finished, Route};
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
@@ -133,8 +133,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Backend for PreadBackend {
-    fn start(&mut self, attempt: Attempt) {
+    fn start(&mut self, attempt: Attempt) -> Route {
         self.started.push(Job(attempt));
+        Route::Device
     }
 
     fn flush(&mut self) -> u32 {

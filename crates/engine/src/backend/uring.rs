@@ -6,7 +6,7 @@
 //! and `io_uring_enter` is called on it, which is also how buffers are registered (TRAPS 6).
 //! Absent on purpose: cancellation. A read is owned until its completion (TRAPS 10).
 
-use super::{Attempt, Backend, Finished};
+use super::{Attempt, Backend, Finished, Route};
 use crate::dataset::OpenFile;
 use io_uring::{cqueue, opcode, types};
 use std::collections::HashSet;
@@ -272,7 +272,7 @@ impl UringBackend {
 }
 
 impl Backend for UringBackend {
-    fn start(&mut self, attempt: Attempt) {
+    fn start(&mut self, attempt: Attempt) -> Route {
         let Attempt {
             slot,
             file,
@@ -306,6 +306,7 @@ impl Backend for UringBackend {
             self.early.push(finished);
             self.ready.any.store(true, Ordering::Release);
         }
+        Route::Device
     }
 
     fn flush(&mut self) -> u32 {
