@@ -1,12 +1,13 @@
 //! The command line as types. What clap can check it checks here; what needs the dataset is checked by the command.
 
+use crate::load::args::{Load, Merge};
 use crate::quantity::{parse_duration, parse_size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// The demo's seed, and so everybody's until another is chosen.
-const SEED: u64 = 42;
+pub(crate) const SEED: u64 = 42;
 
 /// Fetch, look, make and verify data, and drive load.
 #[derive(Debug, Parser)]
@@ -70,8 +71,10 @@ pub(crate) enum Command {
     /// Make or verify pattern data.
     #[command(subcommand)]
     Dataset(DatasetCommand),
-    /// Drive load in a closed loop and measure it.
-    Load(Load),
+    /// Drive load, closed loop or at a rate, and measure it.
+    Load(Box<Load>),
+    /// Merge the results of several `load --json` into one report.
+    LoadMerge(Merge),
 }
 
 #[derive(Debug, Subcommand)]
@@ -258,75 +261,6 @@ pub(crate) struct Verify {
     pub(crate) length: Option<u64>,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct Load {
-    /// What to read: blocks by index, vectors by id, objects by name.
-    #[arg(long)]
-    pub(crate) dataset: String,
-    /// HTTP/2 connections.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(crate) connections: u32,
-    /// Requests in flight, over all connections.
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub(crate) outstanding: u32,
-    /// Reads a request.
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub(crate) batch: u32,
-    /// In which order.
-    #[arg(long, value_enum, default_value_t = PatternArg::Uniform)]
-    pub(crate) pattern: PatternArg,
-    /// How long to measure.
-    #[arg(long, value_name = "S", value_parser = parse_seconds, default_value = "10")]
-    pub(crate) seconds: Duration,
-    /// Measure this many requests instead.
-    #[arg(long, value_name = "N", conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) requests: Option<u64>,
-    /// Drive load this long before measuring.
-    #[arg(long, value_name = "S", value_parser = parse_seconds, default_value = "1")]
-    pub(crate) warmup_seconds: Duration,
-    /// Check every byte against the pattern.
-    #[arg(long)]
-    pub(crate) verify: bool,
-    /// The seed that the data was made with, for --verify.
-    #[arg(long, default_value_t = SEED)]
-    pub(crate) seed: u64,
-    /// Seed of the choice of items, so that a run can be repeated.
-    #[arg(long, value_name = "SEED", default_value_t = 1)]
-    pub(crate) choice_seed: u64,
-    /// Read ranges of this many bytes, at multiples of it, from a dataset of kind blocks or vectors.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub(crate) range_bytes: Option<u64>,
-    /// How requests travel: a call each, or pipelined on one stream a connection.
-    #[arg(long, value_enum, default_value_t = TransportArg::Grpc)]
-    pub(crate) transport: TransportArg,
-    /// Threads that drive; each has its own share of the connections.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub(crate) threads: u32,
-    /// Also measure this process's CPU (the daemon's, on this machine).
-    #[arg(long, value_name = "PID")]
-    pub(crate) server_pid: Option<u32>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PatternArg {
-    Uniform,
-    Sequential,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TransportArg {
-    Grpc,
-    Stream,
-}
-
-/// `10`, `0.5`, `10s`, `2m`.
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
-        Err(_) => parse_duration(text),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -337,17 +271,5 @@ mod tests {
         // Scenario: clap's own check of the definition (clashing names, impossible defaults).
         // Expected: no complaint.
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn seconds_take_numbers_and_units() {
-        // Scenario: plain numbers, fractions, units, and what is neither.
-        // Expected: durations; an error.
-        assert_eq!(parse_seconds("10"), Ok(Duration::from_secs(10)));
-        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert_eq!(parse_seconds("2m"), Ok(Duration::from_secs(120)));
-        for wrong in ["-1", "soon", "", "NaN"] {
-            assert!(parse_seconds(wrong).is_err(), "{wrong}");
-        }
     }
 }

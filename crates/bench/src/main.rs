@@ -1,6 +1,7 @@
 //! `ringfetch`: fetch, look, make and verify data, and drive load, from the command line.
 //!
-//! Owns the composition: arguments in, one command run, an exit code out: 0 done, 1 failed, 2 wrong usage.
+//! Owns the composition: arguments in, one command run, an exit code out: 0 done, 1 failed, 2 wrong usage,
+//! 3 a condition of `--require` was not met.
 //! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to the data
 //! but the public client.
 #![forbid(unsafe_code)]
@@ -43,6 +44,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::Dataset(DatasetCommand::Make(make)) => make::run(global, make).await,
             Command::Dataset(DatasetCommand::Verify(verify)) => verify::run(global, verify).await,
             Command::Load(load) => load::run(global, load).await,
+            Command::LoadMerge(merge) => load::merge(global, merge),
         }
     })
 }

@@ -11,6 +11,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// It was tried and failed: exit code 1.
     Failed(String),
+    /// It was done and measured, and a condition of the caller's was not met: exit code 3.
+    Condition(String),
     /// Nobody reads stdout any more (`ringfetch get ... | head`): they have what they wanted, exit code 0.
     PipeClosed,
 }
@@ -57,6 +59,7 @@ pub(crate) fn report(outcome: Result<(), Failure>) -> ExitCode {
         Ok(()) | Err(Failure::PipeClosed) => return ExitCode::SUCCESS,
         Err(Failure::Failed(message)) => (message, 1),
         Err(Failure::Usage(message)) => (message, 2),
+        Err(Failure::Condition(message)) => (message, 3),
     };
     eprintln!("ringfetch: {}", message.replace('\n', "; "));
     ExitCode::from(code)

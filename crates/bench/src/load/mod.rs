@@ -1,29 +1,43 @@
-//! `ringfetch load`: a closed loop of slots, each with one request in flight, spread over threads that share nothing
-//! but a clock. Which items: `workload`. How they travel: `transport`. When: `pacer`. What is measured: `recorder`.
-//! What is told: `report`. Invariant: a request is measured if it starts inside the window, and then it is waited
-//! for, so that a stall at the end is not lost. A closed loop slows down with the server and so hides what a steady
-//! rate of arrivals would have waited; the report says that it was one.
+//! `ringfetch load` and `load-merge`. Which items: `workload`, `choice`, `trace`. How they travel: `transport`. When:
+//! `pacer`. By whom: `driver`. What is measured: `recorder`, `histogram`, and on the other side `counters` and `cpu`.
+//! What is told: `report`, `text`, `series`. What is demanded: `require`, `knee`.
+//!
+//! Invariant: closed loop or open, a request that starts inside the window is measured and waited for.
 
+mod alarm;
+pub(crate) mod args;
+mod choice;
+mod counters;
 mod cpu;
+mod driver;
+mod histogram;
+mod knee;
 mod pacer;
 mod recorder;
 mod report;
+mod require;
+mod series;
+mod text;
+mod trace;
 mod transport;
+mod watch;
 mod workload;
 
-use crate::args::{Global, Load};
+use crate::args::Global;
 use crate::inspect::client;
 use crate::outcome::Failure;
-use crate::progress;
-use crate::quantity::{latency, rate};
+use args::{Load, Merge, Ramp, TransportArg};
+use driver::Crew;
 use pacer::Pacer;
-use recorder::{Recorder, Tally};
-use report::Report;
+use report::{Knee, Report};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
-use transport::Transport;
+use tokio::time::Instant;
+use transport::Endpoints;
+use watch::Watcher;
 use workload::Workload;
+
+/// Where the demo and the default configuration listen.
+const HTTP_DEFAULT: &str = "http://127.0.0.1:7411";
 
 pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     if args.requests.is_none() && args.seconds.is_zero() {
@@ -31,246 +45,130 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
             "--seconds 0: measure for some time, or use --requests".to_owned(),
         ));
     }
-    let server = args.server_pid.map(cpu::Process::new).transpose()?;
+    driver::check(args)?;
     let setup = client(global)?;
     let workload = Arc::new(workload::resolve(&setup, global, args).await?);
     drop(setup);
-
-    // A thread without a connection or without a slot would only idle.
-    let threads = args.threads.min(args.connections).min(args.outstanding);
-    let (ready, mut is_ready) = mpsc::channel(1024);
-    let (start, started) = watch::channel(None);
-    let mut joins = Vec::new();
-    let mut recorders = Vec::new();
-    for thread in 0..threads {
-        let recorder = Arc::new(Recorder::default());
-        recorders.push(Arc::clone(&recorder));
-        let driver = Driver {
-            grpc: global.grpc.clone(),
-            timeout: global.timeout,
-            connections: share(args.connections, threads, thread),
-            slots: share(args.outstanding, threads, thread),
-            // Every slot of every thread chooses its own items, the same ones in each run.
-            seed: args.choice_seed.wrapping_add(u64::from(thread) << 32),
-            batch: args.batch,
-            transport: args.transport,
-            workload: Arc::clone(&workload),
-            recorder,
-            ready: ready.clone(),
-            started: started.clone(),
-        };
-        let name = format!("load-{thread}");
-        joins.push(
-            std::thread::Builder::new()
-                .name(name)
-                .spawn(move || driver.run())?,
-        );
-    }
-    drop((ready, started));
-    for _ in 0..threads {
-        match is_ready.recv().await {
-            Some(Ok(())) => {}
-            Some(Err(error)) => return Err(Failure::call(&error, "grpc", &global.grpc)),
-            None => return Err(Failure::Failed("a load thread failed to start".to_owned())),
-        }
-    }
-
-    let measure_from = Instant::now() + args.warmup_seconds;
-    let pacer = Arc::new(match args.requests {
-        Some(requests) => Pacer::count(measure_from, requests),
-        None => Pacer::window(measure_from, args.seconds),
-    });
-    let _ = start.send(Some(Arc::clone(&pacer)));
-    let mut watcher = Watcher {
-        recorders,
-        pacer,
-        total: Tally::default(),
-        line: progress::line(),
+    let http_transport = args.transport == TransportArg::Http;
+    let endpoints = Endpoints {
+        grpc: global.grpc.clone(),
+        http: args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned()),
+        transport: args.transport,
+        timeout: global.timeout,
     };
-    watcher.until(measure_from).await;
-    let before = cpu::Snapshot::take(server.as_ref())?;
-    watcher.until_ended(is_ready).await;
-    let after = cpu::Snapshot::take(server.as_ref())?;
-    for join in joins {
-        join.join()
-            .map_err(|_| Failure::Failed("a load thread panicked".to_owned()))?;
+    let mut bench = Bench {
+        args,
+        watcher: Watcher {
+            server: args.server_pid.map(cpu::Process::new).transpose()?,
+            http: (args.http.is_some() || http_transport).then(|| endpoints.http.clone()),
+            timeout: global.timeout,
+            interval: args.interval,
+            series: args.csv.as_deref().map(series::Series::create).transpose()?,
+        },
+        crew: Crew::start(args, &endpoints, &workload).await?,
+        workload,
+    };
+    let result = if args.step_to_knee {
+        bench.step_to_knee().await
+    } else {
+        bench.measure(args.rates()).await.map(|(report, _)| report)
+    };
+    bench.crew.end()?;
+    let report = result?;
+    report.write(global.json, args.hgrm.as_deref(), args.hdr.as_deref())?;
+    report.outcome()?;
+    if let Some(Knee { rate: None, objective, .. }) = &report.knee {
+        let objective = objective.join(", ");
+        return Err(Failure::Condition(format!("not met: no rate held {objective}")));
     }
-    let total = watcher.finish();
-    let report = Report::new(args, threads, &workload, measure_from, total, &before, &after);
-    report.print(global.json)?;
-    report.outcome()
+    require::check(&args.require, &report)
 }
 
-/// Part `part` of `whole` split as evenly as can be: 10 over 4 is 3, 3, 2, 2.
-fn share(whole: u32, parts: u32, part: u32) -> u32 {
-    whole / parts + u32::from(part < whole % parts)
+/// Merges results that `load --json` printed.
+pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
+    let mut merged: Option<Report> = None;
+    for path in &args.results {
+        let named = |problem: String| Failure::Failed(format!("{}: {problem}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
+        let report = Report::read(&text).map_err(named)?;
+        match &mut merged {
+            Some(merged) => merged.merge(&report),
+            None => merged = Some(report),
+        }
+    }
+    let merged = merged.ok_or_else(|| Failure::Usage("name at least one result".to_owned()))?;
+    merged.write(global.json, args.hgrm.as_deref(), args.hdr.as_deref())?;
+    merged.outcome()?;
+    require::check(&args.require, &merged)
 }
 
-/// One thread's work.
-struct Driver {
-    grpc: String,
-    timeout: Duration,
-    connections: u32,
-    slots: u32,
-    seed: u64,
-    batch: u32,
-    transport: crate::args::TransportArg,
+/// Everything a measurement needs, for as many as there are.
+struct Bench<'a> {
+    args: &'a Load,
     workload: Arc<Workload>,
-    recorder: Arc<Recorder>,
-    /// Told once when connected; closed when all is done.
-    ready: mpsc::Sender<Result<(), ringfetch_client::Error>>,
-    started: watch::Receiver<Option<Arc<Pacer>>>,
+    crew: Crew,
+    watcher: Watcher,
 }
 
-impl Driver {
-    fn run(self) {
-        // One thread with its own connections: nothing of a read crosses threads, and the generator stays cheap.
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
-            return;
-        };
-        runtime.block_on(self.drive());
+impl Bench<'_> {
+    /// One measurement, and whether it was stopped by hand.
+    async fn measure(&mut self, rates: Option<Ramp>) -> Result<(Report, bool), Failure> {
+        let args = self.args;
+        let window = args.requests.map_or(Ok(args.seconds), Err);
+        let open = rates.map(|rates| (rates, args.arrivals));
+        let pacer = Arc::new(Pacer::new(Instant::now(), args.warmup_seconds, window, open));
+        let measured = self.watcher.measure(&mut self.crew, &pacer).await?;
+        let rates = rates.map(|rates| (rates.from, rates.to));
+        let report = Report::new(args, self.crew.threads(), &self.workload, &pacer, rates, measured);
+        Ok((report, pacer.is_stopped()))
     }
 
-    async fn drive(mut self) {
-        let transport = Transport::connect(&self.grpc, self.transport, self.connections, self.timeout).await;
-        let transport = match transport {
-            Ok(transport) => Arc::new(transport),
-            Err(error) => {
-                let _ = self.ready.send(Err(error)).await;
-                return;
+    /// Measures at one rate after another; the report is that of the highest rate that held, or of the last one.
+    async fn step_to_knee(&mut self) -> Result<Report, Failure> {
+        let objective = &self.args.objective;
+        let mut search = knee::Search::new(self.args.rate.unwrap_or(1.0));
+        let (mut steps, mut best) = (Vec::new(), None);
+        while let Some(rate) = search.next() {
+            let (report, stopped) = self.measure(Some(Ramp { from: rate, to: rate })).await?;
+            let broken = broken(objective, &report);
+            let held = broken.is_none();
+            eprint_step(rate, broken.as_deref());
+            steps.push(report.step(rate, broken));
+            search.tell(rate, held);
+            if held || search.knee().is_none() {
+                best = Some(report);
             }
-        };
-        let _ = self.ready.send(Ok(())).await;
-        // Ends without a pacer if another thread could not connect.
-        let pacer = match self.started.wait_for(Option::is_some).await {
-            Ok(pacer) => pacer.clone(),
-            Err(_) => None,
-        };
-        let Some(pacer) = pacer else { return };
-        let mut slots = tokio::task::JoinSet::new();
-        for slot in 0..self.slots {
-            slots.spawn(drive_slot(
-                slot,
-                fastrand::Rng::with_seed(self.seed.wrapping_add(u64::from(slot))),
-                self.batch,
-                Arc::clone(&pacer),
-                Arc::clone(&self.workload),
-                Arc::clone(&transport),
-                Arc::clone(&self.recorder),
-            ));
-        }
-        while slots.join_next().await.is_some() {}
-    }
-}
-
-/// One request in flight, again and again.
-async fn drive_slot(
-    slot: u32,
-    mut random: fastrand::Rng,
-    batch: u32,
-    pacer: Arc<Pacer>,
-    workload: Arc<Workload>,
-    transport: Arc<Transport>,
-    recorder: Arc<Recorder>,
-) {
-    let mut items = Vec::new();
-    while let Some(turn) = pacer.next() {
-        workload.choose(&mut random, batch, &mut items);
-        let request = workload.request(&items);
-        let answer = transport.fetch(slot, request).await;
-        let ended = Instant::now();
-        if turn.measured {
-            recorder.record(&workload, &items, turn.start, ended, &answer);
-        }
-        if let Err(error) = answer {
-            pacer.pause(error.retry_after()).await;
-        }
-    }
-}
-
-/// Watches the run from the outside: a line a second, Ctrl-C, the sums.
-struct Watcher {
-    recorders: Vec<Arc<Recorder>>,
-    pacer: Arc<Pacer>,
-    total: Tally,
-    line: indicatif::ProgressBar,
-}
-
-impl Watcher {
-    /// Sleeps until the warm-up is over. Ctrl-C ends it early, and the run with it.
-    async fn until(&self, instant: Instant) {
-        self.line.set_message("warming up");
-        self.line.tick();
-        tokio::select! {
-            () = tokio::time::sleep_until(instant.into()) => {}
-            _ = tokio::signal::ctrl_c() => self.pacer.stop(),
-        }
-    }
-
-    /// Until every thread has let go of its end of `running`. Ctrl-C ends the run early, and it is reported.
-    async fn until_ended(&mut self, mut running: mpsc::Receiver<Result<(), ringfetch_client::Error>>) {
-        let mut second = tokio::time::interval_at(
-            tokio::time::Instant::now() + Duration::from_secs(1),
-            Duration::from_secs(1),
-        );
-        let mut last = Instant::now();
-        loop {
-            tokio::select! {
-                _ = running.recv() => return,
-                _ = tokio::signal::ctrl_c() => self.pacer.stop(),
-                _ = second.tick() => {
-                    let now = Instant::now();
-                    let interval = self.collect();
-                    self.tell(&interval, now - last);
-                    last = now;
-                }
+            if stopped {
+                break;
             }
         }
-    }
-
-    /// Moves what the threads have counted since the last time into the total.
-    fn collect(&mut self) -> Tally {
-        let mut interval = Tally::default();
-        for recorder in &self.recorders {
-            interval.add(&recorder.take());
-        }
-        self.total.add(&interval);
-        interval
-    }
-
-    fn tell(&self, interval: &Tally, length: Duration) {
-        if self.line.is_hidden() {
-            return;
-        }
-        let per_second = |count: u64| crate::quantity::approximate(count) / length.as_secs_f64().max(1e-9);
-        let [p50, p99] =
-            [50.0, 99.0].map(|percentile| interval.percentile(percentile).map_or("-".to_owned(), latency));
-        self.line.set_message(format!(
-            "{} s  {} reads/s  {} MB/s  p50 {p50}  p99 {p99}  errors {}",
-            self.pacer.measured().as_secs(),
-            rate(per_second(interval.reads)),
-            rate(per_second(interval.bytes) / 1e6),
-            self.total.errors(),
-        ));
-        self.line.tick();
-    }
-
-    fn finish(mut self) -> Tally {
-        self.collect();
-        self.line.finish_and_clear();
-        self.total
+        let mut report = best.ok_or_else(|| Failure::Failed("no step was measured".to_owned()))?;
+        report.knee = Some(Knee {
+            objective: objective.iter().map(|objective| objective.text().to_owned()).collect(),
+            rate: search.knee(),
+            steps,
+        });
+        Ok(report)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Why a rate did not hold. Errors and arrivals that were never sent break any objective.
+fn broken(objective: &[require::Requirement], report: &Report) -> Option<String> {
+    if let Some(why) = objective.iter().find_map(|objective| objective.unmet(report)) {
+        return Some(why);
+    }
+    if report.errors > 0 {
+        return Some(format!("{} errors", report.errors));
+    }
+    let open = report.open_loop.as_ref()?;
+    let share = crate::quantity::approximate(open.missed) / crate::quantity::approximate(open.arrivals.max(1));
+    (share > knee::MISSED_SHARE_MAX).then(|| format!("{} arrivals were never sent", open.missed))
+}
 
-    #[test]
-    fn shares_are_even_and_whole() {
-        // Scenario: 10 slots over 4 threads, 3 over 3.
-        // Expected: 3, 3, 2, 2 and 1, 1, 1.
-        assert_eq!([0, 1, 2, 3].map(|part| share(10, 4, part)), [3, 3, 2, 2]);
-        assert_eq!([0, 1, 2].map(|part| share(3, 3, part)), [1, 1, 1]);
+/// A line for those who wait, where stderr is a terminal.
+fn eprint_step(rate: f64, broken: Option<&str>) {
+    use std::io::IsTerminal as _;
+    if std::io::stderr().is_terminal() {
+        eprintln!("{} requests/s: {}", crate::quantity::rate(rate), broken.unwrap_or("held"));
     }
 }

@@ -1,90 +1,318 @@
-//! When a request may start, and whether it counts. A closed loop: as soon as the slot is free, until the window or
-//! the number of requests is used up.
+//! When a request may start, from when its latency counts, and whether it is measured.
+//!
+//! A closed loop starts the next request as soon as a slot is free. An open loop has a schedule of arrivals that
+//! knows nothing of the answers: a request counts from its arrival, also when all slots were busy then, so that a
+//! stall is seen by every request that it would have kept waiting (no coordinated omission). Invariant: every arrival
+//! of the measured window is either sent or counted as missed.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use super::alarm::Alarm;
+use super::args::{ArrivalsArg, Ramp};
+use crate::quantity::approximate;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 /// A slot that got an error waits at least this long: a server that refuses at once must not be flooded, and a
-/// measurement of refusals is none.
+/// measurement of refusals is none. Only in a closed loop; in an open one the rate is the bound.
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
+/// How long after the window arrivals that found no slot are still sent. What waits longer is missed.
+const GRACE: Duration = Duration::from_millis(100);
+/// How often a slot that waits for an arrival looks whether the run was stopped.
+const STOP_CHECK: Duration = Duration::from_millis(100);
 
-/// The clock of a run, shared by all slots.
+/// The clock of one measurement, shared by all slots of all threads.
 #[derive(Debug)]
 pub(crate) struct Pacer {
+    begin: Instant,
     measure_from: Instant,
     until: Option<Instant>,
     /// Requests still to be measured.
     left: Option<AtomicU64>,
-    stopped: AtomicBool,
+    /// When the run was ended from outside.
+    stopped: OnceLock<Instant>,
+    /// Of an open loop.
+    open: Option<(Profile, ArrivalsArg)>,
+    /// Arrivals of the window that were never sent.
+    missed: AtomicU64,
 }
 
 /// Leave to send one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Turn {
-    /// From when its latency counts. In a closed loop: now.
+    /// From when its latency counts: now, or its arrival in an open loop.
     pub(crate) start: Instant,
     /// Whether it is inside the measured window.
     pub(crate) measured: bool,
+    /// Whether it arrived when all slots were busy.
+    pub(crate) late: bool,
 }
 
 impl Pacer {
-    /// Measures for `window` from an instant on.
-    pub(crate) fn window(measure_from: Instant, window: Duration) -> Self {
-        let until = measure_from.checked_add(window);
+    /// Warms up from `begin` on, then measures for a time or for a number of requests. `open`: how requests arrive.
+    pub(crate) fn new(
+        begin: Instant,
+        warmup: Duration,
+        window: Result<Duration, u64>,
+        open: Option<(Ramp, ArrivalsArg)>,
+    ) -> Self {
+        let measure_from = begin + warmup;
+        let profile = |ramp: Ramp| Profile {
+            warmup_s: warmup.as_secs_f64(),
+            from: ramp.from,
+            to: ramp.to,
+            window_s: window.ok().map(|window| window.as_secs_f64()),
+        };
         Self {
+            begin,
             measure_from,
-            until,
-            left: None,
-            stopped: AtomicBool::new(false),
+            until: window.ok().and_then(|window| measure_from.checked_add(window)),
+            left: window.err().map(AtomicU64::new),
+            stopped: OnceLock::new(),
+            open: open.map(|(ramp, arrivals)| (profile(ramp), arrivals)),
+            missed: AtomicU64::new(0),
         }
     }
 
-    /// Measures so many requests from an instant on.
-    pub(crate) fn count(measure_from: Instant, requests: u64) -> Self {
-        let left = Some(AtomicU64::new(requests));
-        Self {
-            measure_from,
-            until: None,
-            left,
-            stopped: AtomicBool::new(false),
-        }
+    /// Ends the run now; what is in flight is waited for.
+    pub(crate) fn stop(&self) {
+        let _ = self.stopped.set(Instant::now());
     }
 
-    /// The next request of a free slot; `None`: the run is over.
-    pub(crate) fn next(&self) -> Option<Turn> {
-        self.next_at(Instant::now())
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.get().is_some()
     }
 
-    fn next_at(&self, start: Instant) -> Option<Turn> {
-        if self.stopped.load(Ordering::Relaxed) || self.until.is_some_and(|until| start >= until) {
-            return None;
+    /// When the measured window begins.
+    pub(crate) fn measure_from(&self) -> Instant {
+        self.measure_from
+    }
+
+    /// When it ended, or would have: at its end, or when it was stopped. None yet for a number of requests.
+    pub(crate) fn end(&self) -> Option<Instant> {
+        [self.until, self.stopped.get().copied()].into_iter().flatten().min()
+    }
+
+    /// How long has been measured so far.
+    pub(crate) fn measured(&self) -> Duration {
+        let now = Instant::now();
+        self.end()
+            .map_or(now, |end| end.min(now))
+            .saturating_duration_since(self.measure_from)
+    }
+
+    /// Requests a second that arrive now, in an open loop.
+    pub(crate) fn rate_now(&self) -> Option<f64> {
+        let (profile, _) = self.open.as_ref()?;
+        Some(profile.rate_at(self.begin.elapsed().as_secs_f64()))
+    }
+
+    /// Arrivals of the window that were never sent.
+    pub(crate) fn missed(&self) -> u64 {
+        self.missed.load(Ordering::Relaxed)
+    }
+
+    /// What a slot waits after an error: the server's hint, if it gave one, but not past the end.
+    pub(crate) async fn pause(&self, hint: Option<Duration>) {
+        if self.open.is_some() {
+            return;
         }
+        let resume = Instant::now()
+            + hint
+                .unwrap_or_default()
+                .clamp(ERROR_PAUSE, Duration::from_secs(1));
+        tokio::time::sleep_until(self.until.map_or(resume, |until| resume.min(until))).await;
+    }
+
+    /// The turn of a request that starts at `start`; `None`: all have been measured.
+    fn turn(&self, start: Instant, late: bool) -> Option<Turn> {
         let measured = start >= self.measure_from;
         if measured && let Some(left) = &self.left {
             left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
                 .ok()?;
         }
-        Some(Turn { start, measured })
+        Some(Turn {
+            start,
+            measured,
+            late,
+        })
+    }
+}
+
+/// One thread's way to its turns.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    pacer: Arc<Pacer>,
+    /// Of an open loop. The slot that holds the lock waits for the next arrival, the others for the lock; it is fair,
+    /// so the slot that has been free longest comes first.
+    arrivals: Option<Mutex<Arrivals>>,
+}
+
+#[derive(Debug)]
+struct Arrivals {
+    schedule: Schedule,
+    alarm: Alarm,
+}
+
+impl Gate {
+    /// The gate of thread `thread` of `threads`, each of which gets an even share of the arrivals.
+    pub(crate) fn new(pacer: Arc<Pacer>, thread: u32, threads: u32, seed: u64, alarm: Alarm) -> Self {
+        let arrivals = pacer.open.map(|(profile, arrivals)| {
+            let spacing = match arrivals {
+                ArrivalsArg::Constant => Spacing::Constant { next: thread.into() },
+                ArrivalsArg::Poisson => Spacing::Poisson {
+                    sum: 0.0,
+                    random: fastrand::Rng::with_seed(seed),
+                },
+            };
+            let schedule = Schedule::new(pacer.begin, profile, spacing, threads.into());
+            Mutex::new(Arrivals { schedule, alarm })
+        });
+        Self { pacer, arrivals }
     }
 
-    /// What a slot waits after an error: the server's hint, if it gave one, but not past the end.
-    pub(crate) async fn pause(&self, hint: Option<Duration>) {
-        let resume = Instant::now()
-            + hint
-                .unwrap_or_default()
-                .clamp(ERROR_PAUSE, Duration::from_secs(1));
-        let resume = self.until.map_or(resume, |until| resume.min(until));
-        tokio::time::sleep_until(resume.into()).await;
+    /// The next request of a slot that has been free since `free_since`; `None`: the run is over.
+    pub(crate) async fn next(&self, free_since: Instant) -> Option<Turn> {
+        let pacer = &*self.pacer;
+        let Some(arrivals) = &self.arrivals else {
+            let now = Instant::now();
+            return match pacer.end() {
+                Some(end) if now >= end => None,
+                _ => pacer.turn(now, false),
+            };
+        };
+        let mut arrivals = arrivals.lock().await;
+        loop {
+            let due = arrivals.schedule.due?;
+            let now = Instant::now();
+            if pacer.is_stopped() || pacer.end().is_some_and(|end| now >= end + GRACE) {
+                // Nobody sends the rest: count what should have been.
+                let missed = arrivals.schedule.give_up(pacer.measure_from, pacer.end());
+                pacer.missed.fetch_add(missed, Ordering::Relaxed);
+                return None;
+            }
+            if due <= now {
+                arrivals.schedule.advance();
+                let turn = pacer.turn(due, due < free_since);
+                if turn.is_none() {
+                    arrivals.schedule.due = None;
+                }
+                return turn;
+            }
+            arrivals.alarm.wait(due.min(now + STOP_CHECK)).await;
+        }
+    }
+}
+
+/// How many requests arrive until when: a constant rate while warming up, then a straight line from one rate to
+/// another.
+#[derive(Debug, Clone, Copy)]
+struct Profile {
+    warmup_s: f64,
+    /// Requests a second.
+    from: f64,
+    to: f64,
+    /// `None`: for ever, and then both rates are the same.
+    window_s: Option<f64>,
+}
+
+impl Profile {
+    fn acceleration(&self) -> f64 {
+        self.window_s.map_or(0.0, |window_s| (self.to - self.from) / window_s)
     }
 
-    /// Ends the run now; what is in flight is waited for.
-    pub(crate) fn stop(&self) {
-        self.stopped.store(true, Ordering::Relaxed);
+    fn rate_at(&self, seconds: f64) -> f64 {
+        let into = (seconds - self.warmup_s).clamp(0.0, self.window_s.unwrap_or(f64::MAX));
+        self.from + self.acceleration() * into
     }
 
-    /// How long has been measured so far.
-    pub(crate) fn measured(&self) -> Duration {
-        self.measure_from.elapsed()
+    /// Seconds until `arrivals` requests have arrived; `None`: never, in the time there is.
+    fn at(&self, arrivals: f64) -> Option<f64> {
+        let before = self.from * self.warmup_s;
+        if arrivals < before {
+            return Some(arrivals / self.from);
+        }
+        // from * t + acceleration * t^2 / 2 = n, solved so that nothing cancels and an acceleration of 0 is none:
+        // 0 to 1000/s in 10 s, n = 1250: 2 * 1250 / (0 + sqrt(2 * 100 * 1250)) = 5 s.
+        let n = arrivals - before;
+        let root = (self.from * self.from + 2.0 * self.acceleration() * n).sqrt();
+        let seconds = if n > 0.0 { 2.0 * n / (self.from + root) } else { 0.0 };
+        let inside = self.window_s.is_none_or(|window_s| seconds < window_s);
+        // Not a number: the rate falls to nothing before so many have arrived.
+        (inside && seconds.is_finite()).then_some(self.warmup_s + seconds)
+    }
+}
+
+/// When one thread's requests arrive.
+#[derive(Debug)]
+struct Schedule {
+    begin: Instant,
+    profile: Profile,
+    spacing: Spacing,
+    threads: f64,
+    /// The next arrival.
+    due: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum Spacing {
+    /// Arrival `next` of all threads' is this thread's next one.
+    Constant { next: f64 },
+    /// A Poisson process at rate 1, stretched to the profile (time rescaling: Brown et al., Neural Computation 14,
+    /// 2002). The threads' processes add up to one of the whole rate.
+    Poisson { sum: f64, random: fastrand::Rng },
+}
+
+impl Schedule {
+    fn new(begin: Instant, profile: Profile, spacing: Spacing, threads: f64) -> Self {
+        let mut schedule = Self {
+            begin,
+            profile,
+            spacing,
+            threads,
+            due: None,
+        };
+        schedule.advance();
+        schedule
+    }
+
+    fn advance(&mut self) {
+        let arrivals = match &mut self.spacing {
+            Spacing::Constant { next } => {
+                let arrivals = *next;
+                *next += self.threads;
+                arrivals
+            }
+            Spacing::Poisson { sum, random } => {
+                // 1 - [0, 1) is never 0, so the logarithm is finite.
+                *sum -= (1.0 - random.f64()).ln();
+                *sum * self.threads
+            }
+        };
+        let due = self.profile.at(arrivals);
+        self.due = due
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .and_then(|after| self.begin.checked_add(after));
+    }
+
+    /// Counts what is left between two instants, and forgets it.
+    fn give_up(&mut self, from: Instant, end: Option<Instant>) -> u64 {
+        let mut missed = 0;
+        while let Some(due) = self.due.take().filter(|due| end.is_some_and(|end| *due < end)) {
+            missed += u64::from(due >= from);
+            self.advance();
+        }
+        missed
+    }
+}
+
+/// A number of arrivals as a rate over some time.
+pub(crate) fn per_second(count: u64, time: Duration) -> f64 {
+    if time.is_zero() {
+        0.0
+    } else {
+        approximate(count) / time.as_secs_f64()
     }
 }
 
@@ -92,52 +320,147 @@ impl Pacer {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_starts_inside_the_window_is_measured() {
-        // Scenario: a window of 2 s after 1 s of warm-up, asked before, inside, at its end, and after a stop.
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn gate(pacer: Pacer) -> Gate {
+        Gate::new(Arc::new(pacer), 0, 1, 7, Alarm::Coarse)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_starts_inside_the_window_is_measured() {
+        // Scenario: a closed loop with a window of 2 s after 1 s of warm-up, asked before, inside, at its end, and
+        // after a stop.
         // Expected: not measured; measured; over; over.
         let begin = Instant::now();
-        let at = |ms| begin + Duration::from_millis(ms);
-        let pacer = Pacer::window(at(1000), Duration::from_secs(2));
-        assert_eq!(
-            pacer.next_at(at(999)),
-            Some(Turn {
-                start: at(999),
-                measured: false
-            })
-        );
-        assert_eq!(
-            pacer.next_at(at(1000)),
-            Some(Turn {
-                start: at(1000),
-                measured: true
-            })
-        );
-        assert_eq!(pacer.next_at(at(3000)), None);
-        pacer.stop();
-        assert_eq!(pacer.next_at(at(2000)), None);
+        let gate = gate(Pacer::new(begin, ms(1000), Ok(ms(2000)), None));
+        let turn = |start, measured| Some(Turn { start, measured, late: false });
+        assert_eq!(gate.next(begin).await, turn(begin, false));
+        tokio::time::advance(ms(1000)).await;
+        assert_eq!(gate.next(begin).await, turn(begin + ms(1000), true));
+        gate.pacer.stop();
+        assert_eq!(gate.next(begin).await, None);
+        let gate = self::gate(Pacer::new(begin, ms(0), Ok(ms(1000)), None));
+        assert_eq!(gate.next(begin).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_count_is_of_measured_requests() {
+        // Scenario: two requests to be measured; three turns in the warm-up, then three after it; closed and open.
+        // Expected: the first three are free, then two are measured, then it is over.
+        for open in [None, Some((Ramp { from: 3.0, to: 3.0 }, ArrivalsArg::Constant))] {
+            let begin = Instant::now();
+            let gate = gate(Pacer::new(begin, ms(1000), Err(2), open));
+            let mut measured = Vec::new();
+            for turn in 0..6 {
+                if turn == 3 {
+                    tokio::time::advance(ms(1000).saturating_sub(begin.elapsed())).await;
+                }
+                measured.push(gate.next(begin).await.map(|turn| turn.measured));
+            }
+            let want = [Some(false), Some(false), Some(false), Some(true), Some(true), None];
+            assert_eq!(measured, want, "{open:?}");
+        }
+    }
+
+    fn arrivals(profile: Profile, arrivals: ArrivalsArg, thread: u32, threads: u32) -> Vec<f64> {
+        let begin = Instant::now();
+        let spacing = match arrivals {
+            ArrivalsArg::Constant => Spacing::Constant { next: thread.into() },
+            ArrivalsArg::Poisson => Spacing::Poisson {
+                sum: 0.0,
+                random: fastrand::Rng::with_seed(11 + u64::from(thread)),
+            },
+        };
+        let mut schedule = Schedule::new(begin, profile, spacing, threads.into());
+        let mut seconds = Vec::new();
+        while let Some(due) = schedule.due {
+            seconds.push((due - begin).as_secs_f64());
+            schedule.advance();
+        }
+        seconds
     }
 
     #[test]
-    fn a_count_is_of_measured_requests() {
-        // Scenario: two requests to be measured; three turns in the warm-up, then three after it.
-        // Expected: the first three are free, then two are measured, then it is over.
+    fn constant_arrivals_are_even_over_all_threads() {
+        // Scenario: 1000/s for 1 s of warm-up and a window of 2 s, over three threads.
+        // Expected: 3000 arrivals, exactly 1 ms apart when they are put together.
+        let profile = Profile { warmup_s: 1.0, from: 1000.0, to: 1000.0, window_s: Some(2.0) };
+        let mut all: Vec<f64> =
+            (0..3).flat_map(|thread| arrivals(profile, ArrivalsArg::Constant, thread, 3)).collect();
+        all.sort_by(f64::total_cmp);
+        assert_eq!(all.len(), 3000);
+        assert!(all.windows(2).all(|pair| (pair[1] - pair[0] - 0.001).abs() < 1e-6));
+    }
+
+    #[test]
+    fn poisson_arrivals_have_the_mean_and_the_variance_of_one() {
+        // Scenario: 1000/s for 100 s from two threads, fixed seeds: gaps, and counts in windows of 100 ms.
+        // Expected: 100 000 arrivals +- 1 %; gaps with a mean of 1 ms and as large a standard deviation +- 2 %;
+        // counts whose variance is their mean, 100, +- 15 %.
+        let profile = Profile { warmup_s: 0.0, from: 1000.0, to: 1000.0, window_s: Some(100.0) };
+        let mut all: Vec<f64> =
+            (0..2).flat_map(|thread| arrivals(profile, ArrivalsArg::Poisson, thread, 2)).collect();
+        all.sort_by(f64::total_cmp);
+        let count = |length: usize| approximate(u64::try_from(length).unwrap());
+        assert!((99_000..=101_000).contains(&all.len()), "{}", all.len());
+        let gaps: Vec<f64> = all.windows(2).map(|pair| (pair[1] - pair[0]) * 1000.0).collect();
+        let moments = |values: &[f64]| {
+            let mean = values.iter().sum::<f64>() / count(values.len());
+            let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+            (mean, squares / count(values.len()))
+        };
+        let (mean, variance) = moments(&gaps);
+        assert!((mean - 1.0).abs() < 0.02 && (variance.sqrt() - 1.0).abs() < 0.02, "{mean} {variance}");
+        let counts: Vec<f64> = (0..1000u32)
+            .map(|window| {
+                let from = f64::from(window) / 10.0;
+                count(all.iter().filter(|at| (from..from + 0.1).contains(*at)).count())
+            })
+            .collect();
+        let (mean, variance) = moments(&counts);
+        assert!((variance / mean - 1.0).abs() < 0.15, "{mean} {variance}");
+    }
+
+    #[test]
+    fn a_ramp_has_the_area_under_its_line() {
+        // Scenario: 0 to 1000/s and 1000/s to 0 in 10 s, 100/s to 300/s in 4 s after 1 s of warm-up.
+        // Expected: 5000 each (from 0 on, the falling one 5000 but for the last, which never comes), and 100 + 800;
+        // half the rate's area after sqrt(1/2) of the rising time; the rate on the way.
+        let rising = Profile { warmup_s: 0.0, from: 0.0, to: 1000.0, window_s: Some(10.0) };
+        let up = arrivals(rising, ArrivalsArg::Constant, 0, 1);
+        assert_eq!(up.len(), 5000);
+        assert!((up[2500] - 10.0 * 0.5f64.sqrt()).abs() < 1e-6);
+        let falling = Profile { from: 1000.0, to: 0.0, ..rising };
+        assert_eq!(arrivals(falling, ArrivalsArg::Constant, 0, 1).len(), 5000);
+        let third = Profile { warmup_s: 1.0, from: 100.0, to: 300.0, window_s: Some(4.0) };
+        assert_eq!(arrivals(third, ArrivalsArg::Constant, 0, 1).len(), 900);
+        let rates = [0.5, 1.0, 3.0, 9.0].map(|seconds| third.rate_at(seconds));
+        assert_eq!(rates, [100.0, 100.0, 200.0, 300.0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn arrivals_that_find_no_slot_are_late_and_what_is_never_sent_is_missed() {
+        // Scenario: one arrival every 100 ms for 1 s; the only slot is busy from 150 ms to 450 ms, and from 550 ms on
+        // until 2 s.
+        // Expected: arrivals at 0 and 100 in time; 200, 300 and 400 late, each with its own start; 500 in time; the
+        // four after that, which were never sent, are missed.
         let begin = Instant::now();
-        let at = |ms| begin + Duration::from_millis(ms);
-        let pacer = Pacer::count(at(1000), 2);
-        let turns: Vec<_> = [0, 1, 2, 1000, 1001, 1002]
-            .map(|ms| pacer.next_at(at(ms)).map(|turn| turn.measured))
-            .to_vec();
-        assert_eq!(
-            turns,
-            [
-                Some(false),
-                Some(false),
-                Some(false),
-                Some(true),
-                Some(true),
-                None
-            ]
-        );
+        let open = Some((Ramp { from: 10.0, to: 10.0 }, ArrivalsArg::Constant));
+        let gate = gate(Pacer::new(begin, ms(0), Ok(ms(1000)), open));
+        let (mut free, mut turns) = (begin, Vec::new());
+        for turn in 0..6 {
+            if turn == 2 {
+                tokio::time::sleep_until(begin + ms(450)).await;
+                free = Instant::now();
+            }
+            let turn = gate.next(free).await.unwrap();
+            turns.push(((turn.start - begin).as_millis(), turn.late));
+        }
+        assert_eq!(turns, [(0, false), (100, false), (200, true), (300, true), (400, true), (500, false)]);
+        tokio::time::sleep_until(begin + ms(2000)).await;
+        assert_eq!(gate.next(Instant::now()).await, None);
+        assert_eq!((gate.pacer.missed(), gate.next(begin).await), (4, None));
     }
 }

@@ -1,74 +1,166 @@
-//! What a run is told as: a table for people, the same numbers as JSON.
+//! All numbers of a run, as they are written to JSON, read from it and merged. `text` tells them to people.
 
+use super::args::{ArrivalsArg, Load};
+use super::counters::Counted;
 use super::cpu::Snapshot;
-use super::recorder::Tally;
+use super::histogram::Durations;
+use super::pacer::{Pacer, per_second};
+use super::recorder::{Tally, add_errors};
 use super::workload::Workload;
-use crate::args::{Load, PatternArg, TransportArg};
 use crate::outcome::Failure;
-use crate::quantity::{approximate, grouped, latency, rate, size};
+use crate::quantity::{approximate, grouped};
 use crate::sink::Sink;
-use crate::table::Table;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::time::Instant;
+use std::path::Path;
+use std::time::Duration;
 
-/// All numbers of a run.
-#[derive(Debug, Serialize)]
+/// What one run measured. The names are a contract: scripts read them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Report {
-    dataset: String,
-    what: String,
-    pattern: &'static str,
-    loop_kind: &'static str,
-    transport: &'static str,
-    connections: u32,
-    threads: u32,
-    batch: u32,
-    choice_seed: u64,
-    warmup_seconds: f64,
+    /// How many runs these numbers are of.
+    pub(crate) instances: u32,
+    /// The datasets; with their shares, where there are several.
+    pub(crate) dataset: String,
+    pub(crate) what: String,
+    pub(crate) pattern: String,
+    /// closed or open.
+    pub(crate) loop_kind: String,
+    pub(crate) transport: String,
+    pub(crate) connections: u32,
+    pub(crate) threads: u32,
+    /// Reads a request: at most, at least.
+    pub(crate) batch: u32,
+    pub(crate) batch_min: u32,
+    pub(crate) choice_seed: u64,
+    pub(crate) warmup_seconds: f64,
     /// From the window's begin to the end of the last request that began in it.
-    seconds: f64,
-    requests: u64,
-    requests_per_second: f64,
-    reads: u64,
-    reads_per_second: f64,
-    read_bytes: u64,
-    megabytes_per_second: f64,
+    pub(crate) seconds: f64,
+    pub(crate) requests: u64,
+    pub(crate) requests_per_second: f64,
+    pub(crate) reads: u64,
+    pub(crate) reads_per_second: f64,
+    pub(crate) read_bytes: u64,
+    pub(crate) megabytes_per_second: f64,
     /// Requests in flight: asked for, and averaged over time.
-    outstanding: u32,
-    outstanding_achieved: f64,
-    /// Of answered requests; null if there were none.
-    latency_us: Option<LatencyMicros>,
-    errors: u64,
-    request_errors: BTreeMap<&'static str, u64>,
-    item_errors: BTreeMap<&'static str, u64>,
-    first_error: Option<String>,
-    verified: bool,
-    wrong_bytes: u64,
-    first_wrong: Option<String>,
-    own_cpu: Cpu,
-    /// Of the process that --server-pid names.
-    server_cpu: Option<Cpu>,
+    pub(crate) outstanding: u32,
+    pub(crate) outstanding_achieved: f64,
+    /// Of answered requests; null if there were none. In an open loop from their arrival.
+    pub(crate) latency_us: Option<LatencyMicros>,
+    /// The same as one HdrHistogram (V2, compressed, base64), in nanoseconds.
+    pub(crate) latency_histogram: Option<String>,
+    /// Null for a closed loop.
+    pub(crate) open_loop: Option<OpenLoop>,
+    pub(crate) errors: u64,
+    pub(crate) request_errors: BTreeMap<String, u64>,
+    pub(crate) item_errors: BTreeMap<String, u64>,
+    pub(crate) first_error: Option<String>,
+    pub(crate) verified: bool,
+    pub(crate) wrong_bytes: u64,
+    pub(crate) first_wrong: Option<String>,
+    /// What was read of each dataset of a mix.
+    pub(crate) mix: Vec<MixPart>,
+    pub(crate) own_cpu: Cpu,
+    /// Of --server-pid, or by the daemon's own account; null without either.
+    pub(crate) server_cpu: Option<Cpu>,
+    /// The two above, where scripts look for them.
+    pub(crate) cpu_us_per_read: Option<f64>,
+    pub(crate) server_cpu_us_per_read: Option<f64>,
+    /// What the daemon counted over the window, everybody's load; null without --http.
+    pub(crate) server: Option<Counted>,
+    /// Reads of the whole run, warm-up included, as both sides counted them; null without --http.
+    pub(crate) reads_in_all: Option<BothSides>,
+    /// The steps of --step-to-knee; the other numbers are those of the step at the knee.
+    pub(crate) knee: Option<Knee>,
+    /// The text above as a value.
+    #[serde(skip)]
+    latency: Durations,
 }
 
-#[derive(Debug, Serialize)]
-struct LatencyMicros {
-    min: f64,
-    mean: f64,
-    p50: f64,
-    p90: f64,
-    p99: f64,
-    p99_9: f64,
-    max: f64,
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct LatencyMicros {
+    pub(crate) min: f64,
+    pub(crate) mean: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) p99_9: f64,
+    pub(crate) max: f64,
 }
 
-#[derive(Debug, Serialize)]
-struct Cpu {
-    seconds: f64,
+/// How well the arrivals were kept up with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct OpenLoop {
+    /// constant or poisson.
+    pub(crate) arrivals_kind: ArrivalsArg,
+    /// Requests a second at the begin and at the end of the window.
+    pub(crate) rate_from: f64,
+    pub(crate) rate_to: f64,
+    /// Requests that arrived in the window, and a second.
+    pub(crate) arrivals: u64,
+    pub(crate) intended_per_second: f64,
+    /// Arrivals that were never sent, and a second.
+    pub(crate) missed: u64,
+    pub(crate) missed_per_second: f64,
+    /// Arrivals that found all slots busy.
+    pub(crate) late: u64,
+    /// From arrival to sending, of what was sent; null if nothing was.
+    pub(crate) lateness_us: Option<LatencyMicros>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct MixPart {
+    pub(crate) dataset: String,
+    pub(crate) share: f64,
+    pub(crate) requests: u64,
+    pub(crate) reads: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Cpu {
+    pub(crate) seconds: f64,
     /// Cores kept busy.
-    cores: f64,
+    pub(crate) cores: f64,
     /// Null if nothing was read.
-    us_per_read: Option<f64>,
+    pub(crate) us_per_read: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct BothSides {
+    pub(crate) client: u64,
+    pub(crate) server: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Knee {
+    pub(crate) objective: Vec<String>,
+    /// The highest rate that held, requests a second; null if none did.
+    pub(crate) rate: Option<f64>,
+    /// In the order they were tried.
+    pub(crate) steps: Vec<Step>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Step {
+    pub(crate) rate: f64,
+    pub(crate) requests_per_second: f64,
+    pub(crate) reads_per_second: f64,
+    pub(crate) p50_us: Option<f64>,
+    pub(crate) p99_us: Option<f64>,
+    pub(crate) errors: u64,
+    pub(crate) missed: u64,
+    /// Why it did not hold; null if it did.
+    pub(crate) broken: Option<String>,
+}
+
+/// Everything that was measured, before it is a report.
+pub(crate) struct Measured {
+    pub(crate) tally: Tally,
+    pub(crate) before: Snapshot,
+    pub(crate) after: Snapshot,
+    pub(crate) server: Option<Counted>,
+    pub(crate) reads_in_all: Option<BothSides>,
 }
 
 impl Report {
@@ -76,199 +168,252 @@ impl Report {
         args: &Load,
         threads: u32,
         workload: &Workload,
-        measure_from: Instant,
-        tally: Tally,
-        before: &Snapshot,
-        after: &Snapshot,
+        pacer: &Pacer,
+        rates: Option<(f64, f64)>,
+        measured: Measured,
     ) -> Self {
-        let end = tally.last_end.unwrap_or(measure_from);
-        let seconds = end.saturating_duration_since(measure_from).as_secs_f64();
-        let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
-        let cpu = |used: std::time::Duration| Cpu {
-            seconds: used.as_secs_f64(),
-            cores: per_second(used.as_secs_f64()),
-            us_per_read: (tally.reads > 0).then(|| used.as_secs_f64() * 1e6 / approximate(tally.reads)),
-        };
-        let percentile = |percentile| tally.percentile(percentile).map(|ns| ns / 1e3);
-        let latency_us = || {
-            Some(LatencyMicros {
-                min: approximate(tally.latency_min_ns) / 1e3,
-                mean: tally.latency_mean_ns()? / 1e3,
-                p50: percentile(50.0)?,
-                p90: percentile(90.0)?,
-                p99: percentile(99.0)?,
-                p99_9: percentile(99.9)?,
-                max: approximate(tally.latency_max_ns) / 1e3,
+        let Measured {
+            tally,
+            before,
+            after,
+            server,
+            reads_in_all,
+        } = measured;
+        let end = tally.last_end.unwrap_or(pacer.measure_from());
+        let elapsed = end.saturating_duration_since(pacer.measure_from());
+        let seconds = elapsed.as_secs_f64();
+        let rate = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
+        let server_cpu = after.server_since(&before).map(|used| used.as_secs_f64());
+        let server_cpu = server_cpu.or(server.as_ref().map(|counted| counted.cpu_seconds));
+        let cpu = |used: f64| Cpu::new(used, rate(used), tally.reads);
+        let own_cpu = cpu(after.own_since(&before).as_secs_f64());
+        let server_cpu = server_cpu.map(cpu);
+        let open_loop = rates.map(|(rate_from, rate_to)| {
+            // Arrivals are those of the window; its last requests may have ended later.
+            let window = pacer
+                .end()
+                .map_or(elapsed, |end| end.saturating_duration_since(pacer.measure_from()));
+            let arrivals = tally.lateness.count() + pacer.missed();
+            OpenLoop {
+                arrivals_kind: args.arrivals,
+                rate_from,
+                rate_to,
+                arrivals,
+                intended_per_second: per_second(arrivals, window),
+                missed: pacer.missed(),
+                missed_per_second: per_second(pacer.missed(), window),
+                late: tally.late,
+                lateness_us: LatencyMicros::of(&tally.lateness),
+            }
+        });
+        let several = workload.parts().len() > 1;
+        let counts = tally.parts.iter().copied().chain(std::iter::repeat((0, 0)));
+        let mix: Vec<MixPart> = workload
+            .parts()
+            .zip(counts)
+            .map(|((part, share), (requests, reads))| MixPart {
+                dataset: part.dataset().to_owned(),
+                share,
+                requests,
+                reads,
             })
+            .collect();
+        let name = |part: &MixPart| {
+            if several {
+                format!("{}={:.3}", part.dataset, part.share)
+            } else {
+                part.dataset.clone()
+            }
         };
+        let names: Vec<String> = mix.iter().map(name).collect();
+        let whats: Vec<String> = workload.parts().map(|(part, _)| part.what()).collect();
         Self {
-            dataset: args.dataset.clone(),
-            what: workload.what(),
-            pattern: match args.pattern {
-                PatternArg::Uniform => "uniform",
-                PatternArg::Sequential => "sequential",
-            },
-            loop_kind: "closed",
-            transport: match args.transport {
-                TransportArg::Grpc => "grpc",
-                TransportArg::Stream => "stream",
-            },
-            connections: args.connections,
+            instances: 1,
+            dataset: names.join(","),
+            what: whats.join(", "),
+            pattern: workload.parts().next().map_or_else(String::new, |(part, _)| part.order()),
+            loop_kind: if open_loop.is_some() { "open" } else { "closed" }.to_owned(),
+            transport: args.transport.as_str().to_owned(),
+            connections: args.connections(),
             threads,
-            batch: args.batch,
+            batch: args.batch.max,
+            batch_min: args.batch.min,
             choice_seed: args.choice_seed,
             warmup_seconds: args.warmup_seconds.as_secs_f64(),
             seconds,
             requests: tally.requests,
-            requests_per_second: per_second(approximate(tally.requests)),
+            requests_per_second: rate(approximate(tally.requests)),
             reads: tally.reads,
-            reads_per_second: per_second(approximate(tally.reads)),
+            reads_per_second: rate(approximate(tally.reads)),
             read_bytes: tally.bytes,
-            megabytes_per_second: per_second(approximate(tally.bytes) / 1e6),
+            megabytes_per_second: rate(approximate(tally.bytes) / 1e6),
             outstanding: args.outstanding,
             // Little's law, exactly: time in flight summed over requests, by time.
-            outstanding_achieved: per_second(tally.in_flight.as_secs_f64()),
-            latency_us: latency_us(),
+            outstanding_achieved: rate(tally.in_flight.as_secs_f64()),
+            latency_us: LatencyMicros::of(&tally.latency),
+            latency_histogram: tally.latency.encode(),
+            open_loop,
             errors: tally.errors(),
-            own_cpu: cpu(after.own_since(before)),
-            server_cpu: after.server_since(before).map(cpu),
+            verified: workload.verifies(),
+            mix: if several { mix } else { Vec::new() },
+            cpu_us_per_read: own_cpu.us_per_read,
+            server_cpu_us_per_read: server_cpu.as_ref().and_then(|cpu| cpu.us_per_read),
+            own_cpu,
+            server_cpu,
+            server,
+            reads_in_all,
+            knee: None,
             request_errors: tally.request_errors,
             item_errors: tally.item_errors,
             first_error: tally.first_error,
-            verified: workload.verifies(),
             wrong_bytes: tally.wrong_bytes,
             first_wrong: tally.first_wrong,
+            latency: tally.latency,
         }
     }
 
-    pub(crate) fn print(&self, json: bool) -> Result<(), Failure> {
+    /// The latencies of answered requests.
+    pub(crate) fn latency(&self) -> &Durations {
+        &self.latency
+    }
+
+    /// A result that `load --json` printed.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub(crate) fn read(text: &str) -> Result<Self, String> {
+        let mut report: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        report.latency = match (&report.latency_us, &report.latency_histogram) {
+            (Some(us), Some(histogram)) => {
+                let ns = |us: f64| Duration::try_from_secs_f64(us / 1e6).unwrap_or_default().as_nanos();
+                let ns = |us: f64| u64::try_from(ns(us)).unwrap_or(u64::MAX);
+                Durations::decode(histogram, ns(us.min), ns(us.max), us.mean * 1e3)
+                    .map_err(|problem| format!("latency_histogram {problem}"))?
+            }
+            (None, None) => Durations::default(),
+            (Some(_), None) | (None, Some(_)) => {
+                return Err("has only one of latency_us and latency_histogram".to_owned());
+            }
+        };
+        Ok(report)
+    }
+
+    /// Adds another instance's numbers. Both are taken to have driven one daemon at the same time, so rates add up,
+    /// and of what the daemon counted and used the larger is taken, since both have seen all of it.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.instances += other.instances;
+        for (mine, theirs) in [
+            (&mut self.dataset, &other.dataset),
+            (&mut self.what, &other.what),
+            (&mut self.pattern, &other.pattern),
+            (&mut self.loop_kind, &other.loop_kind),
+            (&mut self.transport, &other.transport),
+        ] {
+            if mine != theirs {
+                *mine = format!("{mine} + {theirs}");
+            }
+        }
+        self.connections += other.connections;
+        self.threads += other.threads;
+        self.batch = self.batch.max(other.batch);
+        self.batch_min = self.batch_min.min(other.batch_min);
+        self.warmup_seconds = self.warmup_seconds.min(other.warmup_seconds);
+        self.seconds = self.seconds.max(other.seconds);
+        self.requests += other.requests;
+        self.requests_per_second += other.requests_per_second;
+        self.reads += other.reads;
+        self.reads_per_second += other.reads_per_second;
+        self.read_bytes += other.read_bytes;
+        self.megabytes_per_second += other.megabytes_per_second;
+        self.outstanding += other.outstanding;
+        self.outstanding_achieved += other.outstanding_achieved;
+        self.latency.add(&other.latency);
+        self.latency_us = LatencyMicros::of(&self.latency);
+        self.latency_histogram = self.latency.encode();
+        self.open_loop = match (self.open_loop.take(), other.open_loop.clone()) {
+            (Some(mine), Some(theirs)) => Some(mine.merge(&theirs)),
+            (mine, theirs) => mine.or(theirs),
+        };
+        self.errors += other.errors;
+        add_errors(&mut self.request_errors, &other.request_errors);
+        add_errors(&mut self.item_errors, &other.item_errors);
+        self.first_error = self.first_error.take().or_else(|| other.first_error.clone());
+        self.verified &= other.verified;
+        self.wrong_bytes += other.wrong_bytes;
+        self.first_wrong = self.first_wrong.take().or_else(|| other.first_wrong.clone());
+        self.mix.extend(other.mix.iter().cloned());
+        let cpu = |seconds: f64, cores: f64| Cpu::new(seconds, cores, self.reads);
+        self.own_cpu = cpu(
+            self.own_cpu.seconds + other.own_cpu.seconds,
+            self.own_cpu.cores + other.own_cpu.cores,
+        );
+        let theirs = other.server_cpu.as_ref();
+        self.server_cpu = match (self.server_cpu.take(), theirs) {
+            (Some(mine), Some(theirs)) => {
+                Some(cpu(mine.seconds.max(theirs.seconds), mine.cores.max(theirs.cores)))
+            }
+            (mine, theirs) => mine.or(theirs.cloned()).map(|one| cpu(one.seconds, one.cores)),
+        };
+        self.cpu_us_per_read = self.own_cpu.us_per_read;
+        self.server_cpu_us_per_read = self.server_cpu.as_ref().and_then(|cpu| cpu.us_per_read);
+        let reads = |server: &Option<Counted>| server.as_ref().map_or(0, Counted::reads_ok);
+        if reads(&other.server) > reads(&self.server) {
+            self.server = other.server.clone();
+        }
+        self.reads_in_all = match (self.reads_in_all, other.reads_in_all) {
+            (Some(mine), Some(theirs)) => Some(BothSides {
+                client: mine.client + theirs.client,
+                server: mine.server.max(theirs.server),
+            }),
+            // One side of the sum is not known.
+            (_, _) => None,
+        };
+        self.knee = None;
+    }
+
+    /// This step of a search.
+    pub(crate) fn step(&self, rate: f64, broken: Option<String>) -> Step {
+        let us = |percentile| self.latency.percentile(percentile).map(|ns| ns / 1e3);
+        Step {
+            rate,
+            requests_per_second: self.requests_per_second,
+            reads_per_second: self.reads_per_second,
+            p50_us: us(50.0),
+            p99_us: us(99.0),
+            errors: self.errors,
+            missed: self.open_loop.as_ref().map_or(0, |open| open.missed),
+            broken,
+        }
+    }
+
+    /// Writes the report to stdout, and the latencies to the files that were asked for.
+    pub(crate) fn write(&self, json: bool, hgrm: Option<&Path>, hdr: Option<&Path>) -> Result<(), Failure> {
+        let named = |flag: &str, path: &Path, written: std::io::Result<()>| {
+            written.map_err(|error| Failure::Failed(format!("{flag} {}: {error}", path.display())))
+        };
+        if let Some(path) = hgrm {
+            let mut text = Vec::new();
+            self.latency.write_hgrm(&mut text)?;
+            named("--hgrm", path, std::fs::write(path, text))?;
+        }
+        if let Some(path) = hdr {
+            let text = self.latency_histogram.clone().unwrap_or_default() + "\n";
+            named("--hdr", path, std::fs::write(path, text))?;
+        }
         let mut out = Sink::open(None)?;
         if json {
             serde_json::to_writer_pretty(&mut out, self)?;
             writeln!(out)?;
         } else {
-            self.table().write(&mut out)?;
+            super::text::write(self, &mut out)?;
         }
         out.finish()
-    }
-
-    fn table(&self) -> Table {
-        let mut table = Table::default();
-        let mut row = |name: &str, text: String| table.row([name.to_owned(), text]);
-        row(
-            "dataset",
-            format!(
-                "{}: {}, {}, batches of {}",
-                self.dataset, self.what, self.pattern, self.batch
-            ),
-        );
-        let via = format!(
-            "{} over {}",
-            self.transport,
-            counted(self.connections, "connection")
-        );
-        row(
-            "load",
-            format!("closed loop, {via}, {}", counted(self.threads, "thread")),
-        );
-        row(
-            "outstanding",
-            format!(
-                "{:.1} of {} requests, over time",
-                self.outstanding_achieved, self.outstanding
-            ),
-        );
-        row(
-            "measured",
-            format!("{:.2} s after {} s of warm-up", self.seconds, self.warmup_seconds),
-        );
-        row(
-            "reads/s",
-            format!(
-                "{}  ({} in all)",
-                rate(self.reads_per_second),
-                grouped(self.reads)
-            ),
-        );
-        row(
-            "requests/s",
-            format!(
-                "{}  ({} in all)",
-                rate(self.requests_per_second),
-                grouped(self.requests)
-            ),
-        );
-        row(
-            "MB/s",
-            format!(
-                "{}  ({} in all)",
-                rate(self.megabytes_per_second),
-                size(self.read_bytes)
-            ),
-        );
-        let latencies = self.latency_us.as_ref().map_or_else(
-            || "none: no request was answered".to_owned(),
-            |us| {
-                let values = [
-                    ("min", us.min),
-                    ("avg", us.mean),
-                    ("p50", us.p50),
-                    ("p90", us.p90),
-                    ("p99", us.p99),
-                    ("p99.9", us.p99_9),
-                    ("max", us.max),
-                ];
-                values
-                    .map(|(name, us)| format!("{name} {}", latency(us * 1e3)))
-                    .join("  ")
-            },
-        );
-        row("latency/request", latencies);
-        let codes = |what, errors: &BTreeMap<&'static str, u64>| {
-            errors
-                .iter()
-                .map(|(code, count)| format!("{} {what} {code}", grouped(*count)))
-                .collect::<Vec<_>>()
-        };
-        let errors = [
-            codes("requests", &self.request_errors),
-            codes("items", &self.item_errors),
-        ]
-        .concat();
-        row(
-            "errors",
-            if errors.is_empty() {
-                "none".to_owned()
-            } else {
-                errors.join(", ")
-            },
-        );
-        if let Some(first) = &self.first_error {
-            row("first error", first.clone());
-        }
-        let wrong = match (&self.first_wrong, self.verified) {
-            (Some(first), _) => format!("{}, the first in {first}", grouped(self.wrong_bytes)),
-            (None, true) => "0: every byte was checked".to_owned(),
-            (None, false) => "not checked (--verify)".to_owned(),
-        };
-        row("wrong bytes", wrong);
-        row("own CPU", cpu_text(&self.own_cpu));
-        row(
-            "server CPU",
-            self.server_cpu
-                .as_ref()
-                .map_or_else(|| "not measured (--server-pid)".to_owned(), cpu_text),
-        );
-        table
     }
 
     /// Whether the run was one: anything read, and everything that was read right.
     pub(crate) fn outcome(&self) -> Result<(), Failure> {
         if self.wrong_bytes > 0 {
-            return Err(Failure::Failed(format!(
-                "{} wrong bytes",
-                grouped(self.wrong_bytes)
-            )));
+            return Err(Failure::Failed(format!("{} wrong bytes", grouped(self.wrong_bytes))));
         }
         if self.reads > 0 {
             return Ok(());
@@ -281,17 +426,51 @@ impl Report {
     }
 }
 
-fn counted(count: u32, what: &str) -> String {
-    if count == 1 {
-        format!("1 {what}")
-    } else {
-        format!("{count} {what}s")
+impl Cpu {
+    fn new(seconds: f64, cores: f64, reads: u64) -> Self {
+        Self {
+            seconds,
+            cores,
+            us_per_read: (reads > 0).then(|| seconds * 1e6 / approximate(reads)),
+        }
     }
 }
 
-fn cpu_text(cpu: &Cpu) -> String {
-    let per_read = cpu
-        .us_per_read
-        .map_or_else(String::new, |us| format!(", {us:.2} us/read"));
-    format!("{:.2} cores{per_read}", cpu.cores)
+impl OpenLoop {
+    fn merge(self, other: &Self) -> Self {
+        Self {
+            rate_from: self.rate_from + other.rate_from,
+            rate_to: self.rate_to + other.rate_to,
+            arrivals: self.arrivals + other.arrivals,
+            intended_per_second: self.intended_per_second + other.intended_per_second,
+            missed: self.missed + other.missed,
+            missed_per_second: self.missed_per_second + other.missed_per_second,
+            late: self.late + other.late,
+            // Percentiles do not add up, and these have no histogram in the file: the worse ones are told.
+            lateness_us: match (self.lateness_us, other.lateness_us.as_ref()) {
+                (Some(mine), Some(theirs)) if theirs.p99 > mine.p99 => Some(theirs.clone()),
+                (mine, theirs) => mine.or(theirs.cloned()),
+            },
+            ..self
+        }
+    }
 }
+
+impl LatencyMicros {
+    fn of(durations: &Durations) -> Option<Self> {
+        let percentile = |percentile| durations.percentile(percentile).map(|ns| ns / 1e3);
+        Some(Self {
+            min: approximate(durations.min_ns()?) / 1e3,
+            mean: durations.mean_ns()? / 1e3,
+            p50: percentile(50.0)?,
+            p90: percentile(90.0)?,
+            p99: percentile(99.0)?,
+            p99_9: percentile(99.9)?,
+            max: approximate(durations.max_ns()?) / 1e3,
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "report_tests.rs"]
+pub(super) mod tests;

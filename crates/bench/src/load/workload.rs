@@ -1,65 +1,97 @@
-//! Which items a request reads, and what their bytes ought to be.
+//! What is read: one dataset or several with shares, which items of it, how many a request, and what their bytes
+//! ought to be. Absent: how a request travels (`transport`) and when (`pacer`).
 
-use crate::args::{Global, Load, PatternArg};
+use super::args::{Batch, Load, PatternArg};
+use super::choice::Chooser;
+use super::trace::{self, Listed, Meaning, Position};
+use crate::args::Global;
 use crate::expected::{Wrong, check_elements, check_stream, object_seed};
 use crate::inspect::kind_name;
 use crate::outcome::Failure;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use ringfetch_client::{ByteRange, Client, Dtype, ObjectPart, Request, wire};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
 
 /// More names than these are not kept: chosen at random, a million are as good as all.
 const OBJECTS_MAX: usize = 1_000_000;
+/// A trace is read whole: 16 million lines of 40 characters fit well.
+const TRACE_BYTES_MAX: u64 = 1 << 30;
 
-/// What is read and in which order.
+/// Everything that is read, and in which proportion.
 #[derive(Debug)]
 pub(crate) struct Workload {
+    /// At least one; each with the sum of its share and those before it, the last 1.
+    parts: Vec<(Part, f64)>,
+    batch: Batch,
+}
+
+/// What is read of one dataset.
+#[derive(Debug)]
+pub(crate) struct Part {
     dataset: String,
     target: Target,
-    /// Items to choose from.
-    count: u64,
-    order: Order,
+    source: Source,
     /// The pattern's seed, if every byte is to be checked.
     verify: Option<u64>,
 }
 
+/// What an item is.
 #[derive(Debug)]
-enum Target {
+pub(crate) enum Target {
     Blocks { block_bytes: u32 },
     Vectors { dtype: Dtype, dim: u32 },
     Ranges { range_bytes: u64 },
+    /// Offset and length of each.
+    Extents(Vec<(u64, u64)>),
     Objects { names: Vec<String> },
 }
 
+/// Where items come from.
 #[derive(Debug)]
-enum Order {
-    Uniform,
-    /// Where the next request begins, over all slots and threads.
-    Sequential(AtomicU64),
+enum Source {
+    Pattern(Chooser, PatternArg),
+    /// The items, or none where the positions are the items; how many there are.
+    Trace(Option<Vec<u64>>, u64, Position),
 }
 
-/// Looks the dataset up and checks that it can be read as asked.
+/// One request: which part of the workload, and which of its items.
+#[derive(Debug, Default)]
+pub(crate) struct Ask {
+    pub(crate) part: usize,
+    pub(crate) items: Vec<u64>,
+}
+
+/// Looks the datasets up and checks that they can be read as asked.
 pub(crate) async fn resolve(client: &Client, global: &Global, args: &Load) -> Result<Workload, Failure> {
+    let single = args.dataset.iter().map(|name| (name.clone(), 1.0));
+    let shares: Vec<(String, f64)> = args.mix.iter().flat_map(|mix| mix.0.clone()).chain(single).collect();
+    let whole: f64 = shares.iter().map(|(_, share)| share).sum();
+    let (mut parts, mut sum) = (Vec::new(), 0.0);
+    for (name, share) in shares {
+        sum += share / whole;
+        parts.push((resolve_part(client, global, args, name).await?, sum));
+    }
+    Ok(Workload {
+        parts,
+        batch: args.batch,
+    })
+}
+
+async fn resolve_part(client: &Client, global: &Global, args: &Load, name: String) -> Result<Part, Failure> {
     let call = |error| Failure::call(&error, "grpc", &global.grpc);
-    let dataset = client.get_dataset(&args.dataset).await.map_err(call)?;
+    let dataset = client.get_dataset(&name).await.map_err(call)?;
     let vectors = dataset.vectors.as_ref();
     let objects = dataset.kind == i32::from(wire::Kind::Objects);
     let (target, count) = match args.range_bytes {
         Some(_) if objects => {
-            return Err(Failure::Usage(
-                "--range-bytes: objects have no common address space".to_owned(),
-            ));
+            let problem = format!("--range-bytes: objects have no common address space ({name})");
+            return Err(Failure::Usage(problem));
         }
         Some(0) => return Err(Failure::Usage("--range-bytes 0: use at least 1".to_owned())),
-        Some(_) if args.verify && vectors.is_some() => {
-            let problem =
-                "--verify: ranges of a file of vectors hold its headers too; leave --range-bytes out";
-            return Err(Failure::Usage(problem.to_owned()));
-        }
         Some(range_bytes) => (Target::Ranges { range_bytes }, dataset.length_bytes / range_bytes),
         None if objects => {
             let names = client
-                .list_objects(&args.dataset)
+                .list_objects(&name)
                 .take(OBJECTS_MAX)
                 .map_ok(|object| object.name);
             let names: Vec<String> = names.try_collect().await.map_err(call)?;
@@ -69,56 +101,137 @@ pub(crate) async fn resolve(client: &Client, global: &Global, args: &Load) -> Re
         None => match vectors {
             Some(shape) => {
                 let dtype = Dtype::from_wire(shape.dtype).ok_or_else(|| {
-                    Failure::Failed(format!("{}: dtype {} is unknown here", args.dataset, shape.dtype))
+                    Failure::Failed(format!("{name}: dtype {} is unknown here", shape.dtype))
                 })?;
-                (
-                    Target::Vectors {
-                        dtype,
-                        dim: shape.dim,
-                    },
-                    dataset.count,
-                )
+                let dim = shape.dim;
+                (Target::Vectors { dtype, dim }, dataset.count)
             }
-            None => (
-                Target::Blocks {
-                    block_bytes: dataset.block_bytes,
-                },
-                dataset.count,
-            ),
+            None => {
+                let block_bytes = dataset.block_bytes;
+                (Target::Blocks { block_bytes }, dataset.count)
+            }
         },
     };
     if count == 0 {
-        return Err(Failure::Failed(format!(
-            "{} has nothing to read in it",
-            args.dataset
-        )));
+        return Err(Failure::Failed(format!("{name} has nothing to read in it")));
     }
-    Ok(Workload {
-        dataset: args.dataset.clone(),
+    let (target, source) = match &args.trace {
+        None => (target, Source::Pattern(Chooser::new(args.pattern, count), args.pattern)),
+        Some(path) => {
+            let meaning = Meaning {
+                items: count,
+                range_bytes: args.range_bytes,
+                length_bytes: (!objects).then_some(dataset.length_bytes),
+            };
+            traced(path, meaning, target)?
+        }
+    };
+    if args.verify && vectors.is_some() && matches!(target, Target::Ranges { .. } | Target::Extents(_)) {
+        let problem = "--verify: ranges of a file of vectors hold its headers too; read vectors by id";
+        return Err(Failure::Usage(problem.to_owned()));
+    }
+    Ok(Part {
+        dataset: name,
         target,
-        count,
-        order: match args.pattern {
-            PatternArg::Uniform => Order::Uniform,
-            PatternArg::Sequential => Order::Sequential(AtomicU64::new(0)),
-        },
+        source,
         verify: args.verify.then_some(args.seed),
     })
 }
 
+fn traced(path: &Path, meaning: Meaning, target: Target) -> Result<(Target, Source), Failure> {
+    let named = |problem: String| Failure::Usage(format!("--trace {}: {problem}", path.display()));
+    let length = std::fs::metadata(path).map_err(|error| named(error.to_string()))?.len();
+    if length > TRACE_BYTES_MAX {
+        return Err(named(format!("{length} bytes are more than {TRACE_BYTES_MAX}: cut the trace")));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
+    let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
+    Ok(match trace::parse(&text, meaning).map_err(named)? {
+        Listed::Items(items) => {
+            let length = count(items.len());
+            (target, Source::Trace(Some(items), length, Position::default()))
+        }
+        Listed::Ranges(ranges) => {
+            let length = count(ranges.len());
+            (Target::Extents(ranges), Source::Trace(None, length, Position::default()))
+        }
+    })
+}
+
 impl Workload {
-    /// Chooses `batch` items into `items`.
-    pub(crate) fn choose(&self, random: &mut fastrand::Rng, batch: u32, items: &mut Vec<u64>) {
-        items.clear();
-        match &self.order {
-            Order::Uniform => items.extend((0..batch).map(|_| random.u64(0..self.count))),
-            Order::Sequential(next) => {
-                let first = next.fetch_add(batch.into(), Ordering::Relaxed);
-                items.extend((0..u64::from(batch)).map(|i| first.wrapping_add(i) % self.count));
+    /// Chooses the next request into `ask`.
+    pub(crate) fn choose(&self, random: &mut fastrand::Rng, ask: &mut Ask) {
+        ask.part = if self.parts.len() == 1 {
+            0
+        } else {
+            let share = random.f64();
+            let part = self.parts.iter().position(|(_, sum)| share < *sum);
+            // The sums may end a rounding error below 1.
+            part.unwrap_or(self.parts.len() - 1)
+        };
+        let batch = if self.batch.min == self.batch.max {
+            self.batch.max
+        } else {
+            random.u32(self.batch.min..=self.batch.max)
+        };
+        let Some((part, _)) = self.parts.get(ask.part) else { return };
+        match &part.source {
+            Source::Pattern(chooser, _) => chooser.choose(random, batch, &mut ask.items),
+            Source::Trace(items, length, position) => {
+                position.take(batch, *length, &mut ask.items);
+                if let Some(items) = items {
+                    for item in &mut ask.items {
+                        *item = at(items, *item).copied().unwrap_or(0);
+                    }
+                }
             }
         }
     }
 
-    /// The request for these items.
+    /// The part of a request; the first one for a number that there is not.
+    pub(crate) fn part(&self, part: usize) -> &Part {
+        let (part, _) = self.parts.get(part).unwrap_or(&self.parts[0]);
+        part
+    }
+
+    /// All parts with their shares of the requests.
+    pub(crate) fn parts(&self) -> impl ExactSizeIterator<Item = (&Part, f64)> {
+        let mut before = 0.0;
+        self.parts.iter().map(move |(part, sum)| {
+            let share = sum - std::mem::replace(&mut before, *sum);
+            (part, share)
+        })
+    }
+
+    /// Whether bytes are checked.
+    pub(crate) fn verifies(&self) -> bool {
+        self.parts.iter().any(|(part, _)| part.verify.is_some())
+    }
+}
+
+impl Part {
+    pub(crate) fn dataset(&self) -> &str {
+        &self.dataset
+    }
+
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The order of the items, for people.
+    pub(crate) fn order(&self) -> String {
+        match &self.source {
+            Source::Pattern(_, pattern) => pattern.to_string(),
+            Source::Trace(_, length, _) => format!("a trace of {length}"),
+        }
+    }
+
+    /// Whether bytes are checked, so that they have to be kept.
+    pub(crate) fn verifies(&self) -> bool {
+        self.verify.is_some()
+    }
+
+    /// The gRPC request for these items.
     pub(crate) fn request(&self, items: &[u64]) -> Request {
         let dataset = self.dataset.clone();
         match &self.target {
@@ -130,14 +243,12 @@ impl Workload {
                 dataset,
                 ids: items.to_vec(),
             },
-            Target::Ranges { range_bytes } => {
-                let range = |&item: &u64| ByteRange {
-                    offset: item * range_bytes,
-                    length: *range_bytes,
-                };
+            Target::Ranges { .. } | Target::Extents(_) => {
+                let range = |(offset, length)| ByteRange { offset, length };
+                let ranges = items.iter().filter_map(|&item| self.target.extent(item)).map(range);
                 Request::Ranges {
                     dataset,
-                    ranges: items.iter().map(range).collect(),
+                    ranges: ranges.collect(),
                 }
             }
             Target::Objects { names } => Request::Objects {
@@ -150,11 +261,6 @@ impl Workload {
         }
     }
 
-    /// Whether bytes are checked.
-    pub(crate) fn verifies(&self) -> bool {
-        self.verify.is_some()
-    }
-
     /// Compares an item's bytes with the pattern; `None` if they are right, or not to be checked.
     pub(crate) fn check(&self, item: u64, bytes: &[u8], scratch: &mut Vec<u8>) -> Option<Wrong> {
         let seed = self.verify?;
@@ -163,7 +269,9 @@ impl Workload {
             Target::Vectors { dtype, dim } => {
                 check_elements(seed, *dtype, item * u64::from(*dim), bytes, scratch)
             }
-            Target::Ranges { range_bytes } => check_stream(seed, item * range_bytes, bytes),
+            Target::Ranges { .. } | Target::Extents(_) => {
+                check_stream(seed, self.target.extent(item)?.0, bytes)
+            }
             Target::Objects { names } => check_stream(object_seed(seed, name(names, item)), 0, bytes),
         }
     }
@@ -173,7 +281,10 @@ impl Workload {
         match &self.target {
             Target::Blocks { .. } => format!("block {item}"),
             Target::Vectors { .. } => format!("vector {item}"),
-            Target::Ranges { range_bytes } => format!("range at offset {}", item * range_bytes),
+            Target::Ranges { .. } | Target::Extents(_) => {
+                let (offset, length) = self.target.extent(item).unwrap_or_default();
+                format!("{length} bytes from {offset}")
+            }
             Target::Objects { names } => format!("object {}", name(names, item)),
         }
     }
@@ -184,6 +295,7 @@ impl Workload {
             Target::Blocks { block_bytes } => format!("blocks of {block_bytes} bytes"),
             Target::Vectors { dtype, dim } => format!("vectors of {dim} {dtype}"),
             Target::Ranges { range_bytes } => format!("ranges of {range_bytes} bytes"),
+            Target::Extents(_) => "ranges as listed".to_owned(),
             Target::Objects { names } => {
                 format!("{} whole {}", names.len(), kind_name(wire::Kind::Objects.into()))
             }
@@ -191,28 +303,58 @@ impl Workload {
     }
 }
 
-fn name(names: &[String], item: u64) -> &str {
-    usize::try_from(item)
-        .ok()
-        .and_then(|item| names.get(item))
-        .map_or("", String::as_str)
+impl Target {
+    /// Offset and length of an item that is a range.
+    pub(crate) fn extent(&self, item: u64) -> Option<(u64, u64)> {
+        match self {
+            // Items were counted in whole ranges of the dataset's length, so this cannot overflow.
+            Self::Ranges { range_bytes } => Some((item * range_bytes, *range_bytes)),
+            Self::Extents(ranges) => at(ranges, item).copied(),
+            Self::Blocks { .. } | Self::Vectors { .. } | Self::Objects { .. } => None,
+        }
+    }
+
+    /// Bytes that an item has; `None` where only the server knows.
+    pub(crate) fn item_bytes(&self, item: u64) -> Option<u64> {
+        match self {
+            Self::Blocks { block_bytes } => Some((*block_bytes).into()),
+            Self::Vectors { dtype, dim } => Some(u64::from(dtype.size_bytes()) * u64::from(*dim)),
+            Self::Ranges { .. } | Self::Extents(_) => self.extent(item).map(|(_, length)| length),
+            Self::Objects { .. } => None,
+        }
+    }
+}
+
+fn at<T>(list: &[T], position: u64) -> Option<&T> {
+    usize::try_from(position).ok().and_then(|position| list.get(position))
+}
+
+/// The name of an object by its number.
+pub(crate) fn name(names: &[String], item: u64) -> &str {
+    at(names, item).map_or("", String::as_str)
 }
 
 #[cfg(test)]
 impl Workload {
-    /// Blocks of 8 bytes, for tests.
-    pub(crate) fn of_blocks(count: u64, sequential: bool, verify: Option<u64>) -> Self {
-        let order = if sequential {
-            Order::Sequential(AtomicU64::new(0))
-        } else {
-            Order::Uniform
+    /// Blocks of 8 bytes, one a request, for tests.
+    pub(crate) fn of_blocks(count: u64) -> Self {
+        Self::of_parts(&[("d", count, 1.0)], Batch { min: 1, max: 1 })
+    }
+
+    /// Several datasets of blocks of 8 bytes, with the sums of their shares.
+    pub(crate) fn of_parts(parts: &[(&str, u64, f64)], batch: Batch) -> Self {
+        let part = |&(dataset, count, sum): &(&str, u64, f64)| {
+            let part = Part {
+                dataset: dataset.to_owned(),
+                target: Target::Blocks { block_bytes: 8 },
+                source: Source::Pattern(Chooser::new(PatternArg::Uniform, count), PatternArg::Uniform),
+                verify: None,
+            };
+            (part, sum)
         };
         Self {
-            dataset: "d".into(),
-            target: Target::Blocks { block_bytes: 8 },
-            count,
-            order,
-            verify,
+            parts: parts.iter().map(part).collect(),
+            batch,
         }
     }
 }
@@ -222,26 +364,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_are_chosen_in_range_in_the_asked_order() {
-        // Scenario: batches of 4 out of 6, sequential and uniform, the latter twice with one seed.
-        // Expected: sequential wraps around; uniform stays in range, reaches every item, and repeats with its seed.
-        let mut items = Vec::new();
-        let mut random = fastrand::Rng::with_seed(3);
-        let sequential = Workload::of_blocks(6, true, None);
-        let mut seen: Vec<u64> = Vec::new();
-        for _ in 0..2 {
-            sequential.choose(&mut random, 4, &mut items);
-            seen.extend(&items);
+    fn a_mix_and_a_range_of_batches_are_kept() {
+        // Scenario: 10 000 requests of 1 to 4 reads of two datasets, 0.7 to 0.3, seed 5.
+        // Expected: the shares within 2 %, every batch size equally often within 10 %, items within their dataset.
+        let workload = Workload::of_parts(&[("a", 10, 0.7), ("b", 1000, 1.0)], Batch { min: 1, max: 4 });
+        let (mut random, mut ask) = (fastrand::Rng::with_seed(5), Ask::default());
+        let (mut parts, mut sizes) = ([0u32; 2], [0u32; 5]);
+        for _ in 0..10_000 {
+            workload.choose(&mut random, &mut ask);
+            parts[ask.part] += 1;
+            sizes[ask.items.len()] += 1;
+            let count = [10, 1000][ask.part];
+            assert!(ask.items.iter().all(|item| *item < count), "{ask:?}");
         }
-        assert_eq!(seen, [0, 1, 2, 3, 4, 5, 0, 1]);
+        assert!((6_800..=7_200).contains(&parts[0]), "{parts:?}");
+        assert!(sizes[1..].iter().all(|size| (2_250..=2_750).contains(size)), "{sizes:?}");
+        let shares: Vec<f64> = workload.parts().map(|(_, share)| share).collect();
+        assert!((shares[0] - 0.7).abs() < 1e-9 && (shares[1] - 0.3).abs() < 1e-9, "{shares:?}");
+    }
 
-        let uniform = Workload::of_blocks(6, false, None);
-        let choose = |seed| {
-            let mut items = Vec::new();
-            uniform.choose(&mut fastrand::Rng::with_seed(seed), 100, &mut items);
-            items
-        };
-        assert_eq!(choose(3), choose(3));
-        assert!((0..6).all(|item| choose(3).contains(&item)) && choose(3).iter().all(|&item| item < 6));
+    #[test]
+    fn a_trace_is_followed() {
+        // Scenario: traces of three items and of two ranges, batches of 2, three requests.
+        // Expected: the items in order, around and around; the ranges as requests.
+        let mut workload = Workload::of_blocks(10);
+        workload.batch = Batch { min: 2, max: 2 };
+        workload.parts[0].0.source = Source::Trace(Some(vec![7, 3, 9]), 3, Position::default());
+        let (mut random, mut ask, mut seen) = (fastrand::Rng::with_seed(5), Ask::default(), Vec::<u64>::new());
+        for _ in 0..3 {
+            workload.choose(&mut random, &mut ask);
+            seen.extend(&ask.items);
+        }
+        assert_eq!(seen, [7, 3, 9, 7, 3, 9]);
+
+        let part = &mut workload.parts[0].0;
+        part.source = Source::Trace(None, 2, Position::default());
+        part.target = Target::Extents(vec![(5, 10), (0, 80)]);
+        workload.choose(&mut random, &mut ask);
+        let ranges = vec![ByteRange { offset: 5, length: 10 }, ByteRange { offset: 0, length: 80 }];
+        let dataset = "d".to_owned();
+        assert_eq!(workload.part(0).request(&ask.items), Request::Ranges { dataset, ranges });
     }
 }

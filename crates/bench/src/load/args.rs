@@ -1,0 +1,357 @@
+//! The arguments of `load` and `load-merge` as types: one word in, one value that cannot be wrong out. What needs
+//! the dataset is checked where that is known.
+
+use super::require::Requirement;
+use crate::args::SEED;
+use crate::quantity::{parse_duration, parse_size};
+use clap::{ArgGroup, Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Requests a second that are believed: more than any machine sends, few enough to be counted one by one.
+const RATE_MAX: f64 = 10_000_000.0;
+const BATCH_MAX: u32 = 65_536;
+/// YCSB's constant (`ZipfianGenerator.ZIPFIAN_CONSTANT`).
+const ZIPFIAN_THETA: f64 = 0.99;
+
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("what").required(true).args(["dataset", "mix"])))]
+#[command(group(ArgGroup::new("open").args(["rate", "ramp"])))]
+pub(crate) struct Load {
+    /// What to read: blocks by index, vectors by id, objects by name.
+    #[arg(long)]
+    pub(crate) dataset: Option<String>,
+    /// Read several datasets, each with its share of the requests: blocks=0.7,vectors=0.3.
+    #[arg(long, value_name = "NAME=SHARE,...", value_parser = parse_mix)]
+    pub(crate) mix: Option<Mix>,
+    /// How requests travel: a call each, pipelined on one stream a connection, or HTTP/1.1.
+    #[arg(long, value_enum, default_value_t = TransportArg::Grpc)]
+    pub(crate) transport: TransportArg,
+    /// The daemon's HTTP address: for --transport http, and for its counters before and after.
+    #[arg(long, env = "RINGFETCH_HTTP", value_name = "URL")]
+    pub(crate) http: Option<String>,
+    /// Connections. Default: 1; with --transport http as many as --outstanding.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) connections: Option<u32>,
+    /// Threads that drive; each has its own share of the connections.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) threads: u32,
+    /// Requests in flight, over all connections: kept up by a closed loop, not exceeded by an open one.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) outstanding: u32,
+    /// Reads a request: a number, or a range (1..64) to choose from uniformly.
+    #[arg(long, default_value = "64", value_parser = parse_batch)]
+    pub(crate) batch: Batch,
+    /// Which items: uniform, sequential, zipfian[:THETA] or hotspot:FRACTION:SHARE (hotspot:0.1:0.9: a tenth of
+    /// the items gets nine tenths of the reads).
+    #[arg(long, default_value = "uniform", value_parser = parse_pattern)]
+    pub(crate) pattern: PatternArg,
+    /// Read the items that this file lists, one a line, again and again: an index (a byte offset with
+    /// --range-bytes), or `OFFSET LENGTH`.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pattern", "mix"])]
+    pub(crate) trace: Option<PathBuf>,
+    /// Read ranges of this many bytes, at multiples of it, from a dataset of kind blocks or vectors.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) range_bytes: Option<u64>,
+    /// How long to measure; with --step-to-knee: at each rate.
+    #[arg(long, value_name = "S", value_parser = parse_seconds, default_value = "10")]
+    pub(crate) seconds: Duration,
+    /// Measure this many requests instead.
+    #[arg(long, value_name = "N", conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) requests: Option<u64>,
+    /// Drive load this long before measuring.
+    #[arg(long, value_name = "S", value_parser = parse_seconds, default_value = "1")]
+    pub(crate) warmup_seconds: Duration,
+    /// Check every byte against the pattern.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// The seed that the data was made with, for --verify.
+    #[arg(long, default_value_t = SEED)]
+    pub(crate) seed: u64,
+    /// Seed of the choice of items and of Poisson arrivals, so that a run can be repeated.
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    pub(crate) choice_seed: u64,
+    /// Also measure this process's CPU (the daemon's, on this machine).
+    #[arg(long, value_name = "PID")]
+    pub(crate) server_pid: Option<u32>,
+
+    /// Open loop: begin this many requests a second, whatever becomes of them.
+    #[arg(long, value_name = "N", value_parser = parse_rate, help_heading = "Open loop")]
+    pub(crate) rate: Option<f64>,
+    /// Open loop at a rate that goes from FROM to TO requests a second while it is measured.
+    #[arg(long, value_name = "FROM:TO", value_parser = parse_ramp, conflicts_with = "requests",
+          help_heading = "Open loop")]
+    pub(crate) ramp: Option<Ramp>,
+    /// How an open loop's requests are spaced.
+    #[arg(long, value_enum, default_value_t = ArrivalsArg::Constant, requires = "open", help_heading = "Open loop")]
+    pub(crate) arrivals: ArrivalsArg,
+    /// Raise the rate, from --rate on, until the objective is broken, and report the highest rate that held.
+    #[arg(long, requires = "rate", requires = "objective", conflicts_with_all = ["requests", "csv"],
+          help_heading = "Open loop")]
+    pub(crate) step_to_knee: bool,
+    /// What a rate must hold with --step-to-knee: p99=5ms.
+    #[arg(long, value_name = "METRIC=VALUE", value_parser = Requirement::parse_objective, requires = "step_to_knee",
+          help_heading = "Open loop")]
+    pub(crate) objective: Vec<Requirement>,
+
+    /// Fail with exit code 3 unless this holds: p99<5ms, errors<0.1%, reads_per_second>80000.
+    #[arg(long, value_name = "CONDITION", value_parser = Requirement::parse, help_heading = "Results")]
+    pub(crate) require: Vec<Requirement>,
+    /// Write the latencies' distribution as HdrHistogram's text, in milliseconds.
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) hgrm: Option<PathBuf>,
+    /// Write the latencies as one HdrHistogram: V2, compressed, base64, in nanoseconds.
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) hdr: Option<PathBuf>,
+    /// Write a line an interval: rates, latencies, errors, requests in flight.
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) csv: Option<PathBuf>,
+    /// How often --csv and the line on the terminal tell.
+    #[arg(long, value_name = "S", value_parser = parse_interval, default_value = "1", help_heading = "Results")]
+    pub(crate) interval: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Merge {
+    /// What `load --json` printed, of runs that drove one daemon at the same time.
+    #[arg(required = true, value_name = "RESULT")]
+    pub(crate) results: Vec<PathBuf>,
+    /// As for `load`.
+    #[arg(long, value_name = "CONDITION", value_parser = Requirement::parse)]
+    pub(crate) require: Vec<Requirement>,
+    /// As for `load`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) hgrm: Option<PathBuf>,
+    /// As for `load`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) hdr: Option<PathBuf>,
+}
+
+impl Load {
+    /// Connections, where the transport decides unless the caller did.
+    pub(crate) fn connections(&self) -> u32 {
+        let default = match self.transport {
+            TransportArg::Grpc | TransportArg::Stream => 1,
+            TransportArg::Http => self.outstanding,
+        };
+        self.connections.unwrap_or(default)
+    }
+
+    /// The rate at the begin and at the end of the window, for an open loop.
+    pub(crate) fn rates(&self) -> Option<Ramp> {
+        self.ramp.or(self.rate.map(|rate| Ramp { from: rate, to: rate }))
+    }
+}
+
+/// Datasets and their shares of the requests, each above 0.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Mix(pub(crate) Vec<(String, f64)>);
+
+/// Reads a request, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub(crate) min: u32,
+    pub(crate) max: u32,
+}
+
+/// Requests a second at the begin and at the end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Ramp {
+    pub(crate) from: f64,
+    pub(crate) to: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum PatternArg {
+    Uniform,
+    Sequential,
+    /// 0 < theta < 1.
+    Zipfian {
+        theta: f64,
+    },
+    /// Both between 0 and 1, exclusive.
+    Hotspot {
+        fraction: f64,
+        share: f64,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ArrivalsArg {
+    /// Evenly.
+    Constant,
+    /// Independently of one another, as many callers' are.
+    Poisson,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TransportArg {
+    Grpc,
+    Stream,
+    Http,
+}
+
+impl TransportArg {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Stream => "stream",
+            Self::Http => "http",
+        }
+    }
+}
+
+impl std::fmt::Display for Batch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.min == self.max {
+            write!(f, "{}", self.max)
+        } else {
+            write!(f, "{}..{}", self.min, self.max)
+        }
+    }
+}
+
+impl std::fmt::Display for PatternArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Uniform => write!(f, "uniform"),
+            Self::Sequential => write!(f, "sequential"),
+            Self::Zipfian { theta } => write!(f, "zipfian:{theta}"),
+            Self::Hotspot { fraction, share } => write!(f, "hotspot:{fraction}:{share}"),
+        }
+    }
+}
+
+/// `10`, `0.5`, `10s`, `2m`.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
+        Err(_) => parse_duration(text),
+    }
+}
+
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_seconds(text)?;
+    if interval < Duration::from_millis(10) {
+        return Err("use at least 0.01".to_owned());
+    }
+    Ok(interval)
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate > 0.0 && rate <= RATE_MAX => Ok(rate),
+        _ => Err(format!("use requests a second, above 0 and at most {RATE_MAX}")),
+    }
+}
+
+fn parse_ramp(text: &str) -> Result<Ramp, String> {
+    let ends = || {
+        let (from, to) = text.split_once(':')?;
+        let (from, to) = (from.parse::<f64>().ok()?, to.parse::<f64>().ok()?);
+        let good = |rate: f64| (0.0..=RATE_MAX).contains(&rate);
+        (good(from) && good(to) && from + to > 0.0).then_some(Ramp { from, to })
+    };
+    ends().ok_or_else(|| {
+        format!("use two rates in requests a second, 0 to {RATE_MAX} and not both 0: 1000:20000")
+    })
+}
+
+fn parse_batch(text: &str) -> Result<Batch, String> {
+    let ends = || {
+        let (min, max) = text.split_once("..").unwrap_or((text, text));
+        let (min, max) = (min.parse().ok()?, max.parse().ok()?);
+        (1 <= min && min <= max && max <= BATCH_MAX).then_some(Batch { min, max })
+    };
+    ends().ok_or_else(|| format!("use 1 to {BATCH_MAX}, or a range of it: 64, 1..64"))
+}
+
+fn parse_pattern(text: &str) -> Result<PatternArg, String> {
+    let part = |text: &str| text.parse::<f64>().ok().filter(|part| 0.0 < *part && *part < 1.0);
+    let mut words = text.split(':');
+    let pattern = match (words.next(), words.next(), words.next(), words.next()) {
+        (Some("uniform"), None, None, None) => Some(PatternArg::Uniform),
+        (Some("sequential"), None, None, None) => Some(PatternArg::Sequential),
+        (Some("zipfian"), None, None, None) => Some(PatternArg::Zipfian { theta: ZIPFIAN_THETA }),
+        (Some("zipfian"), Some(theta), None, None) => part(theta).map(|theta| PatternArg::Zipfian { theta }),
+        (Some("hotspot"), Some(fraction), Some(share), None) => part(fraction)
+            .zip(part(share))
+            .map(|(fraction, share)| PatternArg::Hotspot { fraction, share }),
+        _ => None,
+    };
+    pattern.ok_or_else(|| {
+        "use uniform, sequential, zipfian, zipfian:THETA or hotspot:FRACTION:SHARE, with numbers between 0 and 1"
+            .to_owned()
+    })
+}
+
+fn parse_mix(text: &str) -> Result<Mix, String> {
+    let mut parts: Vec<(String, f64)> = Vec::new();
+    for part in text.split(',') {
+        let (name, share) = part
+            .split_once('=')
+            .ok_or_else(|| format!("{part:?} is no NAME=SHARE; use blocks=0.7,vectors=0.3"))?;
+        let share = share
+            .parse::<f64>()
+            .ok()
+            .filter(|share| share.is_finite() && *share > 0.0)
+            .ok_or_else(|| format!("the share of {name:?} is no number above 0"))?;
+        if name.is_empty() || parts.iter().any(|(other, _)| other == name) {
+            return Err(format!("the dataset {name:?} is empty or named twice"));
+        }
+        parts.push((name.to_owned(), share));
+    }
+    Ok(Mix(parts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_take_numbers_and_units() {
+        // Scenario: plain numbers, fractions, units, and what is neither.
+        // Expected: durations; an error.
+        assert_eq!(parse_seconds("10"), Ok(Duration::from_secs(10)));
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_seconds("2m"), Ok(Duration::from_secs(120)));
+        for wrong in ["-1", "soon", "", "NaN"] {
+            assert!(parse_seconds(wrong).is_err(), "{wrong}");
+        }
+        assert!(parse_interval("0.001").is_err());
+    }
+
+    #[test]
+    fn words_become_values_or_say_what_is_allowed() {
+        // Scenario: every form of rate, ramp, batch, pattern and mix, and forms that are nearly right.
+        // Expected: values; an error for each of the others.
+        assert_eq!(parse_rate("2.5"), Ok(2.5));
+        assert_eq!(parse_ramp("0:5e3"), Ok(Ramp { from: 0.0, to: 5000.0 }));
+        assert_eq!(parse_batch("64"), Ok(Batch { min: 64, max: 64 }));
+        assert_eq!(parse_batch("1..64"), Ok(Batch { min: 1, max: 64 }));
+        assert_eq!(parse_pattern("zipfian"), Ok(PatternArg::Zipfian { theta: 0.99 }));
+        assert_eq!(parse_pattern("zipfian:0.5"), Ok(PatternArg::Zipfian { theta: 0.5 }));
+        let hotspot = PatternArg::Hotspot { fraction: 0.1, share: 0.9 };
+        assert_eq!(parse_pattern("hotspot:0.1:0.9"), Ok(hotspot));
+        let mix = Mix(vec![("a".into(), 0.7), ("b".into(), 3.0)]);
+        assert_eq!(parse_mix("a=0.7,b=3"), Ok(mix));
+        for wrong in ["0", "-1", "NaN", "inf", "1e9", "many"] {
+            assert!(parse_rate(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", "5", "5:", "0:0", "-1:5", "NaN:5", "1:2:3"] {
+            assert!(parse_ramp(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", "0", "0..4", "5..4", "1..65537", "1...4", "1..", "-1"] {
+            assert!(parse_batch(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", "zipf", "zipfian:1", "zipfian:0", "hotspot", "hotspot:0.1", "hotspot:2:0.5", "uniform:1"] {
+            assert!(parse_pattern(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", "a", "a=", "a=0", "a=-1", "=1", "a=1,a=2", "a=1,", "a=NaN"] {
+            assert!(parse_mix(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The daemon's own counters, read from its metrics page before and after: what it read from the device, in how many
+//! system calls, what it refused, and its CPU time, also where it runs on another machine. They count everybody's
+//! load, not only this run's.
+
+use super::transport::{Refused, get_text};
+use crate::quantity::approximate;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A page longer than this is not the daemon's.
+const PAGE_BYTES_MAX: usize = 16 << 20;
+
+/// One reading of the page: every sample by its name and labels.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Page {
+    samples: Vec<Sample>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Sample {
+    name: String,
+    labels: Vec<(String, String)>,
+    value: f64,
+}
+
+impl Page {
+    /// Reads `/metrics` of the daemon.
+    pub(crate) async fn read(http: &str, timeout: Duration) -> Result<Self, Refused> {
+        let text = get_text(http, "/metrics", timeout).await?;
+        if text.len() > PAGE_BYTES_MAX {
+            return Err(Refused::protocol("the metrics page is too long"));
+        }
+        let page = Self::parse(&text);
+        if page.samples.iter().any(|sample| sample.name == "ringfetch_build_info") {
+            Ok(page)
+        } else {
+            Err(Refused::protocol("its /metrics is not ringfetchd's"))
+        }
+    }
+
+    /// The text format 0.0.4 of Prometheus. Lines that are no samples are passed over.
+    fn parse(text: &str) -> Self {
+        let samples = text
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(parse_sample)
+            .collect();
+        Self { samples }
+    }
+
+    /// All samples of a name, added up.
+    fn sum(&self, name: &str) -> f64 {
+        // From zero: the sum of no floats is -0.
+        0.0 + self
+            .samples
+            .iter()
+            .filter(|sample| sample.name == name)
+            .map(|sample| sample.value)
+            .sum::<f64>()
+    }
+
+    /// The same, by the value of one label.
+    fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
+        let mut sums = BTreeMap::new();
+        for sample in self.samples.iter().filter(|sample| sample.name == name) {
+            if let Some((_, value)) = sample.labels.iter().find(|(other, _)| other == label) {
+                *sums.entry(value.clone()).or_default() += sample.value;
+            }
+        }
+        sums
+    }
+}
+
+/// `name{label="value",...} 1.5`, with `\\`, `\"` and `\n` in values.
+fn parse_sample(line: &str) -> Option<Sample> {
+    let end = line.find(['{', ' '])?;
+    let (name, mut rest) = line.split_at(end);
+    let mut labels = Vec::new();
+    if let Some(inside) = rest.strip_prefix('{') {
+        rest = inside;
+        loop {
+            rest = rest.trim_start_matches([',', ' ']);
+            if let Some(after) = rest.strip_prefix('}') {
+                rest = after;
+                break;
+            }
+            let (label, quoted) = rest.split_once("=\"")?;
+            let (mut value, mut escaped, mut length) = (String::new(), false, None);
+            for (at, letter) in quoted.char_indices() {
+                match (escaped, letter) {
+                    (true, 'n') => value.push('\n'),
+                    (true, other) => value.push(other),
+                    (false, '"') => {
+                        length = Some(at + 1);
+                        break;
+                    }
+                    (false, '\\') => {}
+                    (false, other) => value.push(other),
+                }
+                escaped = !escaped && letter == '\\';
+            }
+            rest = quoted.get(length?..)?;
+            labels.push((label.to_owned(), value));
+        }
+    }
+    let value = rest.split_ascii_whitespace().next()?.parse().ok()?;
+    Some(Sample {
+        name: name.to_owned(),
+        labels,
+        value,
+    })
+}
+
+/// What the daemon counted between two readings. Of everybody's load.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Counted {
+    /// Reads answered, by result.
+    pub(crate) reads: BTreeMap<String, u64>,
+    pub(crate) read_bytes: u64,
+    /// After merging and aligning, per shard added up.
+    pub(crate) device_reads: u64,
+    pub(crate) device_read_bytes: u64,
+    /// System calls that submitted them.
+    pub(crate) submissions: u64,
+    /// Requests refused, by reason.
+    pub(crate) rejected: BTreeMap<String, u64>,
+    pub(crate) cpu_seconds: f64,
+    /// Ratios; null where nothing was counted.
+    pub(crate) device_reads_per_read: Option<f64>,
+    /// Bytes read from the device for each byte asked for.
+    pub(crate) read_amplification: Option<f64>,
+    pub(crate) submissions_per_read: Option<f64>,
+    /// Reads in flight as seen by each one submitted, averaged.
+    pub(crate) queue_depth_mean: Option<f64>,
+}
+
+impl Counted {
+    pub(crate) fn between(before: &Page, after: &Page) -> Self {
+        let grown = |name: &str| (after.sum(name) - before.sum(name)).max(0.0);
+        let grown_by = |name: &str, label: &str| {
+            let old = before.by(name, label);
+            after
+                .by(name, label)
+                .into_iter()
+                .map(|(value, count)| {
+                    let count = whole(count - old.get(&value).copied().unwrap_or(0.0));
+                    (value, count)
+                })
+                .filter(|(_, count)| *count > 0)
+                .collect::<BTreeMap<String, u64>>()
+        };
+        let ratio = |part: f64, whole: f64| (whole > 0.0).then(|| part / whole);
+        let reads = grown_by("ringfetch_reads_total", "result");
+        let read_count = approximate(reads.values().sum());
+        let (bytes, device_bytes) =
+            (grown("ringfetch_read_bytes_total"), grown("ringfetch_device_read_bytes_total"));
+        let (device_reads, submissions) =
+            (grown("ringfetch_device_reads_total"), grown("ringfetch_submissions_total"));
+        Self {
+            reads,
+            read_bytes: whole(bytes),
+            device_reads: whole(device_reads),
+            device_read_bytes: whole(device_bytes),
+            submissions: whole(submissions),
+            rejected: grown_by("ringfetch_rejected_total", "reason"),
+            cpu_seconds: grown("process_cpu_seconds_total"),
+            device_reads_per_read: ratio(device_reads, read_count),
+            read_amplification: ratio(device_bytes, bytes),
+            submissions_per_read: ratio(submissions, read_count),
+            queue_depth_mean: ratio(grown("ringfetch_queue_depth_sum"), grown("ringfetch_queue_depth_count")),
+        }
+    }
+
+    /// Reads that were answered with their bytes.
+    pub(crate) fn reads_ok(&self) -> u64 {
+        self.reads.get("ok").copied().unwrap_or(0)
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a counter below 2^53, and not negative"
+)]
+fn whole(count: f64) -> u64 {
+    count.round().max(0.0) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEFORE: &str = r#"# HELP ringfetch_reads_total Items answered, by result.
+# TYPE ringfetch_reads_total counter
+ringfetch_reads_total{dataset="a",backend="uring",result="ok"} 100
+ringfetch_reads_total{dataset="a",backend="uring",result="eio"} 3
+ringfetch_device_reads_total{shard="0"} 10
+process_cpu_seconds_total 1.5
+"#;
+    const AFTER: &str = r#"ringfetch_backend_info{backend="mmap",reason="said \"no\", a } \\ b\n"} 1
+ringfetch_reads_total{dataset="a",backend="uring",result="ok"} 200
+ringfetch_reads_total{dataset="b, {c}",backend="uring",result="ok"} 100 1700000000
+ringfetch_reads_total{dataset="a",backend="uring",result="eio"} 3
+ringfetch_read_bytes_total{dataset="a"} 4096
+ringfetch_device_reads_total{shard="0"} 60
+ringfetch_device_reads_total{shard="1"} 1e2
+ringfetch_device_read_bytes_total{shard="1"} 8192
+ringfetch_queue_depth_bucket{shard="0",le="+Inf"} 4
+ringfetch_queue_depth_sum{shard="0"} 32
+ringfetch_queue_depth_count{shard="0"} 4
+process_cpu_seconds_total 1.75
+this is no sample
+broken{x="y 1
+"#;
+
+    #[test]
+    fn what_grew_between_two_pages_is_told() {
+        // Scenario: two pages with several datasets and shards, escapes, a timestamp, and lines that are no samples.
+        // Expected: the sums' differences, ratios where there is something to divide by, and no zeros by label.
+        let (before, after) = (Page::parse(BEFORE), Page::parse(AFTER));
+        assert_eq!(after.samples[0].labels[1].1, "said \"no\", a } \\ b\n");
+        let counted = Counted::between(&before, &after);
+        assert_eq!(counted.reads, BTreeMap::from([("ok".to_owned(), 200)]));
+        assert_eq!((counted.reads_ok(), counted.device_reads, counted.read_bytes), (200, 150, 4096));
+        assert!((counted.cpu_seconds - 0.25).abs() < 1e-9);
+        assert_eq!(counted.device_reads_per_read, Some(0.75));
+        assert_eq!((counted.read_amplification, counted.queue_depth_mean), (Some(2.0), Some(8.0)));
+        assert_eq!(counted.submissions_per_read, Some(0.0));
+        let nothing = Counted::between(&after, &after);
+        assert_eq!((nothing.reads_ok(), nothing.device_reads_per_read), (0, None));
+    }
+}

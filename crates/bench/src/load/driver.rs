@@ -1,0 +1,279 @@
+//! The threads that drive: each has a runtime, connections and slots of its own, so that nothing of a read crosses
+//! threads and the generator stays cheap. They are started once and then measure as often as they are told to.
+//! Invariant: a request is measured if it starts inside the window, and then it is waited for, so that a stall at the
+//! end is not lost.
+
+use super::alarm::Alarm;
+use super::args::{Load, TransportArg};
+use super::pacer::{Gate, Pacer};
+use super::recorder::Recorder;
+use super::transport::{ConnectError, Endpoints, Transport};
+use super::workload::{Ask, Workload};
+use crate::outcome::Failure;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// All threads of a run.
+#[derive(Debug)]
+pub(super) struct Crew {
+    threads: Vec<Thread>,
+    /// One message from each thread for each measurement; ends when all threads have.
+    pub(super) done: mpsc::Receiver<Result<(), ConnectError>>,
+}
+
+#[derive(Debug)]
+struct Thread {
+    measure: mpsc::Sender<Arc<Pacer>>,
+    recorder: Arc<Recorder>,
+    join: std::thread::JoinHandle<()>,
+}
+
+impl Crew {
+    /// Starts the threads and waits until all of them are connected.
+    pub(super) async fn start(
+        args: &Load,
+        endpoints: &Endpoints,
+        workload: &Arc<Workload>,
+    ) -> Result<Self, Failure> {
+        let connections = args.connections();
+        // A thread without a connection or without a slot would only idle.
+        let count = args.threads.min(connections).min(args.outstanding);
+        let (ready, done) = mpsc::channel(1024);
+        let mut crew = Self {
+            threads: Vec::new(),
+            done,
+        };
+        for thread in 0..count {
+            let (measure, measurements) = mpsc::channel(1);
+            let recorder = Arc::new(Recorder::default());
+            let driver = Driver {
+                thread,
+                threads: count,
+                endpoints: endpoints.clone(),
+                connections: share(connections, count, thread),
+                slots: share(args.outstanding, count, thread),
+                // Every slot of every thread chooses its own items, the same ones in each run.
+                seed: args.choice_seed.wrapping_add(u64::from(thread) << 32),
+                workload: Arc::clone(workload),
+                recorder: Arc::clone(&recorder),
+                ready: ready.clone(),
+                measurements,
+            };
+            let join = std::thread::Builder::new()
+                .name(format!("load-{thread}"))
+                .spawn(move || driver.run())?;
+            crew.threads.push(Thread { measure, recorder, join });
+        }
+        drop(ready);
+        for _ in 0..count {
+            match crew.done.recv().await {
+                Some(Ok(())) => {}
+                Some(Err(ConnectError::Grpc(error))) => {
+                    return Err(Failure::call(&error, "grpc", &endpoints.grpc));
+                }
+                Some(Err(ConnectError::Http(refused))) => {
+                    let url = &endpoints.http;
+                    return Err(Failure::Failed(format!(
+                        "cannot reach {url} ({}); is ringfetchd there? --http names another",
+                        refused.message
+                    )));
+                }
+                None => return Err(Failure::Failed("a load thread failed to start".to_owned())),
+            }
+        }
+        Ok(crew)
+    }
+
+    /// Threads that drive.
+    pub(super) fn threads(&self) -> u32 {
+        u32::try_from(self.threads.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Starts a measurement on all threads.
+    pub(super) async fn measure(&self, pacer: &Arc<Pacer>) {
+        for thread in &self.threads {
+            // A thread that is gone is found when its message does not come.
+            let _ = thread.measure.send(Arc::clone(pacer)).await;
+        }
+    }
+
+    pub(super) fn recorders(&self) -> impl Iterator<Item = &Recorder> {
+        self.threads.iter().map(|thread| &*thread.recorder)
+    }
+
+    /// Lets the threads end and waits for them.
+    pub(super) fn end(self) -> Result<(), Failure> {
+        for Thread { measure, join, .. } in self.threads {
+            drop(measure);
+            join.join()
+                .map_err(|_| Failure::Failed("a load thread panicked".to_owned()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Part `part` of `whole` split as evenly as can be: 10 over 4 is 3, 3, 2, 2.
+fn share(whole: u32, parts: u32, part: u32) -> u32 {
+    whole / parts + u32::from(part < whole % parts)
+}
+
+/// One thread's work.
+struct Driver {
+    thread: u32,
+    threads: u32,
+    endpoints: Endpoints,
+    connections: u32,
+    slots: u32,
+    seed: u64,
+    workload: Arc<Workload>,
+    recorder: Arc<Recorder>,
+    ready: mpsc::Sender<Result<(), ConnectError>>,
+    measurements: mpsc::Receiver<Arc<Pacer>>,
+}
+
+impl Driver {
+    fn run(self) {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+            return;
+        };
+        runtime.block_on(self.drive());
+    }
+
+    async fn drive(mut self) {
+        let transport = Transport::connect(&self.endpoints, self.connections, self.slots).await;
+        let transport = match transport {
+            Ok(transport) => transport,
+            Err(error) => {
+                let _ = self.ready.send(Err(error)).await;
+                return;
+            }
+        };
+        let _ = self.ready.send(Ok(())).await;
+        let seat = Arc::new(Seat {
+            transport,
+            workload: Arc::clone(&self.workload),
+            recorder: Arc::clone(&self.recorder),
+        });
+        while let Some(pacer) = self.measurements.recv().await {
+            let gate = Gate::new(Arc::clone(&pacer), self.thread, self.threads, self.seed, Alarm::new());
+            run_slots(Arc::clone(&seat), pacer, gate, self.slots, self.seed).await;
+            let _ = self.ready.send(Ok(())).await;
+        }
+    }
+}
+
+/// What the slots of one thread share.
+struct Seat {
+    transport: Transport,
+    workload: Arc<Workload>,
+    recorder: Arc<Recorder>,
+}
+
+/// One measurement of one thread.
+async fn run_slots(seat: Arc<Seat>, pacer: Arc<Pacer>, gate: Gate, slots: u32, seed: u64) {
+    let gate = Arc::new(gate);
+    let mut tasks = tokio::task::JoinSet::new();
+    for slot in 0..slots {
+        let random = fastrand::Rng::with_seed(seed.wrapping_add(slot.into()));
+        let (seat, pacer, gate) = (Arc::clone(&seat), Arc::clone(&pacer), Arc::clone(&gate));
+        tasks.spawn(async move { run_slot(slot, random, &seat, &pacer, &gate).await });
+    }
+    while tasks.join_next().await.is_some() {}
+}
+
+/// One request in flight, again and again.
+async fn run_slot(slot: u32, mut random: fastrand::Rng, seat: &Seat, pacer: &Pacer, gate: &Gate) {
+    let slot = usize::try_from(slot).unwrap_or(0);
+    let is_open = pacer.rate_now().is_some();
+    let (mut ask, mut free_since) = (Ask::default(), Instant::now());
+    while let Some(turn) = gate.next(free_since).await {
+        seat.workload.choose(&mut random, &mut ask);
+        let sent = seat.recorder.send(turn, is_open);
+        let answer = seat
+            .transport
+            .fetch(slot, seat.workload.part(ask.part), &ask.items)
+            .await;
+        free_since = seat.recorder.end(&seat.workload, &ask, sent, is_open, &answer);
+        if let Err(refused) = answer {
+            pacer.pause(refused.retry_after).await;
+        }
+    }
+}
+
+/// Whether the connections and the slots of a run fit its transport.
+pub(super) fn check(args: &Load) -> Result<(), Failure> {
+    if args.transport == TransportArg::Http && args.connections() != args.outstanding {
+        return Err(Failure::Usage(format!(
+            "--connections {}: an HTTP/1.1 connection has one request in flight, so leave it out or make it \
+             --outstanding's {}",
+            args.connections(),
+            args.outstanding
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::{ArrivalsArg, Ramp};
+    use super::super::recorder::Tally;
+    use super::super::transport::fake::Fake;
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn shares_are_even_and_whole() {
+        // Scenario: 10 slots over 4 threads, 3 over 3.
+        // Expected: 3, 3, 2, 2 and 1, 1, 1.
+        assert_eq!([0, 1, 2, 3].map(|part| share(10, 4, part)), [3, 3, 2, 2]);
+        assert_eq!([0, 1, 2].map(|part| share(3, 3, part)), [1, 1, 1]);
+    }
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// 10 s against a server that takes 2 ms and stalls from 4 s to 5 s.
+    async fn through_a_stall(open: Option<(Ramp, ArrivalsArg)>, slots: u32) -> (Tally, u64) {
+        let begin = Instant::now();
+        let stall = Some((begin + ms(4000), begin + ms(5000)));
+        let recorder = Arc::new(Recorder::default());
+        let seat = Seat {
+            transport: Transport::Fake(Fake { takes: ms(2), stall }),
+            workload: Arc::new(Workload::of_blocks(100)),
+            recorder: Arc::clone(&recorder),
+        };
+        let pacer = Arc::new(Pacer::new(begin, ms(0), Ok(ms(10_000)), open));
+        let gate = Gate::new(Arc::clone(&pacer), 0, 1, 3, Alarm::Coarse);
+        run_slots(Arc::new(seat), Arc::clone(&pacer), gate, slots, 3).await;
+        (recorder.take(), pacer.missed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stall_is_seen_by_every_request_that_it_kept_waiting() {
+        // Scenario: 1000 requests a second for 10 s, 100 slots, and a server that stalls for 1 s.
+        // Expected: all 10 000 are sent. About 1000 of them waited, evenly between 0 and 1 s: 100 in their slots, about
+        // 900 that found no slot; so p99 is near 0.9 s, and p90 below it begins to show. Nothing is missed.
+        let open = Some((Ramp { from: 1000.0, to: 1000.0 }, ArrivalsArg::Constant));
+        let (tally, missed) = through_a_stall(open, 100).await;
+        assert_eq!((tally.requests, missed), (10_000, 0));
+        let slow = |percentile: f64| tally.latency.percentile(percentile).unwrap() / 1e6;
+        assert!((850.0..=950.0).contains(&slow(99.0)), "{}", slow(99.0));
+        assert!((450.0..=550.0).contains(&slow(95.0)), "{}", slow(95.0));
+        assert!(slow(89.0) < 10.0, "{}", slow(89.0));
+        assert!((850..=950).contains(&tally.late), "{}", tally.late);
+        assert!(tally.lateness.max_ns() > Some(850_000_000));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_closed_loop_hides_the_same_stall() {
+        // Scenario: the same server under a closed loop of 2 slots, which reaches about the same rate.
+        // Expected: two requests saw the stall, and p99 knows nothing of it: why the open loop is there.
+        let (tally, _) = through_a_stall(None, 2).await;
+        assert!(tally.requests > 8_000, "{}", tally.requests);
+        assert!(tally.latency.percentile(99.0).unwrap() < 5e6);
+        assert!(tally.latency.max_ns() >= Some(990_000_000));
+        assert_eq!((tally.late, tally.lateness.count()), (0, 0));
+    }
+}

@@ -1,0 +1,252 @@
+//! Durations as a distribution: recorded, added, asked for percentiles, and written in HdrHistogram's two forms.
+//! Invariant: all are of one shape, so that they always add up; the smallest, the largest and the sum are exact.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use hdrhistogram::Histogram;
+use hdrhistogram::serialization::{Deserializer, Serializer as _, V2DeflateSerializer};
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// 1 us to 1 h at 3 digits: about 180 KB. Longer durations count as the longest.
+const NS_MIN: u64 = 1_000;
+const NS_MAX: u64 = 3_600_000_000_000;
+const DIGITS: u8 = 3;
+/// Lines for each halving of the distance to 100 %: HdrHistogram's `percentileTicksPerHalfDistance`.
+const TICKS_PER_HALF: u32 = 5;
+/// A million of them; one is at most some 100 KB when compressed.
+const ENCODED_BYTES_MAX: usize = 8 << 20;
+
+/// Durations in nanoseconds.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Durations {
+    min_ns: u64,
+    max_ns: u64,
+    sum_ns: u128,
+    count: u64,
+    /// `None` until there is one: most of a histogram's life is being zero.
+    histogram: Option<Histogram<u64>>,
+}
+
+impl Default for Durations {
+    fn default() -> Self {
+        Self {
+            min_ns: u64::MAX,
+            max_ns: 0,
+            sum_ns: 0,
+            count: 0,
+            histogram: None,
+        }
+    }
+}
+
+impl Durations {
+    pub(crate) fn record(&mut self, duration: Duration) {
+        let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        self.min_ns = self.min_ns.min(ns);
+        self.max_ns = self.max_ns.max(ns);
+        self.sum_ns += u128::from(ns);
+        self.count += 1;
+        if self.histogram.is_none() {
+            // The bounds are constants that are known to be good.
+            self.histogram = Histogram::new_with_bounds(NS_MIN, NS_MAX, DIGITS).ok();
+        }
+        if let Some(histogram) = &mut self.histogram {
+            histogram.saturating_record(ns);
+        }
+    }
+
+    /// Adds another distribution's durations.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.min_ns = self.min_ns.min(other.min_ns);
+        self.max_ns = self.max_ns.max(other.max_ns);
+        self.sum_ns += other.sum_ns;
+        self.count += other.count;
+        match (&mut self.histogram, &other.histogram) {
+            // Histograms of one shape always add up.
+            (Some(mine), Some(theirs)) => drop(mine.add(theirs)),
+            (None, Some(theirs)) => self.histogram = Some(theirs.clone()),
+            (_, None) => {}
+        }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    pub(crate) fn min_ns(&self) -> Option<u64> {
+        (self.count > 0).then_some(self.min_ns)
+    }
+
+    pub(crate) fn max_ns(&self) -> Option<u64> {
+        (self.count > 0).then_some(self.max_ns)
+    }
+
+    /// A percentile in nanoseconds; `None` if there is no duration.
+    #[expect(clippy::cast_precision_loss, reason = "three digits are kept")]
+    pub(crate) fn percentile(&self, percentile: f64) -> Option<f64> {
+        let histogram = self.histogram.as_ref()?;
+        // The histogram rounds up within its resolution; nothing is slower than the slowest.
+        Some(histogram.value_at_percentile(percentile).clamp(self.min_ns, self.max_ns) as f64)
+    }
+
+    /// The mean in nanoseconds; `None` if there is no duration.
+    #[expect(clippy::cast_precision_loss, reason = "for display")]
+    pub(crate) fn mean_ns(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.sum_ns as f64 / self.count as f64)
+    }
+
+    /// HdrHistogram's V2 encoding, compressed, in base64: what its log readers and plotters take. In nanoseconds.
+    pub(crate) fn encode(&self) -> Option<String> {
+        let mut bytes = Vec::new();
+        V2DeflateSerializer::new()
+            .serialize(self.histogram.as_ref()?, &mut bytes)
+            .ok()?;
+        Some(BASE64_STANDARD.encode(bytes))
+    }
+
+    /// What [`Self::encode`] made, with the exact figures that it does not hold.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub(crate) fn decode(text: &str, min_ns: u64, max_ns: u64, mean_ns: f64) -> Result<Self, String> {
+        if text.len() > ENCODED_BYTES_MAX {
+            return Err(format!("is longer than {ENCODED_BYTES_MAX} characters"));
+        }
+        let bytes = BASE64_STANDARD
+            .decode(text.trim())
+            .map_err(|error| format!("is no base64: {error}"))?;
+        let theirs: Histogram<u64> = Deserializer::new()
+            .deserialize(&mut bytes.as_slice())
+            .map_err(|error| format!("is no HdrHistogram: {error}"))?;
+        if (theirs.low(), theirs.sigfig()) != (NS_MIN, DIGITS) || theirs.high() != NS_MAX {
+            return Err("is a histogram of another shape than `ringfetch load` makes".to_owned());
+        }
+        if theirs.is_empty() || min_ns > max_ns || !(mean_ns.is_finite() && mean_ns >= 0.0) {
+            return Err("contradicts its own minimum, mean and maximum".to_owned());
+        }
+        let count = theirs.len();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "not negative, and as exact as the mean was written"
+        )]
+        let sum_ns = (mean_ns * crate::quantity::approximate(count)).round() as u128;
+        Ok(Self {
+            min_ns,
+            max_ns,
+            sum_ns,
+            count,
+            histogram: Some(theirs),
+        })
+    }
+
+    /// The percentile distribution as HdrHistogram's `outputPercentileDistribution` prints it, in milliseconds: the
+    /// format of .hgrm files, which its plotter reads.
+    pub(crate) fn write_hgrm(&self, out: &mut dyn Write) -> io::Result<()> {
+        const NS_PER_MS: f64 = 1e6;
+        writeln!(out, "{:>12} {:>14} {:>10} {:>14}\n", "Value", "Percentile", "TotalCount", "1/(1-Percentile)")?;
+        let Some(histogram) = &self.histogram else {
+            return Ok(());
+        };
+        let mut total = 0u64;
+        for value in histogram.iter_quantiles(TICKS_PER_HALF) {
+            total += value.count_since_last_iteration();
+            let ms = crate::quantity::approximate(value.value_iterated_to().min(self.max_ns)) / NS_PER_MS;
+            let quantile = value.quantile_iterated_to();
+            if quantile < 1.0 {
+                writeln!(out, "{ms:>12.3} {quantile:>2.12} {total:>10} {:>14.2}", 1.0 / (1.0 - quantile))?;
+            } else {
+                writeln!(out, "{ms:>12.3} {quantile:>2.12} {total:>10}")?;
+            }
+        }
+        let (mean, deviation) = (self.mean_ns().unwrap_or(0.0) / NS_PER_MS, histogram.stdev() / NS_PER_MS);
+        writeln!(out, "#[Mean    = {mean:>12.3}, StdDeviation   = {deviation:>12.3}]")?;
+        let max = crate::quantity::approximate(self.max_ns) / NS_PER_MS;
+        writeln!(out, "#[Max     = {max:>12.3}, Total count    = {total:>12}]")?;
+        // Two half-decades of digits: 2 x 10^3, rounded up to a power of two.
+        let sub_buckets = (2 * 10u64.pow(DIGITS.into())).next_power_of_two();
+        writeln!(out, "#[Buckets = {:>12}, SubBuckets     = {sub_buckets:>12}]", histogram.buckets())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// So many durations, 1 us apart from 1 us on.
+    pub(crate) fn ramp(us: std::ops::RangeInclusive<u64>) -> Durations {
+        let mut durations = Durations::default();
+        us.for_each(|us| durations.record(Duration::from_micros(us)));
+        durations
+    }
+
+    #[test]
+    fn parts_add_up_to_what_one_would_have_counted() {
+        // Scenario: 1 to 1000 us in one, and split over three that are added.
+        // Expected: equal, with percentiles within three digits of the truth, and exact ends and mean.
+        let whole = ramp(1..=1000);
+        let mut sum = Durations::default();
+        for part in [ramp(1..=10), ramp(11..=700), ramp(701..=1000)] {
+            sum.add(&part);
+        }
+        assert_eq!(sum, whole);
+        for (percentile, want) in [(50.0, 500_000.0), (99.0, 990_000.0), (99.9, 999_000.0), (100.0, 1e6)] {
+            let got = sum.percentile(percentile).unwrap();
+            assert!((got - want).abs() / want < 0.002, "p{percentile}: {got}");
+        }
+        assert_eq!((sum.min_ns(), sum.max_ns(), sum.count()), (Some(1000), Some(1_000_000), 1000));
+        assert_eq!(sum.mean_ns(), Some(500_500.0));
+        assert_eq!(Durations::default().mean_ns(), None);
+    }
+
+    #[test]
+    fn the_encoding_goes_there_and_back() {
+        // Scenario: a distribution encoded and decoded; then text that is none, cut, of another shape, contradictory.
+        // Expected: the same one, in the compressed V2 form that other tools know; an error for each of the others.
+        let whole = ramp(1..=1000);
+        let text = whole.encode().unwrap();
+        assert!(text.starts_with("HISTFAAAA"), "{text}");
+        assert_eq!(Durations::decode(&text, 1000, 1_000_000, 500_500.0).unwrap(), whole);
+        let mut bytes = Vec::new();
+        V2DeflateSerializer::new()
+            .serialize(&Histogram::<u64>::new(2).unwrap(), &mut bytes)
+            .unwrap();
+        let other = BASE64_STANDARD.encode(bytes);
+        for wrong in ["", "!", "AAAA", &text[..40], other.as_str()] {
+            assert!(Durations::decode(wrong, 1, 2, 1.0).is_err(), "{wrong}");
+        }
+        assert!(Durations::decode(&text, 2, 1, 1.0).is_err());
+        assert!(Durations::decode(&text, 1, 2, f64::NAN).is_err());
+        assert_eq!(Durations::default().encode(), None);
+    }
+
+    #[test]
+    fn the_percentile_distribution_is_the_known_text() {
+        // Scenario: 1 to 1000 us as .hgrm text, and an empty distribution.
+        // Expected: the header, ascending percentiles with their counts, 100 % last, and the three closing lines.
+        let mut text = Vec::new();
+        ramp(1..=1000).write_hgrm(&mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "       Value     Percentile TotalCount 1/(1-Percentile)");
+        assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), ["0.001", "0.000000000000", "1", "1.00"]);
+        let rows: Vec<Vec<f64>> = lines[2..lines.len() - 3]
+            .iter()
+            .map(|line| line.split_whitespace().map(|word| word.parse().unwrap()).collect())
+            .collect();
+        assert!(rows.is_sorted_by(|a, b| a[0] <= b[0] && a[1] <= b[1] && a[2] <= b[2]), "{text}");
+        assert_eq!(rows.last().unwrap()[1..], [1.0, 1000.0]);
+        assert!(rows.iter().all(|row| (row[2] / 1000.0 - row[1]).abs() < 0.11), "{text}");
+        assert_eq!(
+            lines[lines.len() - 3..lines.len() - 1],
+            [
+                "#[Mean    =        0.500, StdDeviation   =        0.289]",
+                "#[Max     =        1.000, Total count    =         1000]"
+            ]
+        );
+        let mut empty = Vec::new();
+        Durations::default().write_hgrm(&mut empty).unwrap();
+        assert_eq!(String::from_utf8(empty).unwrap().lines().count(), 2);
+    }
+}

@@ -1,0 +1,90 @@
+//! The run as a series: one CSV line an interval. Latencies are of the requests that ended in it.
+
+use super::recorder::Tally;
+use crate::outcome::Failure;
+use crate::quantity::approximate;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+const HEADER: &str = "t,intended_requests_per_second,requests_per_second,reads_per_second,p50_us,p99_us,max_us,errors,\
+                      outstanding";
+
+/// A file that lines are written to as they come.
+#[derive(Debug)]
+pub(crate) struct Series {
+    out: BufWriter<File>,
+}
+
+impl Series {
+    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
+        let file = File::create(path)
+            .map_err(|error| Failure::Failed(format!("--csv {}: {error}", path.display())))?;
+        let mut series = Self {
+            out: BufWriter::new(file),
+        };
+        writeln!(series.out, "{HEADER}")?;
+        Ok(series)
+    }
+
+    /// One interval that ended `at` into the window. `intended`: requests a second that were to arrive, in an open loop.
+    pub(crate) fn line(
+        &mut self,
+        at: Duration,
+        length: Duration,
+        intended: Option<f64>,
+        interval: &Tally,
+        outstanding: u32,
+    ) -> Result<(), Failure> {
+        writeln!(self.out, "{}", line(at, length, intended, interval, outstanding))?;
+        // Whoever follows the file sees it now.
+        self.out.flush()?;
+        Ok(())
+    }
+}
+
+fn line(at: Duration, length: Duration, intended: Option<f64>, interval: &Tally, outstanding: u32) -> String {
+    let per_second = |count: u64| approximate(count) / length.as_secs_f64().max(1e-9);
+    // Empty where there is none: a zero would be drawn.
+    let us = |ns: Option<f64>| ns.map_or_else(String::new, |ns| format!("{:.1}", ns / 1e3));
+    let latency = &interval.latency;
+    format!(
+        "{:.3},{},{:.1},{:.1},{},{},{},{},{outstanding}",
+        at.as_secs_f64(),
+        intended.map_or_else(String::new, |rate| format!("{rate:.1}")),
+        per_second(interval.requests),
+        per_second(interval.reads),
+        us(latency.percentile(50.0)),
+        us(latency.percentile(99.0)),
+        us(latency.max_ns().map(approximate)),
+        interval.errors(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::histogram::tests::ramp;
+    use super::*;
+
+    #[test]
+    fn an_interval_is_a_line() {
+        // Scenario: half a second with 100 requests of 1 to 100 us, 400 reads and an error; one with nothing.
+        // Expected: rates a second and latencies in the header's order; empty where there is no latency.
+        let mut interval = Tally {
+            requests: 100,
+            reads: 400,
+            latency: ramp(1..=100),
+            ..Tally::default()
+        };
+        interval.request_errors.insert("UNAVAILABLE".into(), 1);
+        let half = Duration::from_millis(500);
+        let text = line(half, half, Some(250.0), &interval, 7);
+        let cells: Vec<&str> = text.split(',').collect();
+        assert_eq!(cells.len(), HEADER.split(',').count());
+        assert_eq!(cells[..4], ["0.500", "250.0", "200.0", "800.0"]);
+        assert_eq!(cells[6..], ["100.0", "1", "7"]);
+        assert!(cells[4].starts_with("50.") && cells[5].starts_with("99."), "{text}");
+        assert_eq!(line(half, half, None, &Tally::default(), 0), "0.500,,0.0,0.0,,,,0,0");
+    }
+}

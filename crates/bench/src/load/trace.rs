@@ -1,0 +1,144 @@
+//! A trace file: one item a line, in the order they are read. Every problem names its line. Lines that are empty or
+//! begin with # are skipped. Absent: times; a trace says what is read, the pacer when.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// 16 bytes each: 256 MB.
+const ENTRIES_MAX: usize = 1 << 24;
+
+/// What the numbers in a trace mean, and how far they may go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Meaning {
+    /// A single number is the index of one of so many items, unless `range_bytes` is set.
+    pub(crate) items: u64,
+    /// Single numbers are byte offsets of ranges of this length.
+    pub(crate) range_bytes: Option<u64>,
+    /// Bytes that `OFFSET LENGTH` may reach; `None` where there is no common address space.
+    pub(crate) length_bytes: Option<u64>,
+}
+
+/// What a trace lists.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Listed {
+    /// Indices of items.
+    Items(Vec<u64>),
+    /// Offset and length of each range.
+    Ranges(Vec<(u64, u64)>),
+}
+
+/// Reads a trace.
+///
+/// # Errors
+/// What is wrong, with the number of its line.
+pub(crate) fn parse(text: &str, meaning: Meaning) -> Result<Listed, String> {
+    let (mut items, mut ranges) = (Vec::new(), Vec::new());
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let problem = |problem: String| Err(format!("line {number}: {problem}"));
+        let mut words = line.split([' ', '\t', ',']).filter(|word| !word.is_empty());
+        let mut number = || words.next().map(str::parse::<u64>);
+        let (first, length) = match (number(), number(), number()) {
+            (Some(Ok(first)), None, None) => (first, meaning.range_bytes),
+            (Some(Ok(offset)), Some(Ok(length)), None) => (offset, Some(length)),
+            _ => return problem(format!("{line:?} is neither one number nor OFFSET LENGTH")),
+        };
+        match length {
+            None if first >= meaning.items => {
+                return problem(format!("{first} is past the last item, {}", meaning.items - 1));
+            }
+            None => items.push(first),
+            Some(length) => {
+                let Some(end) = meaning.length_bytes else {
+                    return problem("objects have no common address space: use their numbers".to_owned());
+                };
+                if length == 0 || first.checked_add(length).is_none_or(|last| last > end) {
+                    return problem(format!("{length} bytes from {first} are none, or past the end at {end}"));
+                }
+                ranges.push((first, length));
+            }
+        }
+        if !items.is_empty() && !ranges.is_empty() {
+            return problem("some lines have a length and some have none".to_owned());
+        }
+        if items.len().max(ranges.len()) > ENTRIES_MAX {
+            return problem(format!("there are more than {ENTRIES_MAX}: cut the trace"));
+        }
+    }
+    match (items.is_empty(), ranges.is_empty()) {
+        (true, true) => Err("nothing is listed in it".to_owned()),
+        (false, _) => Ok(Listed::Items(items)),
+        (true, false) => Ok(Listed::Ranges(ranges)),
+    }
+}
+
+/// The position in a trace that all slots share; after the last entry comes the first.
+#[derive(Debug, Default)]
+pub(crate) struct Position(AtomicU64);
+
+impl Position {
+    /// The next `batch` positions of a trace of `length` entries, into `positions`.
+    pub(crate) fn take(&self, batch: u32, length: u64, positions: &mut Vec<u64>) {
+        let first = self.0.fetch_add(batch.into(), Ordering::Relaxed);
+        positions.clear();
+        positions.extend((0..u64::from(batch)).map(|i| first.wrapping_add(i) % length.max(1)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCKS: Meaning = Meaning {
+        items: 10,
+        range_bytes: None,
+        length_bytes: Some(5120),
+    };
+
+    #[test]
+    fn a_trace_lists_items_or_ranges() {
+        // Scenario: indices with comments and blank lines; offsets with --range-bytes; offsets with lengths.
+        // Expected: the items; ranges of that length; the ranges as they stand.
+        assert_eq!(parse("# a trace\n3\n\n 9 \r\n0\n", BLOCKS), Ok(Listed::Items(vec![3, 9, 0])));
+        let meaning = Meaning { range_bytes: Some(512), ..BLOCKS };
+        assert_eq!(parse("0\n4608\n", meaning), Ok(Listed::Ranges(vec![(0, 512), (4608, 512)])));
+        let ranges = Listed::Ranges(vec![(5119, 1), (7, 100)]);
+        assert_eq!(parse("5119 1\n7,100\n", BLOCKS), Ok(ranges));
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        // Scenario: words, negative numbers, three numbers, what is past the end, mixed forms, an empty file.
+        // Expected: the line's number in each message.
+        for (text, line) in [
+            ("1\nx\n", "line 2: "),
+            ("-1", "line 1: "),
+            ("1 2 3", "line 1: "),
+            ("\n\n10", "line 3: "),
+            ("5119 2", "line 1: "),
+            ("0 0", "line 1: "),
+            ("18446744073709551615 1", "line 1: "),
+            ("1\n1 1", "line 2: "),
+            ("# nothing\n", "nothing is listed"),
+        ] {
+            let problem = parse(text, BLOCKS).unwrap_err();
+            assert!(problem.starts_with(line), "{text:?}: {problem}");
+        }
+        let objects = Meaning { length_bytes: None, ..BLOCKS };
+        assert!(parse("1 1", objects).unwrap_err().contains("address space"));
+    }
+
+    #[test]
+    fn a_trace_wraps_around() {
+        // Scenario: batches of 2 out of 3 entries.
+        // Expected: 0 1, 2 0, 1 2.
+        let (position, mut at, mut seen) = (Position::default(), Vec::new(), Vec::<u64>::new());
+        for _ in 0..3 {
+            position.take(2, 3, &mut at);
+            seen.extend(&at);
+        }
+        assert_eq!(seen, [0, 1, 2, 0, 1, 2]);
+    }
+}

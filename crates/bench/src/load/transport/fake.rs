@@ -1,0 +1,25 @@
+//! A server for tests that only knows the clock: it answers after a time of its own, and not at all during a stall.
+
+use super::answer::{Answer, Octets, Refused};
+use std::time::Duration;
+use tokio::time::Instant;
+
+#[derive(Debug, Clone, Copy)]
+pub(in crate::load) struct Fake {
+    /// Of each answer.
+    pub(in crate::load) takes: Duration,
+    /// What comes in from the first instant on is answered at the second.
+    pub(in crate::load) stall: Option<(Instant, Instant)>,
+}
+
+impl Fake {
+    pub(super) async fn fetch(&self, items: &[u64]) -> Result<Answer, Refused> {
+        let now = Instant::now();
+        let stalled = self.stall.filter(|(from, until)| (*from..*until).contains(&now));
+        tokio::time::sleep_until(stalled.map_or(now + self.takes, |(_, until)| until)).await;
+        Ok(Answer::Octets(Octets {
+            items: items.len(),
+            ..Octets::default()
+        }))
+    }
+}

@@ -1,0 +1,143 @@
+//! Watches a measurement from the outside: the line on the terminal, the series, Ctrl-C, the sums, and what the
+//! machine and the daemon say before and after.
+
+use super::counters::{Counted, Page};
+use super::cpu::{Process, Snapshot};
+use super::driver::Crew;
+use super::pacer::{Pacer, per_second};
+use super::recorder::Tally;
+use super::report::{BothSides, Measured};
+use super::series::Series;
+use super::transport::Refused;
+use crate::outcome::Failure;
+use crate::progress;
+use crate::quantity::{latency, rate};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// What is asked before and after, and who is told.
+pub(super) struct Watcher {
+    pub(super) server: Option<Process>,
+    /// The daemon's HTTP address, if its counters are to be read.
+    pub(super) http: Option<String>,
+    pub(super) timeout: Duration,
+    pub(super) interval: Duration,
+    pub(super) series: Option<Series>,
+}
+
+impl Watcher {
+    /// The daemon's counters now, if they are wanted.
+    pub(super) async fn page(&self) -> Result<Option<Page>, Failure> {
+        let Some(http) = &self.http else { return Ok(None) };
+        let told = |refused: Refused| {
+            Failure::Failed(format!(
+                "cannot read the counters of {http} ({}); --http names the daemon's HTTP address",
+                refused.message
+            ))
+        };
+        Page::read(http, self.timeout).await.map(Some).map_err(told)
+    }
+
+    /// Measures once with all threads, from the warm-up to the last answer. Ctrl-C ends it early and it counts.
+    pub(super) async fn measure(&mut self, crew: &mut Crew, pacer: &Arc<Pacer>) -> Result<Measured, Failure> {
+        let at_first = self.page().await?;
+        crew.measure(pacer).await;
+        let mut run = Run {
+            line: progress::line(),
+            total: Tally::default(),
+            last: pacer.measure_from(),
+        };
+        run.line.set_message("warming up");
+        run.line.tick();
+        tokio::select! {
+            () = tokio::time::sleep_until(pacer.measure_from()) => {}
+            _ = tokio::signal::ctrl_c() => pacer.stop(),
+        }
+        // The page first: the time that it takes is not in the window of the CPU.
+        let page_before = self.page().await?;
+        let before = Snapshot::take(self.server.as_ref())?;
+        let mut ticks = tokio::time::interval_at(Instant::now() + self.interval, self.interval);
+        let mut running = crew.threads();
+        while running > 0 {
+            tokio::select! {
+                told = crew.done.recv() => match told {
+                    Some(_) => running -= 1,
+                    None => return Err(Failure::Failed("a load thread panicked".to_owned())),
+                },
+                _ = tokio::signal::ctrl_c() => pacer.stop(),
+                _ = ticks.tick() => self.tell(&mut run, crew, pacer)?,
+            }
+        }
+        let after = Snapshot::take(self.server.as_ref())?;
+        let page_after = self.page().await?;
+        self.tell(&mut run, crew, pacer)?;
+        run.line.finish_and_clear();
+        let between = |before: &Option<Page>| {
+            Some(Counted::between(before.as_ref()?, page_after.as_ref()?))
+        };
+        let client = run.total.reads_in_all;
+        Ok(Measured {
+            tally: run.total,
+            before,
+            after,
+            server: between(&page_before),
+            reads_in_all: between(&at_first).map(|whole| BothSides {
+                client,
+                server: whole.reads_ok(),
+            }),
+        })
+    }
+
+    /// Collects an interval and tells of it.
+    fn tell(&mut self, run: &mut Run, crew: &Crew, pacer: &Pacer) -> Result<(), Failure> {
+        let mut interval = Tally::default();
+        let mut in_flight = 0;
+        for recorder in crew.recorders() {
+            interval.add(&recorder.take());
+            in_flight += recorder.in_flight();
+        }
+        let now = Instant::now();
+        let length = now.saturating_duration_since(run.last);
+        run.total.add(&interval);
+        let since = run.last.saturating_duration_since(pacer.measure_from());
+        run.last = now;
+        // What is left after the end is told if there is anything in it.
+        if length.is_zero() || interval.requests == 0 && interval.errors() == 0 && length < self.interval / 2 {
+            return Ok(());
+        }
+        let intended = pacer.rate_now();
+        if let Some(series) = &mut self.series {
+            series.line(since + length, length, intended, &interval, in_flight)?;
+        }
+        if run.line.is_hidden() {
+            return Ok(());
+        }
+        let [p50, p99] = [50.0, 99.0].map(|percentile| {
+            interval
+                .latency
+                .percentile(percentile)
+                .map_or_else(|| "-".to_owned(), latency)
+        });
+        let intended = intended.map_or_else(String::new, |intended| {
+            format!(" of {} intended  late {}", rate(intended), run.total.late)
+        });
+        run.line.set_message(format!(
+            "{} s  {} requests/s{intended}  {} reads/s  p50 {p50}  p99 {p99}  in flight {in_flight}  errors {}",
+            pacer.measured().as_secs(),
+            rate(per_second(interval.requests, length)),
+            rate(per_second(interval.reads, length)),
+            run.total.errors(),
+        ));
+        run.line.tick();
+        Ok(())
+    }
+}
+
+/// One measurement so far.
+struct Run {
+    line: indicatif::ProgressBar,
+    total: Tally,
+    /// Up to when has been told.
+    last: Instant,
+}
