@@ -7,6 +7,8 @@ cache in the device or in the hypervisor beneath it is not, and is the same for 
 import dataclasses
 import os
 import pathlib
+import random
+import re
 import shutil
 
 from processes import RunFailed, run
@@ -16,6 +18,11 @@ COLD_FRACTION_MAX = 0.005
 WARM_FRACTION_MIN = 0.999
 # What a buffered cold run may have filled by its end: the mean over the run is about half of it.
 COLD_END_FRACTION_MAX = 0.15
+# Partly warm files: what is resident comes in pieces of this size.
+PIECE_BYTES = 2 << 20
+PART_ERROR_MAX = 0.01
+# The last (path, fraction) made partly warm: where nothing has changed since, nothing is done.
+_last_part = None
 
 
 def resident_fraction(path):
@@ -54,6 +61,34 @@ def fill(path):
     return fraction
 
 
+def fill_part(path, fraction):
+    """Makes this fraction of the file resident, in pieces spread over it, the same ones in every run."""
+    global _last_part
+    if _last_part == (path, fraction) and abs(resident_fraction(path) - fraction) < PART_ERROR_MAX / 20:
+        return fraction
+    size = os.path.getsize(path)
+    pieces = size // PIECE_BYTES
+    warm = set(random.Random(1).sample(range(pieces), round(pieces * fraction)))
+    needed = len(warm) * PIECE_BYTES - resident_fraction(path) * size
+    available = int(re.search(r"MemAvailable:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1)) * 1024
+    if needed > available * 0.9:
+        raise RunFailed(f"{fraction:.0%} of {path} do not fit into free memory ({available >> 20} MiB): take a smaller file")
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        # No readahead into the pieces that are to be cold.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for piece in range(pieces + 1):
+            if piece not in warm:
+                os.posix_fadvise(file.fileno(), piece * PIECE_BYTES, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
+        for piece in sorted(warm):
+            os.preadv(file.fileno(), [buffer], piece * PIECE_BYTES)
+    found = resident_fraction(path)
+    _last_part = (path, fraction)
+    if abs(found - fraction) > PART_ERROR_MAX:
+        raise RunFailed(f"{found:.1%} of {path} are cached where {fraction:.0%} were to be")
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Temperature:
     """How a file is prepared before each run, and what fraction of it may be cached when the run ends."""
@@ -70,6 +105,12 @@ class Temperature:
         if fraction < self.end_fraction_min:
             return f"only {fraction:.1%} of the file were cached at the end of a run"
         return None
+
+
+def partly(fraction):
+    """This fraction warm. A mapping turns more of it warm as it goes, as on a cold file."""
+    return Temperature(f"{fraction:.0%} warm", lambda path: fill_part(path, fraction), fraction - 0.02,
+                       min(fraction + COLD_END_FRACTION_MAX, 1.0))
 
 
 # O_DIRECT leaves the cache as it was.

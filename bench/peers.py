@@ -89,6 +89,25 @@ class Served:
                 self.server.stop()
 
 
+class BetterOf:
+    """Several sides, one after the other on the same cache; the figures are those of the one that reads most."""
+
+    def __init__(self, path, temperature, sides):
+        self.path, self.temperature, self.sides = path, temperature, sides
+
+    def describe(self):
+        return "; ".join(f"{name}: {side.describe()}" for name, side in self.sides.items())
+
+    def measure(self, seconds):
+        measured = {}
+        for name, side in self.sides.items():
+            self.temperature.prepare(self.path)
+            measured[name] = side.measure(seconds)
+        best = max(measured, key=lambda name: measured[name]["reads_per_second"])
+        return {**measured[best], "best": best,
+                "of": {name: figures["reads_per_second"] for name, figures in measured.items()}}
+
+
 class Nginx(Server):
     """nginx on the file's directory: two workers, no access log, and either threads with direct I/O, or sendfile."""
 

@@ -55,8 +55,8 @@ class Daemon(Server):
     def _check_read_path(self):
         served = json.loads(urllib.request.urlopen(f"{self.http}/v1/datasets/data").read())["read_path"]
         wanted = self.engine["backend"]
-        # A mapping is never direct, whatever the file would allow.
-        if served["backend"] != wanted or not (served["direct_io"] or wanted == "mmap"):
+        # A mapping is never direct; everything else here is.
+        if served["backend"] != wanted or served["direct_io"] != (wanted != "mmap"):
             self.stop()
             raise RunFailed(f"asked for {wanted}, got {json.dumps(served)}")
 

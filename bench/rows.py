@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from cache import COLD_BUFFERED, COLD_DIRECT, WARM, Temperature
-from peers import Fio, FioNbd, HalfRate, Nginx, QemuNbd, Served, StockTonic, Wrk
+from cache import COLD_BUFFERED, COLD_DIRECT, WARM, Temperature, partly
+from peers import BetterOf, Fio, FioNbd, HalfRate, Nginx, QemuNbd, Served, StockTonic, Wrk
 from ringfetch import STOCK_SERVER, Daemon, EngineAlone, Load, ThenIdle
 from verdict import Target
 
@@ -59,6 +59,14 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0):
     def row(title, temperature, subject, peer, against, *targets, path=path, **more):
         return Row(title, path, temperature, subject, peer, against, list(targets), **more)
 
+    def auto(fraction):
+        # At the ends one backend is right and the other a few percent away is as good; in between both are wrong.
+        warm = partly(fraction)
+        pure = {"uring": Served(Daemon(path, uring), batches), "mmap": Served(Daemon(path, mmap), batches)}
+        return row(f"backend auto, {fraction:.0%} of the file resident", warm,
+                   Served(Daemon(path, {"backend": "auto", "mmap": {"threads": 2}}), batches), BetterOf(path, warm, pure),
+                   "the better of uring and mmap", at_least(READS, 0.95 if fraction in (0, 1) else 1.0), seconds_max=3)
+
     def at_least(figure, ratio):
         return Target(figure, ">=", ratio=ratio)
 
@@ -106,6 +114,7 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0):
             "mmap, warm, gRPC 64 a call", WARM, Served(Daemon(warm_path, mmap), batches),
             Served(StockTonic(warm_path, STOCK_SERVER), batches), "stock tonic, data in memory",
             at_least(READS, 1.9), path=warm_path),
+        **{f"auto-{fraction:.0%}".rstrip("%"): auto(fraction) for fraction in (0, 0.25, 0.5, 0.75, 1)},
         "vectors-3k": row(
             "vectors of 3072 bytes, 64 a call", COLD_DIRECT, Served(Daemon(path, uring, vectors), batches),
             Fio(path, iodepth=64, bs="3k"), "fio, bs=3k, depth 64", at_least(READS, 0.95)),

@@ -69,6 +69,9 @@ def observations(result):
         stolen = [run["stolen_cpu"] for run in runs]
         if stolen and max(stolen) > 0.01:
             yield f"{side}: up to {max(stolen):.0%} of the CPUs were stolen by the hypervisor's other guests"
+    for run in result.peer:
+        if "best" in run:
+            yield "of " + ", ".join(f"{name} {number(rate)}" for name, rate in run["of"].items()) + f": {run['best']}"
     amplification = result.median("subject", "device_reads_per_read")
     if not math.isnan(amplification) and abs(amplification - 1) > 0.005:
         yield f"{amplification:.3f} device reads a read"
