@@ -3,6 +3,9 @@
 
 pub(crate) mod backend;
 pub mod batch;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench_hooks;
 pub mod buffer;
 pub mod config;
 mod cores;
