@@ -11,6 +11,7 @@ use super::uring::UringBackend;
 use super::{Attempt, Backend, Finished, Route};
 use crate::dataset::OpenFile;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
@@ -56,6 +57,10 @@ impl AutoBackend {
 }
 
 impl Backend for AutoBackend {
+    fn introduce(&mut self, files: &[Arc<OpenFile>]) {
+        self.ring.introduce(files);
+    }
+
     fn start(&mut self, attempt: Attempt) -> Route {
         if self.is_resident(&attempt) {
             self.mapped.start(attempt);

@@ -45,6 +45,11 @@ pub(crate) enum Route {
 /// How attempts are made. A shard drives exactly one backend, from one thread; it never has more attempts in flight
 /// than its queue depth.
 pub(crate) trait Backend {
+    /// Tells of files that will be read often and stay open as long as the engine: those of a dataset's address space.
+    fn introduce(&mut self, files: &[Arc<OpenFile>]) {
+        let _ = files;
+    }
+
     /// Tells the kernel about reads that are about to be started. A hint: may do nothing.
     fn announce(&mut self, attempts: &[Attempt]) {
         let _ = attempts;

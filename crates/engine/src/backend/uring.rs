@@ -194,6 +194,90 @@ impl Registered {
     }
 }
 
+/// Files that the ring knows by a place in its table, so that a read need not look its descriptor up and count it.
+///
+/// A file stays in the table, and open, until the ring goes: only files of datasets' address spaces come here.
+#[derive(Debug, Default)]
+struct FileTable {
+    /// The table was made; `Some(false)`: it cannot be, or an update failed.
+    usable: Option<bool>,
+    /// (file, direct) at the index that is its place.
+    places: Vec<(u64, bool)>,
+}
+
+/// Places of the table. A dataset of more files reads the others by descriptor.
+const FILE_PLACES: u32 = 256;
+
+impl FileTable {
+    fn place(&self, file: &OpenFile, direct: bool) -> Option<types::Fixed> {
+        let place = self.places.iter().position(|known| *known == (file.id, direct))?;
+        u32::try_from(place).ok().map(types::Fixed)
+    }
+
+    fn add(&mut self, ring: RawFd, file: &OpenFile) {
+        let descriptors = [(file.direct_fd(), true), (Some(file.buffered_fd()), false)];
+        for (descriptor, direct) in descriptors
+            .into_iter()
+            .filter_map(|(fd, direct)| Some((fd?, direct)))
+        {
+            let full = self.places.len() >= FILE_PLACES as usize;
+            if full || self.usable == Some(false) || self.place(file, direct).is_some() {
+                continue;
+            }
+            self.usable = Some(self.store(ring, descriptor).is_ok());
+            if self.usable == Some(true) {
+                self.places.push((file.id, direct));
+            }
+        }
+    }
+
+    /// Puts a descriptor at the next place.
+    fn store(&self, ring: RawFd, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        const IORING_REGISTER_FILES: libc::c_uint = 2;
+        const IORING_REGISTER_FILES_UPDATE: libc::c_uint = 6;
+        if self.usable.is_none() {
+            let empty = [-1; FILE_PLACES as usize];
+            register(ring, IORING_REGISTER_FILES, empty.as_ptr().cast(), FILE_PLACES)?;
+        }
+        let descriptors = [descriptor.as_raw_fd()];
+        let update = FilesUpdate {
+            offset: u32::try_from(self.places.len()).unwrap_or(u32::MAX),
+            resv: 0,
+            descriptors: descriptors.as_ptr() as u64,
+        };
+        register(
+            ring,
+            IORING_REGISTER_FILES_UPDATE,
+            std::ptr::from_ref(&update).cast(),
+            1,
+        )
+    }
+}
+
+/// `struct io_uring_files_update` of io_uring_register(2).
+#[repr(C)]
+struct FilesUpdate {
+    offset: u32,
+    resv: u32,
+    descriptors: u64,
+}
+
+/// io_uring_register(2): `argument` points to what the operation reads.
+fn register(
+    ring: RawFd,
+    operation: libc::c_uint,
+    argument: *const libc::c_void,
+    count: u32,
+) -> io::Result<()> {
+    // SAFETY: every caller passes what the operation's manual page names, alive until the call returns.
+    let result = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, argument, count) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
 /// Reads through one ring.
 pub(crate) struct UringBackend {
     ring: Option<RawFd>,
@@ -202,6 +286,7 @@ pub(crate) struct UringBackend {
     ready: Arc<Ready>,
     unsubmitted: u32,
     registered: Option<Registered>,
+    files: FileTable,
     /// Completions seen while their read was being started.
     early: Vec<Finished>,
 }
@@ -229,6 +314,7 @@ impl UringBackend {
             ready,
             unsubmitted: 0,
             registered: None,
+            files: FileTable::default(),
             early: Vec::new(),
         }
     }
@@ -251,20 +337,9 @@ impl UringBackend {
             })
             .collect();
         const IORING_REGISTER_BUFFERS: libc::c_uint = 0;
-        // SAFETY: `ring` is this thread's open ring, and the vector holds `pieces.len()` valid iovecs; the kernel only
-        // pins the pages they name, which the arena keeps mapped for longer than any ring.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_io_uring_register,
-                ring,
-                IORING_REGISTER_BUFFERS,
-                pieces.as_ptr(),
-                libc::c_uint::try_from(pieces.len()).unwrap_or(0),
-            )
-        };
-        if result < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        // The kernel pins the pages they name, which the arena keeps mapped for longer than any ring.
+        let count = u32::try_from(pieces.len()).unwrap_or(0);
+        register(ring, IORING_REGISTER_BUFFERS, pieces.as_ptr().cast(), count)?;
         self.registered = Some(Registered {
             base: base as usize,
             bytes,
@@ -279,22 +354,9 @@ impl UringBackend {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         };
         const IORING_REGISTER_IOWQ_MAX_WORKERS: libc::c_uint = 19;
+        // The kernel writes the limits that were in force into it.
         let mut limits: [libc::c_uint; 2] = [bounded, bounded];
-        // SAFETY: `ring` is this thread's open ring and `limits` is the array of two that the call reads and writes.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_io_uring_register,
-                ring,
-                IORING_REGISTER_IOWQ_MAX_WORKERS,
-                limits.as_mut_ptr(),
-                2 as libc::c_uint,
-            )
-        };
-        if result < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
+        register(ring, IORING_REGISTER_IOWQ_MAX_WORKERS, limits.as_mut_ptr().cast_const().cast(), 2)
     }
 
     /// Looks at one operation; stores its waker when it is not over.
@@ -313,6 +375,12 @@ impl UringBackend {
 }
 
 impl Backend for UringBackend {
+    fn introduce(&mut self, files: &[Arc<OpenFile>]) {
+        if let Some(ring) = self.ring {
+            files.iter().for_each(|file| self.files.add(ring, file));
+        }
+    }
+
     fn start(&mut self, attempt: Attempt) -> Route {
         let Attempt {
             slot,
@@ -326,15 +394,22 @@ impl Backend for UringBackend {
             Some(direct_descriptor) if direct => (direct_descriptor, None),
             Some(_) | None => (file.buffered_fd(), Some(offset)),
         };
-        let fd = types::Fd(descriptor.as_raw_fd());
-        let entry = match self
+        let buffer = self
             .registered
-            .and_then(|registered| registered.index(destination, length))
-        {
-            Some(index) => opcode::ReadFixed::new(fd, destination, length, index)
+            .and_then(|registered| registered.index(destination, length));
+        let place = self.files.place(&file, buffered_from.is_none());
+        let fd = types::Fd(descriptor.as_raw_fd());
+        let entry = match (buffer, place) {
+            (Some(buffer), Some(place)) => opcode::ReadFixed::new(place, destination, length, buffer)
                 .offset(offset)
                 .build(),
-            None => opcode::Read::new(fd, destination, length).offset(offset).build(),
+            (Some(buffer), None) => opcode::ReadFixed::new(fd, destination, length, buffer)
+                .offset(offset)
+                .build(),
+            (None, Some(place)) => opcode::Read::new(place, destination, length)
+                .offset(offset)
+                .build(),
+            (None, None) => opcode::Read::new(fd, destination, length).offset(offset).build(),
         };
         let operation = UnsubmittedOneshot::new(file, Outcome { buffered_from }, entry).submit();
         self.unsubmitted += 1;
