@@ -27,7 +27,7 @@ import table
 from processes import RunFailed, run, say
 from verdict import Result
 
-QUICK_PAIRS, QUICK_SECONDS, QUICK_IDLE_SECONDS = 1, 2, 2
+QUICK_PAIRS, QUICK_SECONDS, QUICK_IDLE_SECONDS = 1, 2, 1
 
 
 def measure_side(row, side, seconds):
@@ -46,10 +46,10 @@ def measure_side(row, side, seconds):
     }
 
 
-def measure_row(name, row, pairs, seconds, progress):
+def measure_row(name, row, pairs, seconds, progress, quick=False):
     """Alternates A B, B A, ... so that the machine's drift falls on both alike. A failure ends the row, not the rest."""
     result = Result(name, row, [], [])
-    seconds = min(seconds, row.seconds_max)
+    seconds = min(seconds, row.seconds_max, row.quick_seconds if quick else row.seconds_max)
     try:
         for pair in range(pairs):
             order = ["subject", "peer"] if pair % 2 == 0 else ["peer", "subject"]
@@ -168,7 +168,7 @@ def main():
         results, started = [], time.monotonic()
         for index, (name, row) in enumerate(selected.items()):
             progress = f"{time.monotonic() - started:5.0f} s {index + 1:2}/{len(selected)}"
-            results.append(measure_row(name, row, options.pairs, options.seconds, progress))
+            results.append(measure_row(name, row, options.pairs, options.seconds, progress, options.quick))
             text = write(path, options, results, facts)
     finally:
         warm.remove()

@@ -67,7 +67,7 @@ def observations(result):
         if ends and max(ends) > 0.001 and result.row.temperature.end_fraction_min == 0:
             yield f"{side}: {min(ends):.1%} to {max(ends):.1%} of the file were cached at the end of a run"
         stolen = [run["stolen_cpu"] for run in runs]
-        if stolen and max(stolen) > 0.01:
+        if stolen and max(stolen) > 0.05:
             yield f"{side}: up to {max(stolen):.0%} of the CPUs were stolen by the hypervisor's other guests"
     for run in result.peer:
         if "best" in run:
