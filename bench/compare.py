@@ -28,21 +28,27 @@ from processes import RunFailed, run, say
 from verdict import Result
 
 QUICK_PAIRS, QUICK_SECONDS, QUICK_IDLE_SECONDS = 1, 2, 1
+# How long others' use of the CPUs is looked at before each run.
+QUIET_SECONDS = 0.2
 
 
 def measure_side(row, side, seconds):
     """One run of one side: prepares the cache, measures, and looks at the cache and at the CPUs afterwards."""
     cached_at_start = row.temperature.prepare(row.path)
-    before = machine.busy()
+    idle = machine.Cpus()
+    time.sleep(QUIET_SECONDS)
+    others, _ = idle.shares()
+    during = machine.Cpus()
     figures = side.measure(seconds)
-    after = machine.busy()
-    ticks = max(after[2] - before[2], 1)
+    busy, stolen = during.shares()
     return {
         **figures,
+        # While this script did nothing: what others take of the CPUs.
+        "others_cpu": others,
         "cached_at_start": cached_at_start,
         "cached_at_end": cache.resident_fraction(row.path),
-        "busy_cpu": (after[0] - before[0]) / ticks,
-        "stolen_cpu": (after[1] - before[1]) / ticks,
+        "busy_cpu": busy,
+        "stolen_cpu": stolen,
     }
 
 
@@ -61,10 +67,12 @@ def measure_row(name, row, pairs, seconds, progress, quick=False):
                 if problem:
                     result.problem = problem
             ours, theirs = runs["subject"], runs.get("peer", {})
+            others = max(figures["others_cpu"] for figures in runs.values())
+            disturbed = f", others {others:.0%} of the CPUs" if others > table.OTHERS_CPU_TOLD else ""
             say(f"{progress} {name:15} pair {pair + 1}/{pairs}: {table.number(ours['reads_per_second']):>9} / "
                 f"{table.number(theirs.get('reads_per_second')):>9} reads/s, {table.number(ours['cpu_us'], 2):>6} / "
                 f"{table.number(theirs.get('cpu_us'), 2):>6} us, p99 {table.number(ours['p99_us']):>7} / "
-                f"{table.number(theirs.get('p99_us')):>7} us")
+                f"{table.number(theirs.get('p99_us')):>7} us{disturbed}")
     except RunFailed as failure:
         result.problem = str(failure)
         result.subject, result.peer = [], []
