@@ -67,6 +67,8 @@ impl Starter<'_> {
         backend: BackendKind,
     ) -> Result<Vec<mpsc::UnboundedSender<Job>>, StartError> {
         let cores = self.config.cores.max(1);
+        room_for_runtimes(cores)
+            .map_err(|error| StartError(format!("{cores} cores cannot start: {error}{}", remedy(&error))))?;
         let cpus = crate::cpus::usable_cpus();
         let same_thread = backend.uses_ring() && self.config.uring.placement == Placement::SameThread;
         let mut senders = Vec::new();
@@ -186,6 +188,18 @@ impl Starter<'_> {
             );
         }
     }
+}
+
+/// Descriptors of one runtime: epoll, its waker, the signals' pipe, and a ring with its event.
+const RUNTIME_DESCRIPTORS: u32 = 6;
+
+/// Finds out whether the runtimes can have their descriptors: tokio panics where it cannot have one for its signals.
+/// One runtime more than cores: the daemon's own.
+fn room_for_runtimes(cores: u32) -> std::io::Result<()> {
+    let held: std::io::Result<Vec<_>> = (0..cores.saturating_add(1).saturating_mul(RUNTIME_DESCRIPTORS))
+        .map(|_| std::fs::File::open("/dev/null"))
+        .collect();
+    held.map(drop)
 }
 
 fn remedy(error: &std::io::Error) -> &'static str {

@@ -2,6 +2,11 @@
 //!
 //! Both count what belongs to the whole process, so they take turns.
 
+#![expect(
+    clippy::expect_used,
+    reason = "a test fails by panicking, outside of its own function too"
+)]
+
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable, Placement};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};

@@ -3,6 +3,11 @@
 //! The workload runs in a child process, this test's own binary, under `strace`, which counts the system calls that
 //! matter from outside.
 
+#![expect(
+    clippy::expect_used,
+    reason = "a test fails by panicking, outside of its own function too"
+)]
+
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
@@ -106,6 +111,7 @@ fn calls(counts: &Path, name: &str) -> u64 {
 }
 
 /// The child: prints the engine's count of submissions.
+#[expect(clippy::print_stdout, reason = "the parent reads it there")]
 fn workload(file: &Path, busy: bool) {
     let mut config = EngineConfig {
         backend: BackendKind::Uring,

@@ -241,7 +241,7 @@ async fn serve(
         .map(|port| Listener::open_port(port, &cores, &config.limits, &lifecycle))
         .collect::<Result<_, _>>()?;
     tokio::spawn(signals.obey(lifecycle.clone()));
-    tokio::spawn(lifecycle::watch_cores(engine.clone(), lifecycle.clone()));
+    tokio::spawn(lifecycle::watch_engine(engine.clone(), lifecycle.clone()));
     lifecycle.start_serving();
     if let Some(path) = addresses_file {
         addresses

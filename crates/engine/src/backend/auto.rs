@@ -196,18 +196,21 @@ mod tests {
     /// 8 MiB: the cache drops whole folios only, which have up to 2 MiB.)
     #[test]
     fn residency_is_what_the_page_cache_says() {
-        const HALF: u64 = 8 << 20;
+        const HALF: u32 = 8 << 20;
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         std::fs::write(file.path(), vec![7_u8; 2 * HALF as usize]).unwrap();
         rustix::fs::fsync(file.as_file()).unwrap();
         let open = OpenFile::open(file.path(), DirectIo::Off).unwrap();
-        assert!(resident(&open, 0, 2 * HALF as u32));
+        assert!(resident(&open, 0, 2 * HALF));
         assert!(resident(&open, 4000, 200));
-        fadvise(file.as_file(), HALF, None, Advice::DontNeed).unwrap();
-        assert!(resident(&open, 0, HALF as u32 / 2));
-        assert!(!resident(&open, HALF + (4 << 20), 4096));
-        assert!(!resident(&open, 0, 2 * HALF as u32));
-        assert!(!resident(&open, 2 * HALF, 4096), "past the end is nowhere");
+        fadvise(file.as_file(), u64::from(HALF), None, Advice::DontNeed).unwrap();
+        assert!(resident(&open, 0, HALF / 2));
+        assert!(!resident(&open, u64::from(HALF) + (4 << 20), 4096));
+        assert!(!resident(&open, 0, 2 * HALF));
+        assert!(
+            !resident(&open, 2 * u64::from(HALF), 4096),
+            "past the end is nowhere"
+        );
     }
 
     /// A cold file is asked about ever less, yet often enough that its warming up is noticed.

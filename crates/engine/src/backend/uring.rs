@@ -9,7 +9,6 @@
 use super::{Attempt, Backend, Finished, Route};
 use crate::dataset::OpenFile;
 use io_uring::{cqueue, opcode, types};
-use std::collections::HashSet;
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -21,9 +20,6 @@ use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
 
 /// Largest piece of memory that can be registered as one buffer (io_uring_register(2)).
 const REGISTERED_BUFFER_BYTES_MAX: usize = 1 << 30;
-
-/// Rings are made one at a time, so that the new descriptor among this process's is the new ring's.
-static MAKING: Mutex<()> = Mutex::new(());
 
 /// A current-thread runtime with a ring, for the thread that made it.
 pub(crate) struct RingRuntime {
@@ -37,8 +33,6 @@ impl RingRuntime {
     /// # Errors
     /// errno of io_uring_setup or of the runtime's own descriptors.
     pub(crate) fn new(entries: u32) -> io::Result<Self> {
-        let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = rings();
         let mut ring = tokio_uring::uring_builder();
         // One thread submits; completions wait for it rather than interrupt it. DEFER_TASKRUN would hang: completions
         // are awaited by epoll and nothing asks for events (TRAPS 4).
@@ -55,7 +49,13 @@ impl RingRuntime {
             }
             Err(error) => return Err(error),
         };
-        let ring = rings().difference(&before).copied().next();
+        let ring = runtime.block_on(own_ring());
+        if ring.is_none() {
+            tracing::warn!(
+                "the ring's descriptor cannot be found (is /proc mounted?): reads are submitted less eagerly, and the \
+                 response memory is not registered"
+            );
+        }
         Ok(Self { runtime, ring })
     }
 
@@ -70,18 +70,52 @@ impl RingRuntime {
     }
 }
 
+/// The descriptor of the ring that this thread's runtime drives: tokio-uring does not tell it (TRAPS 6).
+///
+/// Which of the process's rings it is, is found by using it, for others may come and go meanwhile: an operation is left
+/// in the submission queue, and only its own ring has one entry to submit.
+async fn own_ring() -> Option<RawFd> {
+    let operation = UnsubmittedOneshot::new((), NopOutcome, opcode::Nop::new().build()).submit();
+    let found = rings().find(|ring| enter(*ring, 1) == 1);
+    // Submitted by now, or by the runtime when the thread parks.
+    operation.await;
+    found
+}
+
 /// Descriptors of this process that are rings.
-fn rings() -> HashSet<RawFd> {
-    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
-        return HashSet::new();
-    };
+fn rings() -> impl Iterator<Item = RawFd> {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     entries
-        .flatten()
         .filter(|entry| {
             std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[io_uring]")
         })
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect()
+}
+
+/// Submits up to `entries` of a ring's queue; returns how many there were, or -1.
+fn enter(ring: RawFd, entries: u32) -> libc::c_long {
+    // SAFETY: plain submission; no argument points anywhere, and a descriptor that is no ring is an error.
+    unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_enter,
+            ring,
+            entries,
+            0 as libc::c_uint,
+            0 as libc::c_uint,
+            std::ptr::null::<libc::c_void>(),
+            0_usize,
+        )
+    }
+}
+
+/// The completion of an operation that does nothing.
+struct NopOutcome;
+
+impl OneshotOutputTransform for NopOutcome {
+    type Output = ();
+    type StoredData = ();
+
+    fn transform_oneshot_output(self, (): (), _: cqueue::Entry) {}
 }
 
 /// Which slots have finished; one bit each.
@@ -121,14 +155,22 @@ impl Wake for SlotWaker {
 }
 
 /// Turns a completion into its result; the file is held until then.
-struct Outcome;
+struct Outcome {
+    /// Where a read through the page cache began. A direct read and a truncation of its file wait for each other.
+    buffered_from: Option<u64>,
+}
 
 impl OneshotOutputTransform for Outcome {
-    type Output = i32;
+    type Output = Result<u32, i32>;
     type StoredData = Arc<OpenFile>;
 
-    fn transform_oneshot_output(self, _file: Arc<OpenFile>, completion: cqueue::Entry) -> i32 {
-        completion.result()
+    fn transform_oneshot_output(self, file: Arc<OpenFile>, completion: cqueue::Entry) -> Self::Output {
+        let result = completion.result();
+        let bytes = u32::try_from(result).map_err(|_| result.saturating_neg())?;
+        match self.buffered_from {
+            Some(offset) => file.kept(offset, bytes),
+            None => Ok(bytes),
+        }
     }
 }
 
@@ -264,7 +306,6 @@ impl UringBackend {
             Poll::Pending => None,
             Poll::Ready(result) => {
                 *operation = None;
-                let result = u32::try_from(result).map_err(|_| result.saturating_neg());
                 Some(Finished { slot, result })
             }
         }
@@ -281,9 +322,9 @@ impl Backend for UringBackend {
             destination,
             length,
         } = attempt;
-        let descriptor: BorrowedFd<'_> = match file.direct_fd() {
-            Some(direct_descriptor) if direct => direct_descriptor,
-            Some(_) | None => file.buffered_fd(),
+        let (descriptor, buffered_from): (BorrowedFd<'_>, _) = match file.direct_fd() {
+            Some(direct_descriptor) if direct => (direct_descriptor, None),
+            Some(_) | None => (file.buffered_fd(), Some(offset)),
         };
         let fd = types::Fd(descriptor.as_raw_fd());
         let entry = match self
@@ -295,7 +336,7 @@ impl Backend for UringBackend {
                 .build(),
             None => opcode::Read::new(fd, destination, length).offset(offset).build(),
         };
-        let operation = UnsubmittedOneshot::new(file, Outcome, entry).submit();
+        let operation = UnsubmittedOneshot::new(file, Outcome { buffered_from }, entry).submit();
         self.unsubmitted += 1;
         if let Some(place) = self.operations.get_mut(slot as usize) {
             *place = Some(operation);
@@ -317,21 +358,24 @@ impl Backend for UringBackend {
         if self.unsubmitted == 0 {
             return 0;
         }
-        // SAFETY: plain submission on this thread's open ring; no argument points anywhere.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_io_uring_enter,
-                ring,
-                self.unsubmitted,
-                0 as libc::c_uint,
-                0 as libc::c_uint,
-                std::ptr::null::<libc::c_void>(),
-                0_usize,
-            )
+        self.unsubmitted = match u32::try_from(enter(ring, self.unsubmitted)) {
+            // None were left: the runtime's park hook had submitted them.
+            Ok(0) => 0,
+            Ok(taken) => self.unsubmitted.saturating_sub(taken),
+            Err(_) => match io::Error::last_os_error().raw_os_error() {
+                // The entries stay in the queue, and the next turn submits them.
+                Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => self.unsubmitted,
+                // No errno of a ring of ours; whatever it is, a next attempt would meet it too. The runtime submits.
+                errno => {
+                    tracing::error!(
+                        ?errno,
+                        "cannot submit early to the ring; its runtime does from now on"
+                    );
+                    self.ring = None;
+                    0
+                }
+            },
         };
-        // On EAGAIN, EBUSY or EINTR the entries stay in the queue: the runtime's park hook submits them.
-        self.unsubmitted = 0;
-        let _hint = result;
         1
     }
 
@@ -348,6 +392,10 @@ impl Backend for UringBackend {
             {
                 *dispatcher = Some(cx.waker().clone());
             }
+        }
+        if self.unsubmitted > 0 {
+            // The kernel was out of memory for requests, say. With nothing in flight nobody else would wake us.
+            cx.waker().wake_by_ref();
         }
         if !self.ready.any.swap(false, Ordering::AcqRel) {
             return Poll::Pending;
@@ -372,5 +420,36 @@ impl Backend for UringBackend {
         } else {
             Poll::Pending
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sixteen threads make and drop rings at the same time; each finds its own descriptor, however the numbers are
+    /// reused: an operation in its queue is submitted through it.
+    #[test]
+    fn every_runtime_finds_its_own_ring() {
+        let threads: Vec<_> = (0..16)
+            .map(|_| {
+                std::thread::spawn(|| {
+                    for _ in 0..20 {
+                        let runtime = RingRuntime::new(8).expect("a ring");
+                        let ring = runtime.ring.expect("its descriptor");
+                        runtime.block_on(async {
+                            let operation =
+                                UnsubmittedOneshot::new((), NopOutcome, opcode::Nop::new().build());
+                            let operation = operation.submit();
+                            assert_eq!(enter(ring, 1), 1, "another ring's descriptor");
+                            operation.await;
+                        });
+                    }
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().expect("no panic"));
     }
 }

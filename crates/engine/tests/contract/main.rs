@@ -5,6 +5,11 @@
 //! read accounted for in the metrics, all memory returned, a clean drain. `faults` has what only the simulation can
 //! show, `devices` what needs a real block device (root), `model` the random batches.
 
+#![expect(
+    clippy::expect_used,
+    reason = "a test fails by panicking, outside of its own function too"
+)]
+
 mod harness;
 
 mod devices;

@@ -3,7 +3,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -150,30 +150,42 @@ impl Setup {
 
     /// Starts the daemon and waits until it is ready.
     pub(crate) fn start(self) -> Daemon {
+        self.start_or_refused()
+            .unwrap_or_else(|refused| panic!("the daemon ended with {:?}:\n{}", refused.code, refused.said))
+    }
+
+    /// Starts the daemon and waits until it is ready, or has ended.
+    pub(crate) fn start_or_refused(self) -> Result<Daemon, Refused> {
         let file = self.path("addresses.json");
         let child = self
             .command(&["--addresses-file", file.to_str().expect("a path")])
             .spawn()
             .expect("the daemon, or what it is started through");
         let mut daemon = Daemon::watch(child, self);
-        let text = eventually("the daemon is ready", PATIENCE, || {
+        let text = eventually("the daemon is ready or ends", PATIENCE, || {
             if let Some(status) = daemon.child.try_wait().expect("wait") {
-                panic!("the daemon ended with {status}:\n{}", daemon.log().join("\n"));
+                return Some(Err(status.code()));
             }
-            fs::read_to_string(&file).ok()
+            fs::read_to_string(&file).ok().map(Ok)
         });
+        let text = match text {
+            Ok(text) => text,
+            Err(code) => {
+                return Err(Refused {
+                    code,
+                    said: daemon.last_words(),
+                });
+            }
+        };
         let addresses: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         let address = |name: &str| {
-            addresses[name]
-                .as_str()
-                .expect("an address")
-                .parse()
-                .expect("an address")
+            let text = addresses[name].as_str().expect("an address");
+            text.parse().expect("an address")
         };
         daemon.grpc = address("grpc");
         daemon.http = address("http");
         daemon.admin = address("admin");
-        daemon
+        Ok(daemon)
     }
 
     /// Runs the daemon to its end, which must be an error: its exit code and what it said.
@@ -232,6 +244,8 @@ pub(crate) struct Daemon {
     child: Child,
     setup: Setup,
     log: Arc<Mutex<Vec<String>>>,
+    /// Reads the log until its end.
+    reader: Option<thread::JoinHandle<()>>,
     pub(crate) grpc: SocketAddr,
     pub(crate) http: SocketAddr,
     pub(crate) admin: SocketAddr,
@@ -243,7 +257,7 @@ impl Daemon {
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = Arc::clone(&log);
         // Ends with the pipe, hence with the daemon.
-        thread::spawn(move || {
+        let reader = thread::spawn(move || {
             for line in std::io::BufRead::lines(std::io::BufReader::new(stderr)).map_while(Result::ok) {
                 lines.lock().expect("the log").push(line);
             }
@@ -253,6 +267,7 @@ impl Daemon {
             child,
             setup,
             log,
+            reader: Some(reader),
             grpc: nowhere,
             http: nowhere,
             admin: nowhere,
@@ -264,11 +279,6 @@ impl Daemon {
         self.setup.path(name)
     }
 
-    /// Its directory.
-    pub(crate) fn directory(&self) -> &Path {
-        self.setup.directory.path()
-    }
-
     /// Its process.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
@@ -277,6 +287,14 @@ impl Daemon {
     /// The lines it logged so far.
     pub(crate) fn log(&self) -> Vec<String> {
         self.log.lock().expect("the log").clone()
+    }
+
+    /// All it logged; it must have ended.
+    fn last_words(&mut self) -> String {
+        if let Some(reader) = self.reader.take() {
+            reader.join().expect("the log's reader");
+        }
+        self.log().join("\n")
     }
 
     /// Waits for a line in the log that has all of these.
@@ -309,7 +327,7 @@ impl Daemon {
         assert!(self.is_alive(), "it died:\n{}", self.log().join("\n"));
         self.signal(Signal::TERM);
         let status = self.ended().await;
-        let log = self.log().join("\n");
+        let log = self.last_words();
         assert_eq!(status.code(), Some(0), "{status}:\n{log}");
         assert!(!log.contains("panicked"), "{log}");
     }

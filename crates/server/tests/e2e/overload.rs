@@ -80,7 +80,7 @@ async fn refused_everywhere(daemon: &Daemon, load: &Load, dataset: &str, indices
             .into_inner();
         match answers.message().await.unwrap().unwrap().response.unwrap() {
             Response::Error(error) => Some(error),
-            _ => None,
+            Response::Blocks(_) | Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_) => None,
         }
     })
     .await;

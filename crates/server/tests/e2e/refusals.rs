@@ -484,6 +484,9 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         &["limits.request_bytes"],
     );
 
+    // A body of 24 MiB that the daemon does not read: the client, still sending, hears why all the same.
+    hears_out_a_sender(&daemon, batch);
+
     let answer = http
         .send(Method::POST, batch, &[("content-type", "text/plain")], "{}")
         .await;
@@ -549,4 +552,28 @@ async fn an_object_that_may_not_be_read_is_permission_denied() {
         answer.is_problem(403, "object-unreadable", None, &[name, "Permission denied"]);
     }
     daemon.stop().await;
+}
+
+/// curl without Expect, so that the body is on its way when the answer comes.
+fn hears_out_a_sender(daemon: &Daemon, batch: &str) {
+    std::fs::write(daemon.path("body"), vec![b' '; 24 << 20]).unwrap();
+    let body = format!("@{}", daemon.path("body").display());
+    let url = format!("{{http}}{batch}");
+    let common = [
+        "--data-binary",
+        &body,
+        "--header",
+        "Expect:",
+        "--header",
+        "Content-Type: application/json",
+    ];
+    let answer = wire::curl(
+        daemon,
+        &[&common[..], &["--write-out", "%{http_code}", &url]].concat(),
+    );
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(
+        answer.contains("limits.request_bytes") && answer.ends_with("413"),
+        "{answer}"
+    );
 }

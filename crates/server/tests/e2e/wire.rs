@@ -207,6 +207,23 @@ impl Http {
         }
     }
 
+    /// A GET of a daemon that may be going: `None` when there is no connection, or it was closed without a word. An
+    /// answer that breaks off is a failure.
+    pub(crate) async fn try_get(&self, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
+        let mut request = http::Request::get(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::default()).expect("a request");
+        let (parts, body) = self.client.request(request).await.ok()?.into_parts();
+        let body = body.collect().await.expect("a whole body").to_bytes();
+        Some(Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body,
+        })
+    }
+
     /// A plain GET.
     pub(crate) async fn get(&self, path: &str) -> Answer {
         self.send(Method::GET, path, &[], "").await
