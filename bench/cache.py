@@ -4,6 +4,7 @@ A temperature prepares a file before a run and judges what it finds after it. On
 cache in the device or in the hypervisor beneath it is not, and is the same for both sides of a pair.
 """
 
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
@@ -62,30 +63,32 @@ def fill(path):
 
 
 def fill_part(path, fraction):
-    """Makes this fraction of the file resident, in pieces spread over it, the same ones in every run."""
+    """Makes this fraction of the file resident, in pieces spread over it: the same ones in every run, and a larger
+    fraction has all pieces of a smaller one, so that going from warm to cold costs no reading."""
     global _last_part
-    if _last_part == (path, fraction) and abs(resident_fraction(path) - fraction) < PART_ERROR_MAX / 20:
-        return fraction
+    found = resident_fraction(path)
+    if _last_part == (path, fraction) and abs(found - fraction) < PART_ERROR_MAX / 20:
+        return found
     size = os.path.getsize(path)
-    pieces = size // PIECE_BYTES
-    warm = set(random.Random(1).sample(range(pieces), round(pieces * fraction)))
-    needed = len(warm) * PIECE_BYTES - resident_fraction(path) * size
+    pieces = list(range(-(-size // PIECE_BYTES)))
+    random.Random(1).shuffle(pieces)
+    warm = round(len(pieces) * fraction)
     available = int(re.search(r"MemAvailable:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1)) * 1024
-    if needed > available * 0.9:
+    if (fraction - found) * size > available * 0.9:
         raise RunFailed(f"{fraction:.0%} of {path} do not fit into free memory ({available >> 20} MiB): take a smaller file")
-    buffer = memoryview(bytearray(PIECE_BYTES))
     with open(path, "rb", buffering=0) as file:
         # No readahead into the pieces that are to be cold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        for piece in range(pieces + 1):
-            if piece not in warm:
-                os.posix_fadvise(file.fileno(), piece * PIECE_BYTES, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
-        for piece in sorted(warm):
-            os.preadv(file.fileno(), [buffer], piece * PIECE_BYTES)
+        for piece in pieces[warm:]:
+            os.posix_fadvise(file.fileno(), piece * PIECE_BYTES, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
+        if abs(resident_fraction(path) - fraction) > PART_ERROR_MAX / 20:
+            with concurrent.futures.ThreadPoolExecutor(8) as readers:
+                for _ in readers.map(lambda piece: os.pread(file.fileno(), PIECE_BYTES, piece * PIECE_BYTES), pieces[:warm]):
+                    pass
     found = resident_fraction(path)
-    _last_part = (path, fraction)
     if abs(found - fraction) > PART_ERROR_MAX:
         raise RunFailed(f"{found:.1%} of {path} are cached where {fraction:.0%} were to be")
+    _last_part = (path, fraction)
     return found
 
 

@@ -27,29 +27,35 @@ import table
 from processes import RunFailed, run, say
 from verdict import Result
 
-QUICK_PAIRS, QUICK_SECONDS, QUICK_IDLE_SECONDS = 1, 2, 2
+QUICK_PAIRS, QUICK_SECONDS, QUICK_IDLE_SECONDS = 1, 2, 1
+# How long others' use of the CPUs is looked at before each run.
+QUIET_SECONDS = 0.2
 
 
 def measure_side(row, side, seconds):
     """One run of one side: prepares the cache, measures, and looks at the cache and at the CPUs afterwards."""
     cached_at_start = row.temperature.prepare(row.path)
-    before = machine.busy()
+    idle = machine.Cpus()
+    time.sleep(QUIET_SECONDS)
+    others, _ = idle.shares()
+    during = machine.Cpus()
     figures = side.measure(seconds)
-    after = machine.busy()
-    ticks = max(after[2] - before[2], 1)
+    busy, stolen = during.shares()
     return {
         **figures,
+        # While this script did nothing: what others take of the CPUs.
+        "others_cpu": others,
         "cached_at_start": cached_at_start,
         "cached_at_end": cache.resident_fraction(row.path),
-        "busy_cpu": (after[0] - before[0]) / ticks,
-        "stolen_cpu": (after[1] - before[1]) / ticks,
+        "busy_cpu": busy,
+        "stolen_cpu": stolen,
     }
 
 
-def measure_row(name, row, pairs, seconds, progress):
+def measure_row(name, row, pairs, seconds, progress, quick=False):
     """Alternates A B, B A, ... so that the machine's drift falls on both alike. A failure ends the row, not the rest."""
     result = Result(name, row, [], [])
-    seconds = min(seconds, row.seconds_max)
+    seconds = min(seconds, row.seconds_max, row.quick_seconds if quick else row.seconds_max)
     try:
         for pair in range(pairs):
             order = ["subject", "peer"] if pair % 2 == 0 else ["peer", "subject"]
@@ -61,10 +67,12 @@ def measure_row(name, row, pairs, seconds, progress):
                 if problem:
                     result.problem = problem
             ours, theirs = runs["subject"], runs.get("peer", {})
+            others = max(figures["others_cpu"] for figures in runs.values())
+            disturbed = f", others {others:.0%} of the CPUs" if others > table.OTHERS_CPU_TOLD else ""
             say(f"{progress} {name:15} pair {pair + 1}/{pairs}: {table.number(ours['reads_per_second']):>9} / "
                 f"{table.number(theirs.get('reads_per_second')):>9} reads/s, {table.number(ours['cpu_us'], 2):>6} / "
                 f"{table.number(theirs.get('cpu_us'), 2):>6} us, p99 {table.number(ours['p99_us']):>7} / "
-                f"{table.number(theirs.get('p99_us')):>7} us")
+                f"{table.number(theirs.get('p99_us')):>7} us{disturbed}")
     except RunFailed as failure:
         result.problem = str(failure)
         result.subject, result.peer = [], []
@@ -168,7 +176,7 @@ def main():
         results, started = [], time.monotonic()
         for index, (name, row) in enumerate(selected.items()):
             progress = f"{time.monotonic() - started:5.0f} s {index + 1:2}/{len(selected)}"
-            results.append(measure_row(name, row, options.pairs, options.seconds, progress))
+            results.append(measure_row(name, row, options.pairs, options.seconds, progress, options.quick))
             text = write(path, options, results, facts)
     finally:
         warm.remove()

@@ -92,8 +92,19 @@ def facts(path):
     }
 
 
-def busy():
-    """(busy, stolen, all) ticks of all CPUs so far: what others took shows in the results."""
-    ticks = [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    # user nice system idle iowait irq softirq steal
-    return sum(ticks) - ticks[3] - ticks[4] - ticks[7], ticks[7], sum(ticks)
+class Cpus:
+    """The CPUs' ticks from now on."""
+
+    def __init__(self):
+        self.start = self._ticks()
+
+    @staticmethod
+    def _ticks():
+        # user nice system idle iowait irq softirq steal, of all CPUs
+        return [int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+
+    def shares(self):
+        """(busy, stolen by the hypervisor's other guests) since then, as shares of all CPUs."""
+        ticks = [now - then for now, then in zip(self._ticks(), self.start, strict=True)]
+        whole, steal = max(sum(ticks), 1), ticks[7]
+        return (sum(ticks) - ticks[3] - ticks[4] - steal) / whole, steal / whole

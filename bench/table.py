@@ -6,6 +6,10 @@ from peers import Served
 from verdict import in_words
 
 
+# Above this share of the CPUs, what others do is told.
+OTHERS_CPU_TOLD = 0.10
+
+
 def number(value, digits=0):
     return "-" if value is None or math.isnan(value) else f"{value:,.{digits}f}"
 
@@ -66,8 +70,11 @@ def observations(result):
         ends = [run["cached_at_end"] for run in runs]
         if ends and max(ends) > 0.001 and result.row.temperature.end_fraction_min == 0:
             yield f"{side}: {min(ends):.1%} to {max(ends):.1%} of the file were cached at the end of a run"
+        others = [run["others_cpu"] for run in runs]
+        if others and max(others) > OTHERS_CPU_TOLD:
+            yield f"{side}: others used up to {max(others):.0%} of the CPUs just before a run: take no conclusion from it"
         stolen = [run["stolen_cpu"] for run in runs]
-        if stolen and max(stolen) > 0.01:
+        if stolen and max(stolen) > 0.05:
             yield f"{side}: up to {max(stolen):.0%} of the CPUs were stolen by the hypervisor's other guests"
     for run in result.peer:
         if "best" in run:

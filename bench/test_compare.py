@@ -88,6 +88,8 @@ class Runs(unittest.TestCase):
         real = cache.resident_fraction
         cache.resident_fraction = lambda path: 0.0
         self.addCleanup(setattr, cache, "resident_fraction", real)
+        self.addCleanup(setattr, compare, "QUIET_SECONDS", compare.QUIET_SECONDS)
+        compare.QUIET_SECONDS = 0
 
     def test_pairs_alternate_and_are_no_longer_than_the_row_allows(self):
         # Scenario: 3 pairs of 5 s of a row that may take 3 s. Expected: A B, B A, A B, 3 s each.
