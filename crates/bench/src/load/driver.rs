@@ -7,7 +7,7 @@ use super::alarm::Alarm;
 use super::args::{Load, TransportArg};
 use super::pacer::{Gate, Pacer};
 use super::recorder::Recorder;
-use super::transport::{ConnectError, Endpoints, Transport};
+use super::transport::{ConnectError, Endpoints, Refused, Transport};
 use super::workload::{Ask, Workload};
 use crate::outcome::Failure;
 use std::sync::Arc;
@@ -72,12 +72,11 @@ impl Crew {
                 Some(Err(ConnectError::Grpc(error))) => {
                     return Err(Failure::call(&error, "grpc", &endpoints.grpc));
                 }
+                Some(Err(ConnectError::Calls(refused))) => {
+                    return Err(unreachable("grpc", &endpoints.grpc, &refused));
+                }
                 Some(Err(ConnectError::Http(refused))) => {
-                    let url = &endpoints.http;
-                    return Err(Failure::Failed(format!(
-                        "cannot reach {url} ({}); is ringfetchd there? --http names another",
-                        refused.message
-                    )));
+                    return Err(unreachable("http", &endpoints.http, &refused));
                 }
                 None => return Err(Failure::Failed("a load thread failed to start".to_owned())),
             }
@@ -111,6 +110,13 @@ impl Crew {
         }
         Ok(())
     }
+}
+
+fn unreachable(flag: &str, url: &str, refused: &Refused) -> Failure {
+    Failure::Failed(format!(
+        "cannot reach {url} ({}); is ringfetchd there? --{flag} names another",
+        refused.message
+    ))
 }
 
 /// Part `part` of `whole` split as evenly as can be: 10 over 4 is 3, 3, 2, 2.

@@ -85,7 +85,7 @@ impl Http {
 }
 
 /// `HOST:PORT` of a URL `http://HOST:PORT`.
-fn address(url: &str) -> Result<String, Refused> {
+pub(super) fn address(url: &str) -> Result<String, Refused> {
     let wrong = || Refused::transport(format!("{url:?} is not of the form http://HOST:PORT"));
     let uri: Uri = url.parse().map_err(|_| wrong())?;
     let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;

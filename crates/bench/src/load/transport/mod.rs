@@ -2,15 +2,18 @@
 //! of them retries: an overload is a result.
 
 mod answer;
+mod calls;
 #[cfg(test)]
 pub(super) mod fake;
 mod http;
+mod message;
 
 pub(super) use answer::{Answer, Refused};
 pub(super) use http::{Http, get_text};
 
 use super::args::TransportArg;
 use super::workload::Part;
+use calls::Calls;
 use ringfetch_client::{Client, FetchStream, RetryPolicy};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -28,7 +31,7 @@ pub(super) struct Endpoints {
 /// One thread's connections.
 #[derive(Debug)]
 pub(super) enum Transport {
-    Calls(Client),
+    Calls(Calls),
     Streams {
         client: Client,
         streams: Vec<Mutex<FetchStream>>,
@@ -50,6 +53,10 @@ impl Transport {
             let http = Http::connect(&endpoints.http, slots, endpoints.timeout).await;
             return http.map(Self::Http).map_err(ConnectError::Http);
         }
+        if endpoints.transport == TransportArg::Grpc {
+            let calls = Calls::connect(&endpoints.grpc, connections, endpoints.timeout).await;
+            return calls.map(Self::Calls).map_err(ConnectError::Calls);
+        }
         let client = Client::builder(&endpoints.grpc)
             .connections(connections)
             // The number of slots is the bound.
@@ -59,9 +66,6 @@ impl Transport {
             .connect()
             .await
             .map_err(ConnectError::Grpc)?;
-        if endpoints.transport == TransportArg::Grpc {
-            return Ok(Self::Calls(client));
-        }
         // Each takes the least busy connection, so each has one to itself.
         let streams = (0..connections).map(|_| Mutex::new(client.stream())).collect();
         Ok(Self::Streams { client, streams })
@@ -70,7 +74,7 @@ impl Transport {
     /// Sends one request of a slot and returns its answer. Slots are numbered from 0.
     pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
         let answer = match self {
-            Self::Calls(client) => client.fetch(part.request(items)).await,
+            Self::Calls(calls) => return calls.fetch(slot, part, items).await,
             Self::Streams { client, streams } => {
                 let stream = {
                     let mut stream = streams[slot % streams.len()]
@@ -95,5 +99,6 @@ impl Transport {
 #[derive(Debug)]
 pub(super) enum ConnectError {
     Grpc(ringfetch_client::Error),
+    Calls(Refused),
     Http(Refused),
 }
