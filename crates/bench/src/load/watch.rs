@@ -54,9 +54,8 @@ impl Watcher {
             () = tokio::time::sleep_until(pacer.measure_from()) => {}
             _ = tokio::signal::ctrl_c() => pacer.stop(),
         }
-        // The page first: the time that it takes is not in the window of the CPU.
-        let page_before = self.page().await?;
         let before = Snapshot::take(self.server.as_ref())?;
+        let page_before = self.page().await?;
         let mut ticks = tokio::time::interval_at(Instant::now() + self.interval, self.interval);
         let mut running = crew.threads();
         while running > 0 {
