@@ -230,7 +230,10 @@ impl Report {
             instances: 1,
             dataset: names.join(","),
             what: whats.join(", "),
-            pattern: workload.parts().next().map_or_else(String::new, |(part, _)| part.order()),
+            pattern: workload
+                .parts()
+                .next()
+                .map_or_else(String::new, |(part, _)| part.order()),
             loop_kind: if open_loop.is_some() { "open" } else { "closed" }.to_owned(),
             transport: args.transport.as_str().to_owned(),
             connections: args.connections(),
@@ -284,7 +287,11 @@ impl Report {
         let mut report: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
         report.latency = match (&report.latency_us, &report.latency_histogram) {
             (Some(us), Some(histogram)) => {
-                let ns = |us: f64| Duration::try_from_secs_f64(us / 1e6).unwrap_or_default().as_nanos();
+                let ns = |us: f64| {
+                    Duration::try_from_secs_f64(us / 1e6)
+                        .unwrap_or_default()
+                        .as_nanos()
+                };
                 let ns = |us: f64| u64::try_from(ns(us)).unwrap_or(u64::MAX);
                 Durations::decode(histogram, ns(us.min), ns(us.max), us.mean * 1e3)
                     .map_err(|problem| format!("latency_histogram {problem}"))?
@@ -352,9 +359,10 @@ impl Report {
         }
         let theirs = other.server_cpu.as_ref();
         self.server_cpu = match (self.server_cpu.take(), theirs) {
-            (Some(mine), Some(theirs)) => {
-                Some(cpu(mine.seconds.max(theirs.seconds), mine.cores.max(theirs.cores)))
-            }
+            (Some(mine), Some(theirs)) => Some(cpu(
+                mine.seconds.max(theirs.seconds),
+                mine.cores.max(theirs.cores),
+            )),
             (mine, theirs) => mine.or(theirs.cloned()).map(|one| cpu(one.seconds, one.cores)),
         };
         if let Some(server) = &self.server {
@@ -415,7 +423,10 @@ impl Report {
     /// Whether the run was one: anything read, and everything that was read right.
     pub(crate) fn outcome(&self) -> Result<(), Failure> {
         if self.wrong_bytes > 0 {
-            return Err(Failure::Failed(format!("{} wrong bytes", grouped(self.wrong_bytes))));
+            return Err(Failure::Failed(format!(
+                "{} wrong bytes",
+                grouped(self.wrong_bytes)
+            )));
         }
         if self.reads > 0 {
             return Ok(());
@@ -433,7 +444,11 @@ impl Cpu {
         let seconds = counted.cpu_seconds;
         Self {
             seconds,
-            cores: if counted.seconds > 0.0 { seconds / counted.seconds } else { 0.0 },
+            cores: if counted.seconds > 0.0 {
+                seconds / counted.seconds
+            } else {
+                0.0
+            },
             us_per_read: counted.cpu_us_per_read(),
         }
     }

@@ -83,7 +83,12 @@ fn answer(path: &str, range: &str, body: &[u8], reads: &AtomicU64) -> (&'static 
     let path: Vec<&str> = path.trim_start_matches("/v1/datasets/").split('/').collect();
     let batch = || serde_json::from_slice::<Value>(body).unwrap();
     let numbers = |name: &str| -> Vec<u64> {
-        batch()[name].as_array().unwrap().iter().map(|number| number.as_u64().unwrap()).collect()
+        batch()[name]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|number| number.as_u64().unwrap())
+            .collect()
     };
     let items: Vec<Vec<u8>> = match path[..] {
         ["blocks", "blocks", index] => {
@@ -100,13 +105,17 @@ fn answer(path: &str, range: &str, body: &[u8], reads: &AtomicU64) -> (&'static 
             vec![stream(first, last - first + 1)]
         }
         ["vectors", "vectors", id] => vec![vector(id.parse().unwrap())],
-        ["blocks", "blocks:batchFetch"] => {
-            numbers("indices").iter().map(|index| stream(index * BLOCK_BYTES, BLOCK_BYTES)).collect()
-        }
+        ["blocks", "blocks:batchFetch"] => numbers("indices")
+            .iter()
+            .map(|index| stream(index * BLOCK_BYTES, BLOCK_BYTES))
+            .collect(),
         ["blocks", "ranges:batchFetch"] => {
             let ranges = batch()["ranges"].as_array().unwrap().clone();
             let of = |range: &Value, name: &str| range[name].as_u64().unwrap();
-            ranges.iter().map(|range| stream(of(range, "offset"), of(range, "length"))).collect()
+            ranges
+                .iter()
+                .map(|range| stream(of(range, "offset"), of(range, "length")))
+                .collect()
         }
         ["vectors", "vectors:batchFetch"] => {
             assert!(numbers("ids").iter().all(|id| *id < VECTORS));
@@ -116,7 +125,15 @@ fn answer(path: &str, range: &str, body: &[u8], reads: &AtomicU64) -> (&'static 
     };
     reads.fetch_add(u64::try_from(items.len()).unwrap(), Ordering::SeqCst);
     let lengths: Vec<String> = items.iter().map(|item| item.len().to_string()).collect();
-    let head = format!("ringfetch-items: {}\r\nringfetch-lengths: {}\r\n", items.len(), lengths.join(","));
-    let status = if range.is_empty() { "200 OK" } else { "206 Partial Content" };
+    let head = format!(
+        "ringfetch-items: {}\r\nringfetch-lengths: {}\r\n",
+        items.len(),
+        lengths.join(",")
+    );
+    let status = if range.is_empty() {
+        "200 OK"
+    } else {
+        "206 Partial Content"
+    };
     (status, head, items.concat())
 }
