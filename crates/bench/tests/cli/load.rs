@@ -3,6 +3,8 @@
 use crate::server::{Flaw, start};
 use crate::{failure, http, json, ringfetch, stdout};
 use serde_json::Value;
+use std::io::Read as _;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 
 fn number(value: &Value) -> f64 {
@@ -316,4 +318,46 @@ fn results_of_several_instances_merge() {
     assert!(text.starts_with("merged           2 results"), "{text}");
     std::fs::write(&results[0], "{}").unwrap();
     assert!(failure(None, &format!("load-merge {names}"), 1).contains("30.json: missing field"));
+}
+
+/// Forwards connections to a server, and cuts the one with this number, from 0, after 300 kB of answers.
+fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for (number, client) in listener.incoming().enumerate() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
+            let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from_client, &mut to_server));
+            std::thread::spawn(move || {
+                let limit = if number == victim { 300_000 } else { u64::MAX };
+                let _ = std::io::copy(&mut (&server).take(limit), &mut &client);
+                // The other direction may be gone already.
+                let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
+    // Scenario: 100 requests of 64 blocks over two connections, one of which is cut in the middle of an answer; calls
+    // and a stream, closed loop.
+    // Expected: what was in flight on it failed, by the name of TRANSPORT; the rest was read, right, over a new one.
+    let server = start(Flaw::default());
+    for transport in ["grpc", "stream"] {
+        // Connection 0 looks the dataset up.
+        let proxy = cut_once(server, 1);
+        let run = "load --dataset blocks --requests 100 --warmup-seconds 0 --outstanding 4 --connections 2 --verify";
+        let report = json(proxy, &format!("{run} --transport {transport}"));
+        let failed = report["request_errors"]["TRANSPORT"].as_u64().unwrap();
+        assert!((1..=4).contains(&failed), "{report}");
+        assert_eq!(
+            (&report["errors"], &report["wrong_bytes"]),
+            (&failed.into(), &0.into()),
+            "{report}"
+        );
+        assert_eq!(report["requests"], 100 - failed, "{report}");
+    }
 }

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header};
 use std::time::Duration;
+use tokio::io::BufReader;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
@@ -17,6 +18,8 @@ use tokio::sync::Mutex;
 const FRAME_BYTES: u32 = 256 << 10;
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// What one system call reads: h2 asks for 8 KiB, which is two small answers. Large frames go past this buffer.
+const READ_BYTES: usize = 64 << 10;
 /// Longest answer, frames and all.
 const ANSWER_BYTES_MAX: usize = 65 << 20;
 /// At most 8 digits (gRPC over HTTP/2): about a day.
@@ -91,7 +94,7 @@ impl Origin {
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .enable_push(false)
-            .handshake(stream)
+            .handshake(BufReader::with_capacity(READ_BYTES, stream))
             .await
             .map_err(broken)?;
         // Why it ends is told to the calls on it.
