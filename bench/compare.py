@@ -1,372 +1,187 @@
 #!/usr/bin/env python3
 """Ringfetch beside its peers: alternating runs on the same file, ratios and CPU a read.
 
-    bench/compare.py --file /data/10g.bin                 every row of the suite
-    bench/compare.py --file /data/10g.bin --rows first    the first figures only
+    bench/compare.py --file /data/10g.bin                 every row, 5 pairs of 5 s: about half an hour
+    bench/compare.py --file /data/10g.bin --quick         every row once, 2 s a run: 3 minutes, to see that it works
+    bench/compare.py --file /data/10g.bin --rows grpc-64,stream
     bench/compare.py --make /data/10g.bin --size 10GiB    makes the file first (pattern data, verifiable)
+    bench/compare.py --list                               the rows
 
-Needs root (drops the page cache), fio, and the release build; docs/BENCHMARKING.md says what each row means. Writes
-results.md, results.json and one SVG a row to --out. Cold rows refuse tmpfs and a file that fits the page cache.
+Writes results.md, results.json, overview.svg and one SVG a row to --out; the table goes to stdout, progress to stderr.
+docs/BENCHMARKING.md says what each row means, what it needs, and how to read it.
 """
 
 import argparse
 import json
 import os
 import pathlib
-import platform
-import re
-import shutil
-import signal
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
-RINGFETCHD, RINGFETCH = TARGET / "ringfetchd", TARGET / "ringfetch"
-ENGINE_LOAD = TARGET / "examples" / "engine_load"
+import cache
+import machine
+import plots
+import ringfetch
+import rows
+import table
+from processes import RunFailed, run, say
+from verdict import Result
 
-
-def say(text):
-    """Progress goes to stderr: stdout is the table's."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def run(command, **options):
-    """Runs a command to its end and returns its stdout; its stderr is shown when it fails."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))}\nfailed with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.stdout
+QUICK_PAIRS, QUICK_SECONDS, QUICK_IDLE_SECONDS = 1, 2, 2
 
 
-def drop_caches():
-    """Cold means cold: every clean page is dropped, or the run says that it could not be."""
-    os.sync()
-    pathlib.Path("/proc/sys/vm/drop_caches").write_text("3\n")
-
-
-class Fio:
-    """fio on the same file: the ceiling. Result: reads/s and its own CPU (user + system) a read, in microseconds."""
-
-    def __init__(self, path, **options):
-        self.path = path
-        self.options = {
-            "rw": "randread", "bs": "4k", "ioengine": "io_uring", "direct": 1, "norandommap": 1, "randrepeat": 0,
-            "time_based": 1, **options,
-        }
-
-    def describe(self):
-        return "fio " + " ".join(f"--{name}={value}" for name, value in self.options.items())
-
-    def measure(self, seconds):
-        options = [f"--{name}={value}" for name, value in self.options.items()]
-        command = ["fio", "--name=r", f"--filename={self.path}", f"--runtime={seconds}", "--output-format=json",
-                   "--group_reporting", *options]
-        job = json.loads(run(command))["jobs"][0]
-        iops = job["read"]["iops"]
-        # usr_cpu and sys_cpu are percent of one CPU: 10 % at 1000 reads/s is 100 us a read.
-        return {
-            "reads_per_second": iops,
-            "cpu_us": (job["usr_cpu"] + job["sys_cpu"]) * 1e4 / iops,
-            "p50_us": job["read"]["clat_ns"]["percentile"]["50.000000"] / 1e3,
-            "p99_us": job["read"]["clat_ns"]["percentile"]["99.000000"] / 1e3,
-        }
-
-
-class Daemon:
-    """A ringfetchd of its own for one run, on ports of the kernel's choice."""
-
-    def __init__(self, path, engine, kind="kind: blocks, block_bytes: 4096, partial_tail: ignore"):
-        self.path, self.engine, self.kind = path, engine, kind
-
-    def __enter__(self):
-        self.directory = tempfile.TemporaryDirectory()
-        base = pathlib.Path(self.directory.name)
-        # JSON is YAML.
-        (base / "ringfetchd.yaml").write_text(
-            f"grpc: {{listen: '127.0.0.1:0'}}\nhttp: {{listen: '127.0.0.1:0'}}\nadmin: {{listen: '127.0.0.1:0'}}\n"
-            f"log: {{filter: warn}}\nengine: {json.dumps(self.engine)}\n"
-            f"datasets: [{{name: data, path: '{self.path}', {self.kind}}}]\n"
-        )
-        addresses = base / "addresses.json"
-        self.log = open(base / "log", "w+")
-        self.process = subprocess.Popen(
-            [RINGFETCHD, "--config", base / "ringfetchd.yaml", "--addresses-file", addresses],
-            stdout=self.log, stderr=self.log,
-        )
-        deadline = time.monotonic() + 30
-        while not addresses.exists():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.log.seek(0)
-                sys.exit(f"ringfetchd did not start:\n{self.log.read()}")
-            time.sleep(0.02)
-        self.addresses = json.loads(addresses.read_text())
-        return self
-
-    def __exit__(self, *_):
-        self.process.send_signal(signal.SIGTERM)
-        if self.process.wait(timeout=30) != 0:
-            self.log.seek(0)
-            sys.exit(f"ringfetchd ended with {self.process.returncode}:\n{self.log.read()}")
-        self.directory.cleanup()
-
-    def resident_bytes(self):
-        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) * 1024
-
-    def metric(self, name):
-        page = urllib.request.urlopen(f"http://{self.addresses['http']}/metrics").read().decode()
-        return sum(float(line.split()[-1]) for line in page.splitlines() if re.match(rf"{name}[ {{]", line))
-
-
-class Ringfetch:
-    """The daemon under `ringfetch load`. Result: reads/s and the *server's* CPU a read, in microseconds."""
-
-    def __init__(self, path, engine, load, kind=None, cold=True, verify=False):
-        self.path, self.engine, self.load, self.cold = path, engine, load, cold
-        self.options = {} if kind is None else {"kind": kind}
-        self.verify = verify
-
-    def describe(self):
-        return f"engine {json.dumps(self.engine)}, ringfetch load {' '.join(self.load)}"
-
-    def measure(self, seconds):
-        if self.cold:
-            drop_caches()
-        with Daemon(self.path, self.engine, **self.options) as daemon:
-            command = [RINGFETCH, "--grpc", f"http://{daemon.addresses['grpc']}", "--json", "load", "--dataset", "data",
-                       "--seconds", seconds, "--warmup-seconds", "0.5", "--server-pid", daemon.process.pid, *self.load]
-            report = json.loads(run(command))
-            device, asked = daemon.metric("ringfetch_device_reads_total"), daemon.metric("ringfetch_reads_total")
-            return {
-                "reads_per_second": report["reads_per_second"],
-                "cpu_us": report["server_cpu_us_per_read"],
-                "client_cpu_us": report["cpu_us_per_read"],
-                "p50_us": report["latency_us"]["p50"],
-                "p99_us": report["latency_us"]["p99"],
-                "device_reads_per_read": device / max(asked, 1),
-                "resident_mib": daemon.resident_bytes() / 2**20,
-            }
-
-
-class EngineAlone:
-    """The engine without a network, on one core."""
-
-    def __init__(self, path, backend, batch, outstanding):
-        self.arguments = [path, backend, batch, outstanding]
-
-    def describe(self):
-        return "engine_load " + " ".join(map(str, self.arguments[1:]))
-
-    def measure(self, seconds):
-        line = run([ENGINE_LOAD, *self.arguments, seconds])
-        figures = re.search(r": (\d+) reads/s, ([\d.]+) us CPU a read", line)
-        return {"reads_per_second": float(figures.group(1)), "cpu_us": float(figures.group(2))}
-
-
-def rows(path):
-    """Every row: what is measured, what it is held against, and the targets as (figure, relation, ratio)."""
-    uring, mmap = {"backend": "uring"}, {"backend": "mmap", "mmap": {"threads": 2}}
-    one_thread = {"backend": "mmap", "mmap": {"threads": 1}}
-    plain = {"backend": "mmap", "mmap": {"threads": 1, "announce": False}}
-    # 16 requests of 64 reads: 1024 reads in flight.
-    batches = ["--batch", "64", "--outstanding", "16", "--connections", "4"]
-    fio64 = Fio(path, iodepth=64)
+def measure_side(row, side, seconds):
+    """One run of one side: prepares the cache, measures, and looks at the cache and at the CPUs afterwards."""
+    cached_at_start = row.temperature.prepare(row.path)
+    before = machine.busy()
+    figures = side.measure(seconds)
+    after = machine.busy()
+    ticks = max(after[2] - before[2], 1)
     return {
-        "grpc-64": {
-            "title": "gRPC FetchBlocks, 64 x 4 KiB a call, uring, cold, direct",
-            "set": "first",
-            "subject": Ringfetch(path, uring, batches),
-            "peer": fio64,
-            "targets": [("reads_per_second", ">=", 0.85)],
-        },
-        "mmap-announced": {
-            "title": "mmap, one thread, cold: announced batches against plain faults (gRPC, 64 a call)",
-            "set": "first",
-            "subject": Ringfetch(path, one_thread, batches),
-            "peer": Ringfetch(path, plain, batches),
-            "targets": [("reads_per_second", ">=", 3.0)],
-        },
-        "engine-64": {
-            "title": "engine alone, depth 64, against fio at the same depth",
-            "subject": EngineAlone(path, "uring", 1, 64),
-            "peer": fio64,
-            "targets": [("reads_per_second", ">=", 0.98), ("cpu_us", "<=", 0.75)],
-        },
-        "engine-256": {
-            "title": "engine alone, 256 outstanding, against fio at depth 256",
-            "subject": EngineAlone(path, "uring", 1, 256),
-            "peer": Fio(path, iodepth=256),
-            "targets": [("reads_per_second", ">=", 0.98), ("cpu_us", "<=", 0.75)],
-        },
-        "grpc-64-cpu": {
-            "title": "gRPC FetchBlocks, 64 a call: the server's CPU a read",
-            "subject": Ringfetch(path, uring, batches),
-            "peer": fio64,
-            "targets": [("reads_per_second", ">=", 0.97), ("cpu_us", "<=", 0.75)],
-        },
-        "stream": {
-            "title": "gRPC FetchStream, single reads pipelined (256 outstanding)",
-            "subject": Ringfetch(path, uring, ["--batch", "1", "--outstanding", "256", "--connections", "4",
-                                               "--transport", "stream"]),
-            "peer": fio64,
-            "targets": [("reads_per_second", ">=", 0.85), ("cpu_us", "<=", 1.6)],
-        },
-        "mmap-cold": {
-            "title": "mmap, 2 threads, cold, gRPC 64 a call",
-            "subject": Ringfetch(path, mmap, batches),
-            "peer": fio64,
-            "targets": [("reads_per_second", ">=", 0.90)],
-        },
-        "vectors-3k": {
-            "title": "vectors of 3072 bytes, 64 a call, uring, cold, direct",
-            "subject": Ringfetch(path, uring, batches, kind="kind: vectors, layout: raw, dim: 768, dtype: f32"),
-            "peer": Fio(path, iodepth=64, bs="3k"),
-            "targets": [("reads_per_second", ">=", 0.95)],
-        },
+        **figures,
+        "cached_at_start": cached_at_start,
+        "cached_at_end": cache.resident_fraction(row.path),
+        "busy_cpu": (after[0] - before[0]) / ticks,
+        "stolen_cpu": (after[1] - before[1]) / ticks,
     }
 
 
-def measure_row(name, row, pairs, seconds):
-    """Alternates A B, B A, ... so that drift of the machine falls on both alike."""
-    results = {"subject": [], "peer": []}
-    for pair in range(pairs):
-        order = ["subject", "peer"] if pair % 2 == 0 else ["peer", "subject"]
-        for side in order:
-            drop_caches()
-            results[side].append(row[side].measure(seconds))
-        subject, peer = results["subject"][-1], results["peer"][-1]
-        say(f"{name:16} pair {pair + 1}/{pairs}: {subject['reads_per_second']:9.0f} / "
-            f"{peer['reads_per_second']:9.0f} reads/s, {subject['cpu_us']:6.2f} / {peer['cpu_us']:6.2f} us")
-    return results
+def measure_row(name, row, pairs, seconds, progress):
+    """Alternates A B, B A, ... so that the machine's drift falls on both alike. A failure ends the row, not the rest."""
+    result = Result(name, row, [], [])
+    seconds = min(seconds, row.seconds_max)
+    try:
+        for pair in range(pairs):
+            order = ["subject", "peer"] if pair % 2 == 0 else ["peer", "subject"]
+            runs = {side: measure_side(row, getattr(row, side), seconds)
+                    for side in order if getattr(row, side) is not None}
+            for side, figures in runs.items():
+                getattr(result, side).append(figures)
+                problem = row.temperature.judge(figures["cached_at_end"])
+                if problem:
+                    result.problem = problem
+            ours, theirs = runs["subject"], runs.get("peer", {})
+            say(f"{progress} {name:15} pair {pair + 1}/{pairs}: {table.number(ours['reads_per_second']):>9} / "
+                f"{table.number(theirs.get('reads_per_second')):>9} reads/s, {table.number(ours['cpu_us'], 2):>6} / "
+                f"{table.number(theirs.get('cpu_us'), 2):>6} us, p99 {table.number(ours['p99_us']):>7} / "
+                f"{table.number(theirs.get('p99_us')):>7} us")
+    except RunFailed as failure:
+        result.problem = str(failure)
+        result.subject, result.peer = [], []
+        say(f"{progress} {name:15} failed: {failure}")
+    return result
 
 
-def ratios(results, figure):
-    """Ratio of each pair: the two runs of a pair stand next to each other in time."""
-    return [a[figure] / b[figure] for a, b in zip(results["subject"], results["peer"], strict=True)]
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", type=pathlib.Path, help="what is read: on the device in question, 10 GiB or more")
+    parser.add_argument("--make", type=pathlib.Path, help="make this file first if it is not there, and read it")
+    parser.add_argument("--size", default="10GiB", help="of --make (default: 10GiB)")
+    parser.add_argument("--rows", default="all", help="names with commas between them (default: all)")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--seconds", type=int, default=5, help="a run (default: 5; buffered cold rows: at most 3)")
+    parser.add_argument("--warm-size", type=int, default=1024, metavar="MIB",
+                        help="of the file that warm rows read, made beside --file and removed (default: 1024)")
+    parser.add_argument("--quick", action="store_true", help="1 pair of 2 s: shows that the rows work, not what they cost")
+    parser.add_argument("--out", type=pathlib.Path, help="default: bench/results; with --quick or --rows: target/bench")
+    parser.add_argument("--no-build", action="store_true", help="measure the release build that is there")
+    parser.add_argument("--list", action="store_true", help="print the rows and end")
+    options = parser.parse_args()
+    if not (options.file or options.make or options.list):
+        parser.error("--file or --make: name the file to read")
+    if options.pairs < 1 or options.seconds < 1 or options.warm_size < 64:
+        parser.error("--pairs, --seconds: at least 1; --warm-size: at least 64")
+    if options.quick:
+        options.pairs, options.seconds = QUICK_PAIRS, QUICK_SECONDS
+    # Only a whole table replaces the published one.
+    whole = options.rows == "all" and not options.quick
+    options.out = options.out or (ringfetch.ROOT / "bench" / "results" if whole else ringfetch.TARGET.parent / "bench")
+    return options
 
 
-def verdict(results, targets):
-    cells = []
-    for figure, relation, bound in targets:
-        ratio = statistics.median(ratios(results, figure))
-        met = ratio >= bound if relation == ">=" else ratio <= bound
-        what = "reads/s" if figure == "reads_per_second" else figure.replace("_us", "")
-        cells.append(f"{what} {ratio:.2f}x ({'met' if met else 'NOT met'}: {relation} {bound}x)")
-    return "; ".join(cells)
+def chosen(names, every):
+    """The rows that --rows asks for, in the table's order."""
+    if names == "all":
+        return every
+    wanted = names.split(",")
+    unknown = [name for name in wanted if name not in every]
+    if unknown:
+        sys.exit(f"--rows: {', '.join(unknown)}: no such row. There are: {', '.join(every)}")
+    return {name: row for name, row in every.items() if name in wanted}
 
 
-def machine(path):
-    cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
-    fs = run(["stat", "-f", "-c", "%T", path]).strip()
-    commit = run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
-    return {
-        "date": time.strftime("%Y-%m-%d"), "commit": commit, "kernel": platform.release(),
-        "cpus": len(os.sched_getaffinity(0)), "cpu": cpu.group(1) if cpu else platform.machine(), "file_system": fs,
-        "file_gib": round(os.path.getsize(path) / 2**30, 2), "fio": run(["fio", "--version"]).strip(),
-    }
+def command_line(path, options):
+    """The command that gives these results again, without the machine's directories."""
+    words = ["bench/compare.py", f"--file {path.name}"]
+    words += [f"--rows {options.rows}"] if options.rows != "all" else []
+    words += ["--quick"] if options.quick else [f"--pairs {options.pairs}", f"--seconds {options.seconds}"]
+    words += [f"--warm-size {options.warm_size}"] if options.warm_size != 1024 else []
+    return " ".join(words)
 
 
-def check_cold(path):
-    fs = run(["stat", "-f", "-c", "%T", path]).strip()
-    if fs in ("tmpfs", "ramfs"):
-        sys.exit(f"--file: {path} is on {fs}: a cold read there measures memory. Put it on a disk.")
-    available = int(re.search(r"MemAvailable:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1)) * 1024
-    if os.path.getsize(path) < 2 << 30:
-        sys.exit(f"--file: {path} is below 2 GiB: too small for cold figures. Make one with --make.")
-    if os.path.getsize(path) < available:
-        say("note: the file would fit the page cache in time; caches are dropped before every run, and runs are short")
+def write(path, options, results, facts):
+    """All results so far: a run that is broken off leaves what it has measured."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    asked = {"pairs": options.pairs, "seconds": options.seconds, "warm_mib": options.warm_size}
+    command = command_line(path, options)
+    text = table.markdown(facts, results, asked, command)
+    (options.out / "results.md").write_text(text)
+    (options.out / "results.json").write_text(json.dumps(table.data(facts, results, asked, command), indent=1) + "\n")
+    (options.out / "overview.svg").write_text(plots.overview(results))
+    for result in results:
+        if result.subject:
+            (options.out / f"{result.name}.svg").write_text(plots.row_plot(result))
+    return text
 
 
-def bar_chart(row, results, out):
-    """Median reads/s and CPU a read of both sides, as an SVG anyone can open."""
-    groups = [("reads/s", "reads_per_second"), ("CPU us/read", "cpu_us")]
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 {90 * len(groups) + 50}" '
-             'font-family="sans-serif" font-size="13" role="img">',
-             f'<title>{row["title"]}</title><rect width="100%" height="100%" fill="#fff"/>',
-             f'<text x="10" y="22" font-weight="bold">{row["title"]}</text>']
-    top = 40
-    for label, figure in groups:
-        values = {side: statistics.median(one[figure] for one in results[side]) for side in ("subject", "peer")}
-        most = max(values.values())
-        parts.append(f'<text x="10" y="{top + 12}">{label}</text>')
-        for index, (side, colour) in enumerate((("subject", "#2563eb"), ("peer", "#9ca3af"))):
-            y = top + 20 + index * 26
-            width = 380 * values[side] / most
-            parts.append(f'<rect x="110" y="{y}" width="{width:.0f}" height="20" fill="{colour}"/>')
-            parts.append(f'<text x="10" y="{y + 15}">{"ringfetch" if side == "subject" else "peer"}</text>')
-            parts.append(f'<text x="{115 + width:.0f}" y="{y + 15}">{values[side]:,.1f}</text>')
-        top += 90
-    parts.append("</svg>")
-    out.write_text("\n".join(parts) + "\n")
-
-
-def table(facts, measured, pairs, seconds, command):
-    lines = [
-        f"Measured {facts['date']} at commit {facts['commit']}: {facts['cpus']} CPUs ({facts['cpu']}), kernel {facts['kernel']}, "
-        f"{facts['file_system']}, {facts['file_gib']} GiB, {facts['fio']}. {pairs} alternating pairs of {seconds} s, medians; "
-        "the ratio is the median of the pairs' ratios.",
-        "", f"Command: `{command}`", "",
-        "| row | reads/s | peer reads/s | CPU us/read | peer CPU | p99 us | targets |", "|---|--:|--:|--:|--:|--:|---|",
-    ]
-    for row, results in measured:
-        def median(side, figure):
-            values = [one[figure] for one in results[side] if figure in one]
-            return statistics.median(values) if values else float("nan")
-        lines.append(
-            f"| {row['title']} | {median('subject', 'reads_per_second'):,.0f} | {median('peer', 'reads_per_second'):,.0f} "
-            f"| {median('subject', 'cpu_us'):.2f} | {median('peer', 'cpu_us'):.2f} | {median('subject', 'p99_us'):,.0f} "
-            f"| {verdict(results, row['targets'])} |"
-        )
-    lines += ["", "What ran:", ""]
-    for row, _ in measured:
-        lines.append(f"- {row['title']}: {row['subject'].describe()}; peer: {row['peer'].describe()}")
-    return "\n".join(lines) + "\n"
+def print_rows():
+    file = pathlib.Path("FILE")
+    for name, row in rows.every(file, file, 10).items():
+        print(f"{name:15} {row.title} ({row.temperature.name}), against {row.against}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=pathlib.Path, help="what is read: at least 2 GiB on the device in question")
-    parser.add_argument("--make", type=pathlib.Path, help="make this file first, and read it")
-    parser.add_argument("--size", default="10GiB")
-    parser.add_argument("--rows", default="all", help="all, first, or names with commas between them")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=5)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "bench" / "results")
-    options = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("the page cache cannot be dropped without root: run as root, or every cold figure would be a guess")
-    if shutil.which("fio") is None:
-        sys.exit("fio is missing: install it (Debian: apt-get install fio)")
-    run(["cargo", "build", "--release", "--workspace"], cwd=ROOT)
-    run(["cargo", "build", "--release", "-p", "ringfetch-engine", "--example", "engine_load"], cwd=ROOT)
-    path = options.make or options.file or sys.exit("--file or --make: name the file to read")
+    options = parse()
+    if options.list:
+        return print_rows()
+    path = (options.make or options.file).absolute()
+    if not options.no_build:
+        say("building the release binaries")
+        ringfetch.build()
     if options.make and not path.exists():
-        run([RINGFETCH, "dataset", "make", "blocks", path, "--size", options.size])
+        run([ringfetch.RINGFETCH, "dataset", "make", "blocks", path, "--size", options.size])
+    if not path.is_file():
+        sys.exit(f"--file: {path} is not there, or no regular file")
     path = path.resolve()
-    check_cold(path)
-    every = rows(path)
-    chosen = [name for name, row in every.items()
-              if options.rows == "all" or row.get("set") == options.rows or name in options.rows.split(",")]
-    if not chosen:
-        sys.exit(f"--rows: none of {', '.join(every)} is called {options.rows!r}")
-    measured = [(every[name], measure_row(name, every[name], options.pairs, options.seconds)) for name in chosen]
-    facts = machine(path)
-    options.out.mkdir(parents=True, exist_ok=True)
-    command = f"bench/compare.py --file {path.name} --rows {options.rows} --pairs {options.pairs} --seconds {options.seconds}"
-    text = table(facts, measured, options.pairs, options.seconds, command)
-    (options.out / "results.md").write_text(text)
-    (options.out / "results.json").write_text(json.dumps(
-        {"machine": facts, "command": command, "rows": dict(zip(chosen, (results for _, results in measured), strict=True))},
-        indent=1) + "\n")
-    for name, (row, results) in zip(chosen, measured, strict=True):
-        bar_chart(row, results, options.out / f"{name}.svg")
+    machine.check_file(path)
+    warm = cache.WarmFile(path, options.warm_size << 20)
+    idle_seconds = QUICK_IDLE_SECONDS if options.quick else 10
+    try:
+        selected = chosen(options.rows, rows.every(path, warm.path, idle_seconds, path.stat().st_size, warm.size))
+        machine.check_tools(rows.needs(selected.values()), with_nbd="grpc-1" in selected)
+        facts = machine.facts(path)
+        if facts["load_at_start"] > 0.5:
+            say(f"note: load average {facts['load_at_start']:.1f}: others use this machine, and the figures will show it")
+        if any(row.temperature is cache.WARM for row in selected.values()):
+            say(f"copying {options.warm_size} MiB beside the file for the warm rows")
+            warm.make()
+        results, started = [], time.monotonic()
+        for index, (name, row) in enumerate(selected.items()):
+            progress = f"{time.monotonic() - started:5.0f} s {index + 1:2}/{len(selected)}"
+            results.append(measure_row(name, row, options.pairs, options.seconds, progress))
+            text = write(path, options, results, facts)
+    finally:
+        warm.remove()
+    say(f"results are in {os.path.relpath(options.out)}")
     print(text)
+    if any(result.problem for result in results):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RunFailed as failure:
+        sys.exit(str(failure))
+    except KeyboardInterrupt:
+        sys.exit("interrupted: what was measured so far is in --out")

@@ -102,6 +102,7 @@ pub(crate) fn kind_name(kind: i32) -> &'static str {
 fn backend_name(backend: i32) -> &'static str {
     match wire::Backend::try_from(backend) {
         Ok(wire::Backend::Uring) => "uring",
+        Ok(wire::Backend::Auto) => "auto",
         Ok(wire::Backend::Mmap) => "mmap",
         Ok(wire::Backend::Pread) => "pread",
         Ok(wire::Backend::Unspecified) | Err(_) => "unknown",

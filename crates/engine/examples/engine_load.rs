@@ -1,120 +1,297 @@
-//! The engine alone under a closed loop: reads a second and CPU a read, to be set beside fio on the same file.
+//! The engine alone under a closed loop, without a network: reads a second, CPU a read and latency, to be set beside
+//! fio on the same file.
 //!
-//! `cargo run --release -p ringfetch-engine --example engine_load -- FILE [BACKEND [BATCH [OUTSTANDING [SECONDS]]]]`
+//! `cargo run --release -p ringfetch-engine --example engine_load -- FILE [--flag value ...]`; `--help` lists the
+//! flags. Depth is what the device sees (`--queue-depth`); batches in flight (`--outstanding`) keep it filled.
 
+use hdrhistogram::Histogram;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
-use std::sync::Arc;
+use rustix::time::{ClockId, clock_gettime};
+use std::io::Write as _;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let argument =
-        |index: usize, default: &str| arguments.get(index).map_or(default, String::as_str).to_owned();
-    let path = arguments
-        .first()
-        .ok_or("usage: engine_load FILE [BACKEND [BATCH [OUTSTANDING [SECONDS]]]]")?;
-    let backend = match argument(1, "uring").as_str() {
-        "uring" => BackendKind::Uring,
-        "mmap" => BackendKind::Mmap,
-        "mmap-plain" => BackendKind::Mmap,
-        "pread" => BackendKind::Pread,
-        other => return Err(format!("BACKEND: {other:?} is none of uring, mmap, mmap-plain, pread").into()),
-    };
-    let batch_items: usize = argument(2, "64").parse()?;
-    let outstanding: usize = argument(3, "1").parse()?;
-    let seconds: u64 = argument(4, "3").parse()?;
-    let mut config = EngineConfig {
-        backend,
-        ..EngineConfig::default()
-    };
-    config.mmap.announce = argument(1, "") != "mmap-plain";
-    config.mmap.threads = 1;
-    for (name, value) in std::env::vars() {
-        match name.as_str() {
-            "QUEUE_DEPTH" => config.uring.queue_depth = value.parse()?,
-            "EAGER_FLUSH" => config.uring.eager_flush_reads = value.parse()?,
-            "REGISTERED" => config.uring.registered_buffers = value == "1",
-            "CORES" => config.cores = value.parse()?,
-            "MMAP_THREADS" => config.mmap.threads = value.parse()?,
-            _ => {}
+type Failure = Box<dyn std::error::Error>;
+
+const USAGE: &str = "usage: engine_load FILE [--flag value ...]
+  --backend uring|auto|mmap|mmap-plain|pread   (uring; mmap-plain announces nothing)
+  --batch N            reads a batch (64)
+  --outstanding N      batches in flight (4)
+  --queue-depth N      most reads in flight at the device, a ring; with pread: threads (64)
+  --cores N            pinned or free network threads, one ring each (1)
+  --threads N          threads of mmap (1)
+  --block-bytes N      bytes a read (4096)
+  --eager-flush N      submit after so many reads; 0: once a turn (4)
+  --registered true|false    registered response memory (true)
+  --pin true|false     pin core N to the Nth CPU (true)
+  --seconds S          measured time (3)
+  --warmup-seconds S   driven before it, not measured (0.5)
+  --json               one JSON object instead of a line";
+
+/// What was asked for.
+struct Options {
+    path: String,
+    backend: BackendKind,
+    config: EngineConfig,
+    batch: usize,
+    outstanding: usize,
+    block_bytes: u32,
+    seconds: Duration,
+    warmup: Duration,
+    json: bool,
+}
+
+impl Options {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, Failure> {
+        let path = arguments
+            .next()
+            .filter(|path| !path.starts_with("--"))
+            .ok_or(USAGE)?;
+        let mut options = Self {
+            path,
+            backend: BackendKind::Uring,
+            config: EngineConfig::default(),
+            batch: 64,
+            outstanding: 4,
+            block_bytes: 4096,
+            seconds: Duration::from_secs(3),
+            warmup: Duration::from_millis(500),
+            json: false,
+        };
+        options.config.mmap.threads = 1;
+        let mut depth = 64;
+        while let Some(flag) = arguments.next() {
+            if flag == "--json" {
+                options.json = true;
+                continue;
+            }
+            let value = arguments
+                .next()
+                .ok_or_else(|| format!("{flag}: needs a value\n{USAGE}"))?;
+            let config = &mut options.config;
+            match flag.as_str() {
+                "--backend" => {
+                    config.mmap.announce = value != "mmap-plain";
+                    options.backend = match value.as_str() {
+                        "uring" => BackendKind::Uring,
+                        "auto" => BackendKind::Auto,
+                        "mmap" | "mmap-plain" => BackendKind::Mmap,
+                        "pread" => BackendKind::Pread,
+                        other => return Err(format!("--backend {other}: no such backend\n{USAGE}").into()),
+                    };
+                }
+                "--batch" => options.batch = parse(&flag, &value)?,
+                "--outstanding" => options.outstanding = parse(&flag, &value)?,
+                "--queue-depth" => depth = parse(&flag, &value)?,
+                "--cores" => config.cores = parse(&flag, &value)?,
+                "--threads" => config.mmap.threads = parse(&flag, &value)?,
+                "--block-bytes" => options.block_bytes = parse(&flag, &value)?,
+                "--eager-flush" => config.uring.eager_flush_reads = parse(&flag, &value)?,
+                "--registered" => config.uring.registered_buffers = parse(&flag, &value)?,
+                "--pin" => config.pin = parse(&flag, &value)?,
+                "--seconds" => options.seconds = seconds(&flag, &value)?,
+                "--warmup-seconds" => options.warmup = seconds(&flag, &value)?,
+                other => return Err(format!("{other}: no such flag\n{USAGE}").into()),
+            }
         }
+        if options.batch == 0
+            || options.outstanding == 0
+            || options.block_bytes == 0
+            || options.seconds.is_zero()
+        {
+            return Err("--batch, --outstanding, --block-bytes, --seconds: at least 1".into());
+        }
+        options.config.backend = options.backend;
+        options.config.uring.queue_depth = depth;
+        options.config.pread.threads = depth;
+        Ok(options)
     }
+}
+
+fn parse<T: FromStr>(flag: &str, value: &str) -> Result<T, Failure> {
+    value
+        .parse()
+        .map_err(|_| format!("{flag} {value}: not understood\n{USAGE}").into())
+}
+
+fn seconds(flag: &str, value: &str) -> Result<Duration, Failure> {
+    Ok(Duration::try_from_secs_f64(parse(flag, value)?)?)
+}
+
+/// What one core's slots have counted. Only that core's thread touches it while the load runs.
+struct Counted {
+    reads: AtomicU64,
+    /// Latency of a batch, nanoseconds.
+    latency: Mutex<Histogram<u64>>,
+    failed: Mutex<Option<String>>,
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments = std::env::args().skip(1);
+    if std::env::args().any(|argument| argument == "--help") {
+        writeln!(std::io::stdout(), "{USAGE}")?;
+        return Ok(());
+    }
+    let options = Options::parse(arguments)?;
     let dataset = Arc::new(Dataset::open(&DatasetSpec {
         name: "file".to_owned(),
-        paths: vec![path.into()],
+        paths: vec![(&options.path).into()],
         kind: KindSpec::Blocks {
-            block_bytes: 4096,
+            block_bytes: options.block_bytes,
             partial_tail: PartialTail::Ignore,
         },
         direct_io: DirectIo::Preferred,
     })?);
-    let engine = Engine::start(&config)?;
-    let until = Instant::now() + Duration::from_secs(seconds);
-    let reads = Arc::new(AtomicU64::new(0));
-    let before = cpu_seconds();
-    let started = Instant::now();
-    let (done, wait) = std::sync::mpsc::channel();
-    for slot in 0..outstanding {
-        let (engine_here, dataset, reads, done) = (
-            engine.clone(),
-            Arc::clone(&dataset),
-            Arc::clone(&reads),
-            done.clone(),
-        );
-        engine.spawn_on(slot % engine.core_count(), move || async move {
-            let mut random = fastrand::Rng::with_seed(slot as u64);
-            while Instant::now() < until {
-                let mut batch = Batch::new(Arc::clone(&dataset), batch_items);
-                for _ in 0..batch_items {
-                    batch.push_block(random.u64(..dataset.count()));
-                }
-                let answer = match engine_here.submit(batch, SubmitOptions::default()) {
-                    Ok(ticket) => ticket.await,
-                    Err(error) => Err(error),
-                };
-                match answer {
-                    Ok(fetched) if fetched.errors.is_empty() => {
-                        reads.fetch_add(batch_items as u64, Ordering::Relaxed);
-                    }
-                    other => {
-                        tracing::error!(?other, "a batch failed");
-                        break;
-                    }
-                }
-            }
+    let engine = Engine::start(&options.config)?;
+    let measure_from = Instant::now() + options.warmup;
+    let until = measure_from + options.seconds;
+    let mut counted = Vec::new();
+    for _ in 0..engine.core_count() {
+        counted.push(Arc::new(Counted {
+            reads: AtomicU64::new(0),
+            latency: Mutex::new(Histogram::new(3)?),
+            failed: Mutex::new(None),
+        }));
+    }
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    for slot in 0..options.outstanding {
+        let core = slot % engine.core_count();
+        let drive = Slot {
+            engine: engine.clone(),
+            dataset: Arc::clone(&dataset),
+            counted: Arc::clone(&counted[core]),
+            batch: options.batch,
+            seed: slot as u64,
+            measure_from,
+            until,
+        };
+        let done = done.clone();
+        engine.spawn_on(core, move || async move {
+            drive.run().await;
             drop(done);
         });
     }
     drop(done);
-    // Ends when every sender is gone.
+    let reads = || {
+        counted
+            .iter()
+            .map(|core| core.reads.load(Ordering::Relaxed))
+            .sum::<u64>()
+    };
+    std::thread::sleep(measure_from.saturating_duration_since(Instant::now()));
+    let (began, cpu_before, reads_before) = (Instant::now(), cpu_time(), reads());
+    std::thread::sleep(until.saturating_duration_since(Instant::now()));
+    let (elapsed, cpu, total) = (began.elapsed(), cpu_time() - cpu_before, reads() - reads_before);
+    // Ends when every slot has dropped its sender.
     let _ended: Result<(), _> = wait.recv();
-    let elapsed = started.elapsed().as_secs_f64();
-    let total = reads.load(Ordering::Relaxed) as f64;
-    let cpu = (cpu_seconds() - before) * 1e6 / total.max(1.0);
-    let status: Vec<(u64, u64)> = engine
-        .shards()
-        .iter()
-        .map(|shard| (shard.device_reads_total, shard.submissions_total))
-        .collect();
-    println!(
-        "{backend} batch {batch_items} outstanding {outstanding}: {:.0} reads/s, {cpu:.2} us CPU a read, (device reads, submissions) {status:?}",
-        total / elapsed
-    );
+    let mut latency = Histogram::<u64>::new(3)?;
+    for core in &counted {
+        latency.add(&*core.latency.lock().unwrap_or_else(PoisonError::into_inner))?;
+        if let Some(error) = core.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(format!("a batch failed: {error}").into());
+        }
+    }
+    if total == 0 {
+        return Err("nothing was read".into());
+    }
+    report(&options, &engine, total as f64, elapsed, cpu, &latency)
+}
+
+fn report(
+    options: &Options,
+    engine: &Engine,
+    reads: f64,
+    elapsed: Duration,
+    cpu: Duration,
+    latency: &Histogram<u64>,
+) -> Result<(), Failure> {
+    let per_second = reads / elapsed.as_secs_f64();
+    let cpu_us = cpu.as_secs_f64() * 1e6 / reads;
+    let micros = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
+    let (p50, p90, p99, p999) = (micros(0.5), micros(0.9), micros(0.99), micros(0.999));
+    let shards = engine.shards();
+    // Warm-up included: for their ratio to each other.
+    let device: u64 = shards.iter().map(|shard| shard.device_reads_total).sum();
+    let submissions: u64 = shards.iter().map(|shard| shard.submissions_total).sum();
+    let (backend, batch, outstanding) = (engine.backend().backend, options.batch, options.outstanding);
+    let mut out = std::io::stdout().lock();
+    if options.json {
+        writeln!(
+            out,
+            "{{\"backend\": \"{backend}\", \"batch\": {batch}, \"outstanding\": {outstanding}, \
+             \"reads_per_second\": {per_second:.1}, \"cpu_us_per_read\": {cpu_us:.4}, \"latency_us\": {{\"p50\": \
+             {p50:.1}, \"p90\": {p90:.1}, \"p99\": {p99:.1}, \"p99_9\": {p999:.1}}}, \"device_reads\": {device}, \
+             \"submissions\": {submissions}}}"
+        )?;
+    } else {
+        writeln!(
+            out,
+            "{backend} batch {batch} outstanding {outstanding}: {per_second:.0} reads/s, {cpu_us:.2} us CPU a read, \
+             batch p50 {p50:.0} us, p99 {p99:.0} us, {device} device reads in {submissions} submissions"
+        )?;
+    }
     Ok(())
 }
 
-/// User and system time of this process.
-fn cpu_seconds() -> f64 {
-    // SAFETY: getrusage only fills the value it is given.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
-        usage
-    };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+/// One batch in flight, again and again.
+struct Slot {
+    engine: Engine,
+    dataset: Arc<Dataset>,
+    counted: Arc<Counted>,
+    batch: usize,
+    seed: u64,
+    measure_from: Instant,
+    until: Instant,
+}
+
+impl Slot {
+    async fn run(self) {
+        let mut random = fastrand::Rng::with_seed(self.seed);
+        let count = self.dataset.count();
+        let mut start = Instant::now();
+        while start < self.until {
+            let mut batch = Batch::new(Arc::clone(&self.dataset), self.batch);
+            for _ in 0..self.batch {
+                batch.push_block(random.u64(..count));
+            }
+            let answer = match self.engine.submit(batch, SubmitOptions::default()) {
+                Ok(ticket) => ticket.await,
+                Err(error) => Err(error),
+            };
+            let problem = match answer {
+                Ok(fetched) => fetched.errors.first().map(|item| format!("{item:?}")),
+                Err(error) => Some(error.to_string()),
+            };
+            if problem.is_some() {
+                *self.counted.failed.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+                return;
+            }
+            let end = Instant::now();
+            self.counted.reads.fetch_add(self.batch as u64, Ordering::Relaxed);
+            if start >= self.measure_from {
+                let nanoseconds = u64::try_from((end - start).as_nanos()).unwrap_or(u64::MAX);
+                let mut latency = self
+                    .counted
+                    .latency
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
+                latency.record(nanoseconds).ok();
+            }
+            start = end;
+        }
+    }
+}
+
+/// User and system time of this process, all threads.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }

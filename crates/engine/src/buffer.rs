@@ -177,14 +177,29 @@ unsafe impl Send for PooledBuffer {}
 unsafe impl Sync for PooledBuffer {}
 
 impl PooledBuffer {
-    /// Bytes that can be written: a multiple of the page size, page aligned.
-    pub(crate) fn capacity(&self) -> usize {
-        self.capacity
+    /// Where `length` bytes from `offset` lie. Whoever writes through it holds the buffer alive until it is done.
+    ///
+    /// # Panics
+    /// When they reach past the piece: a defect of the planner must end a shard, never write to others' memory.
+    pub(crate) fn place(&self, offset: usize, length: usize) -> *mut u8 {
+        let end = offset.checked_add(length);
+        assert!(
+            end.is_some_and(|end| end <= self.capacity),
+            "{length} bytes at {offset} of {}",
+            self.capacity
+        );
+        self.base.as_ptr().wrapping_add(offset)
     }
 
-    /// Where the memory begins. Whoever writes through it holds the buffer alive until it is done.
-    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
+    /// Copies `length` bytes from `source` on to `target` on in another piece, or in this one (they may overlap).
+    ///
+    /// # Panics
+    /// As [`PooledBuffer::place`].
+    pub(crate) fn copy_to(&self, source: usize, destination: &Self, target: usize, length: usize) {
+        let (from, to) = (self.place(source, length), destination.place(target, length));
+        // SAFETY: `place` has checked both ranges against their pieces, which are alive; no reference to the bytes
+        // exists (they are not visible yet), and the shard copies only when no read of them is in flight.
+        unsafe { std::ptr::copy(from, to, length) };
     }
 
     /// Says which bytes have arrived and may be seen.
@@ -208,14 +223,10 @@ impl PooledBuffer {
 
 impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
+        let start = self.base.as_ptr().wrapping_add(self.visible.start);
         // SAFETY: `visible` lies within the piece, its bytes have been written by finished reads (the shard sets it
         // only then), and nobody writes to them any more.
-        unsafe {
-            std::slice::from_raw_parts(
-                self.base.as_ptr().cast_const().add(self.visible.start),
-                self.visible.len(),
-            )
-        }
+        unsafe { std::slice::from_raw_parts(start, self.visible.len()) }
     }
 }
 
@@ -246,6 +257,11 @@ impl Share {
             limit_bytes,
             used_bytes: AtomicU64::new(0),
         })
+    }
+
+    /// The most that may be charged.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
     }
 
     /// Bytes charged now.
@@ -299,14 +315,14 @@ mod tests {
                 resource: Resource::Memory
             }
         );
-        held.sort_by_key(|piece| piece.as_mut_ptr() as usize);
+        held.sort_by_key(|piece| piece.place(0, 0) as usize);
         for pair in held.windows(2) {
-            assert_eq!(pair[0].as_mut_ptr() as usize % 4096, 0);
-            assert!(pair[0].as_mut_ptr() as usize + pair[0].capacity() <= pair[1].as_mut_ptr() as usize);
+            assert_eq!(pair[0].place(0, 0) as usize % 4096, 0);
+            assert!(pair[0].place(0, 0) as usize + pair[0].capacity <= pair[1].place(0, 0) as usize);
         }
         drop(held);
         assert_eq!(arena.in_use_bytes(), 0);
-        assert_eq!(arena.reserve(1 << 20, None).unwrap().capacity(), 1 << 20);
+        assert_eq!(arena.reserve(1 << 20, None).unwrap().capacity, 1 << 20);
     }
 
     /// A share refuses what is over its limit, naming itself, and is credited when bytes made of it are dropped.

@@ -8,6 +8,8 @@ use std::time::Duration;
 pub enum BackendKind {
     /// io_uring through tokio-uring, one ring a core.
     Uring,
+    /// Resident data copied from a mapping, the rest read through the ring.
+    Auto,
     /// Copies from a mapping, each batch announced to the kernel first.
     Mmap,
     /// Blocking `pread` on a pool of threads: the baseline.
@@ -21,10 +23,18 @@ impl BackendKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Uring => "uring",
+            Self::Auto => "auto",
             Self::Mmap => "mmap",
             Self::Pread => "pread",
             Self::Sim => "sim",
         }
+    }
+}
+
+impl BackendKind {
+    /// Whether it drives a ring.
+    pub fn uses_ring(self) -> bool {
+        matches!(self, Self::Uring | Self::Auto)
     }
 }
 

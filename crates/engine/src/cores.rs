@@ -5,6 +5,7 @@
 //! announced, and the memory the kernel may still write to is leaked (see `shard`).
 
 use crate::backend::Backend;
+use crate::backend::auto::AutoBackend;
 use crate::backend::uring::{RingRuntime, UringBackend};
 use crate::metrics::ShardMetrics;
 use crate::shard::{Message, Shard};
@@ -38,6 +39,8 @@ pub(crate) struct Alarm(pub(crate) Arc<watch::Sender<bool>>);
 pub(crate) struct RingPlan {
     pub(crate) queue_depth: u32,
     pub(crate) eager_flush_reads: u32,
+    /// Whether resident data is copied instead of read.
+    pub(crate) auto: bool,
     /// Response memory to register: (address, bytes).
     pub(crate) register: Option<(usize, usize)>,
 }
@@ -64,7 +67,7 @@ fn pin_to(cpu: Option<usize>) {
 }
 
 /// Makes the ring's backend and registers the memory; a refusal is told, not fatal.
-fn ring_shard(ring: &RingRuntime, plan: RingPlan, shard: Unplaced) -> (Shard<UringBackend>, RingOutcome) {
+fn ring_backend(ring: &RingRuntime, plan: RingPlan) -> (UringBackend, RingOutcome) {
     let mut backend = ring.backend(plan.queue_depth);
     // Workers serve buffered misses only; as many as the depth can use, never the kernel's default of thousands.
     if let Err(error) = backend.cap_workers(plan.queue_depth.min(64)) {
@@ -76,10 +79,7 @@ fn ring_shard(ring: &RingRuntime, plan: RingPlan, shard: Unplaced) -> (Shard<Uri
             .err()
             .map(|error| error.to_string())
     });
-    (
-        Shard::new(backend, shard.inbox, shard.metrics, plan.eager_flush_reads),
-        outcome,
-    )
+    (backend, outcome)
 }
 
 /// Runs a shard to its end, and raises the alarm if that end is a panic.
@@ -183,20 +183,30 @@ fn on_ring(
         Ok(ring) => ring,
         Err(error) => return drop(started.send(Err(error))),
     };
-    let metrics = Arc::clone(&shard.metrics);
-    let (shard, outcome) = ring_shard(&ring, plan, shard);
+    let (backend, outcome) = ring_backend(&ring, plan);
     if started.send(Ok(outcome)).is_err() {
         return;
     }
-    ring.block_on(async move {
-        let shard = tokio::task::spawn_local(supervise(shard, metrics, alarm));
-        if let Some(jobs) = jobs {
-            run_jobs(jobs).await;
-        }
-        // The runtime must not go while its ring still writes to memory (TRAPS 2): the shard ends drained. Its own
-        // panic was reported by `supervise`, and then its memory is leaked, not freed.
-        let _ended = shard.await;
-    });
+    let Unplaced { inbox, metrics } = shard;
+    let counted = Arc::clone(&metrics);
+    if plan.auto {
+        let shard = Shard::new(AutoBackend::new(backend), inbox, counted, plan.eager_flush_reads);
+        ring.block_on(run_beside(supervise(shard, metrics, alarm), jobs));
+    } else {
+        let shard = Shard::new(backend, inbox, counted, plan.eager_flush_reads);
+        ring.block_on(run_beside(supervise(shard, metrics, alarm), jobs));
+    }
+}
+
+/// A shard and, on the same thread, whatever is sent to the core.
+async fn run_beside(shard: impl Future<Output = ()> + 'static, jobs: Option<mpsc::UnboundedReceiver<Job>>) {
+    let shard = tokio::task::spawn_local(shard);
+    if let Some(jobs) = jobs {
+        run_jobs(jobs).await;
+    }
+    // The runtime must not go while its ring still writes to memory (TRAPS 2): the shard ends drained. Its own panic
+    // was reported by `supervise`, and then its memory is leaked, not freed.
+    let _ended = shard.await;
 }
 
 fn on_plain(started: std::sync::mpsc::SyncSender<io::Result<RingOutcome>>, main: impl Future<Output = ()>) {

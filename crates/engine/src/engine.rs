@@ -1,15 +1,16 @@
 //! The engine as the server sees it: cores to run its listeners on, and one way to read.
 
-use crate::backend::probe::{self, UringFacts, UringRefusal};
-use crate::backend::{mmap::MmapBackend, pread::PreadBackend};
 use crate::batch::{Batch, Fetched};
-use crate::buffer::{Arena, Share};
-use crate::config::{BackendKind, EngineConfig, OnUnavailable, Placement};
-use crate::cores::{self, Alarm, Job, RingPlan, Unplaced};
+use crate::buffer::{Arena, PAGE_BYTES, Share};
+use crate::config::{BackendKind, EngineConfig, Placement};
+use crate::cores::{self, Alarm, Job};
+use crate::dataset::Dataset;
 use crate::error::{ReadError, Resource};
 use crate::metrics::{self, EngineCollector, ShardMetrics};
 use crate::plan::{self, Rules};
-use crate::shard::{Message, Work};
+use crate::shard::Message;
+use crate::start::{self, Sim, Starter};
+use crate::work::Work;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,13 +18,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
-
-/// Batches an inbox holds; the bound on queued *reads* is the finer one.
-const INBOX_BATCHES: usize = 4096;
-
-/// Reads that an mmap shard announces ahead of its copying: 64 a batch gave 75k reads/s on one thread, 256 gave 78k
-/// (MEASURED).
-const MMAP_DEPTH: u32 = 256;
 
 /// Why the engine does not start. The message names the cause and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -119,9 +113,10 @@ struct Inner {
     alarm: watch::Receiver<bool>,
 }
 
-struct ShardHandle {
-    inbox: mpsc::Sender<Message>,
-    metrics: Arc<ShardMetrics>,
+/// The way to a shard, and its counters.
+pub(crate) struct ShardHandle {
+    pub(crate) inbox: mpsc::Sender<Message>,
+    pub(crate) metrics: Arc<ShardMetrics>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -160,56 +155,13 @@ impl Ticket {
     }
 }
 
-/// Chooses the backend: the one asked for, or the fallback with the reason.
-fn choose(config: &EngineConfig) -> Result<(BackendStatus, Option<UringFacts>), StartError> {
-    let requested = config.backend;
-    if requested != BackendKind::Uring {
-        let reason = "chosen by configuration".to_owned();
-        return Ok((
-            BackendStatus {
-                backend: requested,
-                requested,
-                reason,
-            },
-            None,
-        ));
-    }
-    let decide = |refusal: UringRefusal| match config.on_unavailable {
-        OnUnavailable::Mmap if refusal.may_fall_back() => Ok((
-            BackendStatus {
-                backend: BackendKind::Mmap,
-                requested,
-                reason: refusal.to_string(),
-            },
-            None,
-        )),
-        OnUnavailable::Mmap | OnUnavailable::Fail => {
-            Err(StartError(format!("engine.backend: uring: {refusal}")))
-        }
-    };
-    match probe::probe() {
-        Ok(facts) => {
-            let reason = format!("io_uring works here (kernel {})", facts.kernel_release);
-            Ok((
-                BackendStatus {
-                    backend: requested,
-                    requested,
-                    reason,
-                },
-                Some(facts),
-            ))
-        }
-        Err(refusal) => decide(refusal),
-    }
-}
-
 impl Engine {
     /// Probes the backend, reserves the memory, starts the cores and shards.
     ///
     /// # Errors
     /// io_uring cannot be had and `on_unavailable` is `Fail`; or a thread, the memory or a ring cannot be had.
     pub fn start(config: &EngineConfig) -> Result<Self, StartError> {
-        let (backend, _facts) = choose(config)?;
+        let backend = start::choose(config)?;
         Self::start_on(config, backend, None)
     }
 
@@ -249,13 +201,15 @@ impl Engine {
         let cores = starter.start(backend.backend)?;
         let Starter { threads, shards, .. } = starter;
         let rules = Rules {
-            direct: matches!(backend.backend, BackendKind::Uring | BackendKind::Pread),
+            direct: matches!(
+                backend.backend,
+                BackendKind::Uring | BackendKind::Auto | BackendKind::Pread
+            ),
             merge: backend.backend != BackendKind::Mmap,
             merge_gap_bytes: config.plan.merge_gap_bytes,
             max_read_bytes: config.plan.max_read_bytes,
         };
-        let shards_on_cores =
-            backend.backend == BackendKind::Uring && config.uring.placement == Placement::SameThread;
+        let shards_on_cores = backend.backend.uses_ring() && config.uring.placement == Placement::SameThread;
         Ok(Self {
             inner: Arc::new(Inner {
                 arena,
@@ -299,7 +253,8 @@ impl Engine {
     /// Queues a batch on the shard of the calling core (else the least loaded one).
     ///
     /// # Errors
-    /// At once: `Overloaded`, `Draining`, or with `fail_fast` the first item error already known.
+    /// At once: `Overloaded`, `Draining`, `ItemTooLarge` for a batch of more bytes than a response or the share may ever
+    /// hold, or with `fail_fast` the first item error already known.
     pub fn submit(&self, batch: Batch, options: SubmitOptions) -> Result<Ticket, ReadError> {
         let inner = &*self.inner;
         if inner.draining.load(Ordering::Relaxed) {
@@ -308,7 +263,9 @@ impl Engine {
         if let (true, Some(first)) = (options.fail_fast, batch.errors().first()) {
             return Err(first.error.clone());
         }
-        let max = self.response_bytes_max();
+        let share = options.share.as_ref();
+        let share_bytes = share.map_or(u64::MAX, |share| share.limit_bytes() / PAGE_BYTES * PAGE_BYTES);
+        let max = self.response_bytes_max().min(share_bytes);
         if batch.data_bytes() > max {
             return Err(ReadError::ItemTooLarge {
                 length: batch.data_bytes(),
@@ -316,8 +273,13 @@ impl Engine {
             });
         }
         let shard = inner.choose_shard().ok_or(ReadError::ShardFailed)?;
-        let plan = plan::plan(&batch, inner.rules);
-        let share = options.share.as_ref();
+        // Memory that no waiting would ever free is not asked for: Overloaded says that a retry makes sense.
+        let fits = |plan: &plan::Plan| {
+            let pages = |bytes: u32| u64::from(bytes).next_multiple_of(PAGE_BYTES);
+            u64::from(plan.scratch_bytes) <= self.response_bytes_max()
+                && pages(plan.data_bytes) + pages(plan.scratch_bytes) <= share_bytes
+        };
+        let plan = plan::plan_within(&batch, inner.rules, fits);
         let reserve = |bytes: u32| match bytes {
             0 => Ok(None),
             bytes => inner.arena.reserve(u64::from(bytes), share).map(Some),
@@ -373,6 +335,14 @@ impl Engine {
         }
     }
 
+    /// Exports a dataset's series from now on, at 0: a rate over a counter that appears with its first read would miss
+    /// that read.
+    pub fn introduce(&self, dataset: &Dataset) {
+        for shard in &self.inner.shards {
+            let _counters = shard.metrics.dataset(dataset.id(), dataset.name());
+        }
+    }
+
     /// Which backend runs, and why.
     pub fn backend(&self) -> BackendStatus {
         self.inner.backend.clone()
@@ -405,7 +375,7 @@ impl Engine {
     }
 
     /// The largest response the memory can hold: a quarter of it, so that one request leaves room for others and for
-    /// its own scratch memory.
+    /// its own scratch memory, which is at most as much again.
     pub fn response_bytes_max(&self) -> u64 {
         (self.inner.arena.budget_bytes() / 4).clamp(1, 1 << 31)
     }
@@ -494,154 +464,6 @@ impl Inner {
                 let in_flight = i64::from(shard.metrics.in_flight.load(Ordering::Relaxed));
                 shard.metrics.queued.load(Ordering::Relaxed) + in_flight
             })
-    }
-}
-
-/// Starts cores and shards; on an error what was started ends by itself, since its senders are dropped.
-struct Starter<'a> {
-    config: &'a EngineConfig,
-    arena: &'a Arena,
-    alarm: Alarm,
-    threads: Vec<JoinHandle<()>>,
-    shards: Vec<ShardHandle>,
-    sim: Sim,
-}
-
-#[cfg(any(test, feature = "sim"))]
-type Sim = Option<crate::sim::SimControl>;
-#[cfg(not(any(test, feature = "sim")))]
-type Sim = Option<std::convert::Infallible>;
-
-impl Starter<'_> {
-    fn start(&mut self, backend: BackendKind) -> Result<Vec<mpsc::UnboundedSender<Job>>, StartError> {
-        let cores = self.config.cores.max(1);
-        let cpus = crate::cpus::usable_cpus();
-        let same_thread =
-            backend == BackendKind::Uring && self.config.uring.placement == Placement::SameThread;
-        let mut senders = Vec::new();
-        for core in 0..cores {
-            let index = core as usize;
-            let (sender, jobs) = mpsc::unbounded_channel();
-            let cpu = if self.config.pin {
-                cpus.get(index % cpus.len().max(1)).copied()
-            } else {
-                None
-            };
-            let ring = same_thread.then(|| {
-                (
-                    self.ring_plan(),
-                    self.shard(core, backend, self.ring_plan().queue_depth),
-                )
-            });
-            let (thread, outcome) =
-                cores::start_core(index, cpu, jobs, ring, self.alarm.clone()).map_err(|error| {
-                    StartError(format!("core {core} cannot start: {error}{}", remedy(&error)))
-                })?;
-            Self::report(core, outcome);
-            self.threads.push(thread);
-            senders.push(sender);
-        }
-        match backend {
-            BackendKind::Uring if same_thread => {}
-            BackendKind::Uring => {
-                for number in 0..cores {
-                    let plan = self.ring_plan();
-                    let shard = self.shard(number, backend, plan.queue_depth);
-                    let (thread, outcome) = cores::start_ring_shard(plan, shard, self.alarm.clone())
-                        .map_err(|error| {
-                            StartError(format!("ring {number} cannot start: {error}{}", remedy(&error)))
-                        })?;
-                    Self::report(number, outcome);
-                    self.threads.push(thread);
-                }
-            }
-            BackendKind::Mmap => {
-                let announce = self.config.mmap.announce;
-                for number in 0..self.config.mmap.threads.max(1) {
-                    let shard = self.shard(number, backend, MMAP_DEPTH);
-                    self.blocking(shard, move || Ok(MmapBackend::new(announce)))?;
-                }
-            }
-            BackendKind::Pread => {
-                let threads = self.config.pread.threads.max(1);
-                let shard = self.shard(0, backend, threads);
-                self.blocking(shard, move || PreadBackend::new(threads))?;
-            }
-            BackendKind::Sim => match self.sim.take() {
-                #[cfg(any(test, feature = "sim"))]
-                Some(control) => {
-                    let shard = self.shard(0, backend, self.config.uring.queue_depth);
-                    self.blocking(shard, move || Ok(crate::backend::sim::SimBackend::new(&control)))?;
-                }
-                #[cfg(not(any(test, feature = "sim")))]
-                Some(never) => match never {},
-                None => {
-                    return Err(StartError(
-                        "engine.backend: sim is for tests; choose uring, mmap or pread".to_owned(),
-                    ));
-                }
-            },
-        }
-        Ok(senders)
-    }
-
-    fn blocking<B: crate::backend::Backend + 'static>(
-        &mut self,
-        shard: Unplaced,
-        make: impl FnOnce() -> std::io::Result<B> + Send + 'static,
-    ) -> Result<(), StartError> {
-        let number = shard.metrics.shard;
-        let thread = cores::start_blocking_shard(shard, make, self.alarm.clone())
-            .map_err(|error| StartError(format!("shard {number} cannot start: {error}{}", remedy(&error))))?;
-        self.threads.push(thread);
-        Ok(())
-    }
-
-    fn shard(&mut self, number: u32, backend: BackendKind, depth: u32) -> Unplaced {
-        let (sender, inbox) = mpsc::channel(INBOX_BATCHES);
-        let metrics = ShardMetrics::new(number, backend, depth);
-        self.shards.push(ShardHandle {
-            inbox: sender,
-            metrics: Arc::clone(&metrics),
-        });
-        Unplaced { inbox, metrics }
-    }
-
-    /// The depth of one ring: what was asked for, cut so that all rings together stay below the device's tags, since
-    /// io_uring_enter blocks when they run out (TRAPS 15). Worked: 256 tags, 2 rings: (256 - 16) / 2 = 120 each.
-    fn ring_plan(&self) -> RingPlan {
-        let rings = self.config.cores.max(1);
-        let uring = &self.config.uring;
-        let queue_depth = match self.config.device_tags {
-            Some(tags) => uring.queue_depth.min(((tags - tags / 16) / rings).max(1)),
-            None => uring.queue_depth,
-        };
-        let (base, bytes) = self.arena.region();
-        RingPlan {
-            queue_depth: queue_depth.max(1),
-            eager_flush_reads: uring.eager_flush_reads,
-            register: uring.registered_buffers.then_some((base as usize, bytes)),
-        }
-    }
-
-    fn report(ring: u32, outcome: cores::RingOutcome) {
-        if let Some(error) = outcome {
-            tracing::warn!(
-                ring,
-                %error,
-                "the response memory is not registered with the ring; reads go on without (raise RLIMIT_MEMLOCK to \
-                 engine.memory_budget, or set engine.uring.registered_buffers: false)"
-            );
-        }
-    }
-}
-
-fn remedy(error: &std::io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EMFILE) => "; raise the open-file limit (ulimit -n)",
-        Some(libc::ENOMEM) => "; raise RLIMIT_MEMLOCK (ulimit -l), or lower engine.uring.queue_depth",
-        Some(libc::EAGAIN) => "; raise the limit on threads (ulimit -u, or the cgroup's pids.max)",
-        Some(_) | None => "",
     }
 }
 

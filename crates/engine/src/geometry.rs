@@ -191,7 +191,7 @@ mod tests {
     fn pieces(span: &FileSpan, offset: u64, length: u64) -> Vec<(usize, Extent)> {
         let mut out = Vec::new();
         span.locate(Extent { offset, length }, &mut |file, extent| {
-            out.push((file, extent))
+            out.push((file, extent));
         });
         out
     }

@@ -3,6 +3,9 @@
 
 pub(crate) mod backend;
 pub mod batch;
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench_hooks;
 pub mod buffer;
 pub mod config;
 mod cores;
@@ -16,6 +19,8 @@ mod metrics;
 pub mod pattern;
 mod plan;
 mod shard;
+mod start;
+mod work;
 
 pub use backend::probe;
 #[cfg(any(test, feature = "sim"))]

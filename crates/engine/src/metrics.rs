@@ -148,6 +148,7 @@ pub(crate) struct ShardMetrics {
     pub(crate) queued: AtomicI64,
     pub(crate) device_reads: AtomicU64,
     pub(crate) device_bytes: AtomicU64,
+    pub(crate) resident_reads: AtomicU64,
     pub(crate) submissions: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) depth_seen: LocalHistogram<14>,
@@ -168,6 +169,7 @@ impl ShardMetrics {
             queued: AtomicI64::new(0),
             device_reads: AtomicU64::new(0),
             device_bytes: AtomicU64::new(0),
+            resident_reads: AtomicU64::new(0),
             submissions: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             depth_seen: LocalHistogram::new(&COUNT_BOUNDS),
@@ -198,6 +200,10 @@ impl ShardMetrics {
 
     pub(crate) fn count_submission(&self, submissions: u32) {
         add(&self.submissions, u64::from(submissions));
+    }
+
+    pub(crate) fn count_resident_read(&self) {
+        add(&self.resident_reads, 1);
     }
 
     pub(crate) fn count_device_read(&self, bytes: u32) {
@@ -260,7 +266,7 @@ pub(crate) struct EngineCollector {
     pub(crate) descriptions: Vec<Desc>,
 }
 
-const HELP: [(&str, &str); 13] = [
+const HELP: [(&str, &str); 14] = [
     ("ringfetch_reads_total", "Items answered, by result."),
     ("ringfetch_read_bytes_total", "Bytes of items answered."),
     (
@@ -285,6 +291,10 @@ const HELP: [(&str, &str); 13] = [
     (
         "ringfetch_device_read_bytes_total",
         "Bytes asked of the device, after merging and alignment.",
+    ),
+    (
+        "ringfetch_resident_reads_total",
+        "Reads copied from the page cache by backend auto instead of being sent to the device.",
     ),
     (
         "ringfetch_submissions_total",
@@ -399,6 +409,7 @@ impl Collector for EngineCollector {
         let mut items = Family::new("ringfetch_batch_items", HISTOGRAM);
         let mut device_reads = Family::new("ringfetch_device_reads_total", COUNTER);
         let mut device_bytes = Family::new("ringfetch_device_read_bytes_total", COUNTER);
+        let mut resident = Family::new("ringfetch_resident_reads_total", COUNTER);
         let mut submissions = Family::new("ringfetch_submissions_total", COUNTER);
         let mut failures = Family::new("ringfetch_shard_failures_total", COUNTER);
         let mut info = Family::new("ringfetch_backend_info", GAUGE);
@@ -420,6 +431,7 @@ impl Collector for EngineCollector {
             depth.histogram(&labels, &seen, &COUNT_BOUNDS, 1.0);
             device_reads.counter(&labels, shard.device_reads.load(Ordering::Relaxed));
             device_bytes.counter(&labels, shard.device_bytes.load(Ordering::Relaxed));
+            resident.counter(&labels, shard.resident_reads.load(Ordering::Relaxed));
             submissions.counter(&labels, shard.submissions.load(Ordering::Relaxed));
             failures.counter(&labels, shard.failures.load(Ordering::Relaxed));
             shard.batch_items.merge_into(&mut batches);
@@ -490,6 +502,7 @@ impl Collector for EngineCollector {
             items,
             device_reads,
             device_bytes,
+            resident,
             submissions,
             failures,
             info,

@@ -74,7 +74,7 @@ pub(crate) struct Plan {
     pub(crate) lead_bytes: u32,
     /// Bytes the response buffer must have.
     pub(crate) data_bytes: u32,
-    /// Bytes the scratch buffer must have.
+    /// Bytes the scratch buffer must have. `u32::MAX`: more than can be, and the places are wrong.
     pub(crate) scratch_bytes: u32,
 }
 
@@ -100,6 +100,24 @@ struct Open {
 
 fn align_down(value: u64, alignment: u32) -> u64 {
     value - value % u64::from(alignment)
+}
+
+/// The plan for a batch, if its memory `fits`; else one in which every read lands in place, through the page cache and
+/// unmerged, and which needs no more memory than the response has bytes. Worked: a million ranges of one byte, each
+/// in a sector of its own, are a response of 1 MB, and direct they would take 512 MB of scratch memory.
+pub(crate) fn plan_within(batch: &Batch, rules: Rules, fits: impl Fn(&Plan) -> bool) -> Plan {
+    let planned = plan(batch, rules);
+    if planned.scratch_bytes < u32::MAX && fits(&planned) {
+        return planned;
+    }
+    plan(
+        batch,
+        Rules {
+            direct: false,
+            merge: false,
+            ..rules
+        },
+    )
 }
 
 /// The batch's `data_bytes` is below 2^32 (the engine checks), file offsets are below 2^63 (the kernel's own limit).
@@ -278,7 +296,11 @@ impl Open {
             }
             None => {
                 let step = self.part.alignment.max(self.part.memory_alignment);
-                let place = plan.scratch_bytes.next_multiple_of(step);
+                // Saturates together with `scratch_bytes`, which no engine accepts.
+                let place = plan
+                    .scratch_bytes
+                    .checked_next_multiple_of(step)
+                    .unwrap_or(u32::MAX);
                 plan.scratch_bytes = place.saturating_add(length);
                 Place::Scratch(place)
             }

@@ -6,13 +6,12 @@
 //! dropped only when no read of its batch is in flight, and leaked if the shard dies before that (TRAPS 2).
 //! Absent on purpose: timers, locks on the hot path, a task per read (TRAPS 3).
 
-use crate::backend::{Attempt, Backend, Finished};
-use crate::batch::{Fetched, Item, Lengths, file_of};
-use crate::buffer::PooledBuffer;
-use crate::dataset::{Dataset, OpenFile};
-use crate::error::{ItemError, ReadError};
+use crate::backend::{Attempt, Backend, Finished, Route};
+use crate::batch::{Fetched, Lengths};
+use crate::error::ReadError;
 use crate::metrics::{DatasetCounters, RESULT_ABANDONED, ShardMetrics, nanoseconds};
-use crate::plan::{Piece, Place, Plan, PlannedRead};
+use crate::plan::PlannedRead;
+use crate::work::{Work, compact};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -20,13 +19,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Instant;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 /// How often an attempt that was interrupted (EINTR, EAGAIN) is made again before it counts as failed.
 const INTERRUPTED_RETRIES_MAX: u8 = 16;
 
-/// Above this many reads in flight, flushing early only costs (MEASURED: "above depth 128 it only costs").
-const EAGER_FLUSH_IN_FLIGHT_MAX: u32 = 128;
+/// Above this many reads in flight, flushing early only costs: the device has enough to do, and a system call for four
+/// reads is a fifth of what they cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only costs").
+const EAGER_FLUSH_IN_FLIGHT_MAX: u32 = 64;
 
 /// What a shard's inbox carries.
 pub(crate) enum Message {
@@ -34,23 +34,6 @@ pub(crate) enum Message {
     Work(Box<Work>),
     /// Finish what is here, take nothing more, end.
     Drain,
-}
-
-/// A planned batch with its memory.
-pub(crate) struct Work {
-    pub(crate) dataset: Arc<Dataset>,
-    pub(crate) objects: Vec<Arc<OpenFile>>,
-    pub(crate) items: Vec<Item>,
-    pub(crate) errors: Vec<ItemError>,
-    pub(crate) plan: Plan,
-    /// None when there is nothing to read.
-    pub(crate) buffer: Option<PooledBuffer>,
-    /// None when every read lands in place.
-    pub(crate) scratch: Option<PooledBuffer>,
-    pub(crate) accepted: Instant,
-    pub(crate) deadline: Option<Instant>,
-    pub(crate) fail_fast: bool,
-    pub(crate) reply: oneshot::Sender<Result<Fetched, ReadError>>,
 }
 
 /// A batch with reads to start or in flight.
@@ -128,16 +111,25 @@ impl<B: Backend> Shard<B> {
         u32::try_from(self.slots.len() - self.free_slots.len()).unwrap_or(u32::MAX)
     }
 
-    /// Takes batches from the inbox while there is room to start their reads soon.
-    fn admit(&mut self, cx: &mut Context<'_>) {
-        while !self.inbox_ended && self.unstarted < self.slots.len() {
+    /// Takes batches from the inbox while there is room to start their reads soon. Returns whether the inbox will
+    /// wake the task: not when it was left with messages for want of room.
+    fn admit(&mut self, cx: &mut Context<'_>) -> bool {
+        while !self.inbox_ended {
+            if !self.has_room() {
+                return false;
+            }
             match self.inbox.poll_recv(cx) {
                 Poll::Ready(Some(Message::Work(work))) => self.take_up(work),
                 Poll::Ready(Some(Message::Drain)) => self.inbox.close(),
                 Poll::Ready(None) => self.inbox_ended = true,
-                Poll::Pending => return,
+                Poll::Pending => break,
             }
         }
+        true
+    }
+
+    fn has_room(&self) -> bool {
+        self.unstarted < self.slots.len()
     }
 
     fn take_up(&mut self, work: Box<Work>) {
@@ -146,6 +138,7 @@ impl<B: Backend> Shard<B> {
         let counters = match self.known_datasets.iter().find(|(known, _)| *known == id) {
             Some((_, counters)) => Arc::clone(counters),
             None => {
+                self.backend.introduce(work.dataset.files());
                 let counters = self.metrics.dataset(id, work.dataset.name());
                 self.known_datasets.push((id, Arc::clone(&counters)));
                 counters
@@ -200,8 +193,8 @@ impl<B: Backend> Shard<B> {
                 continue;
             };
             let total = active.work.plan.reads.len();
-            if active.next_read > 0 && active.next_read < total && active.work.reply.is_closed() {
-                // Given up half-way: what is in flight finishes, the rest is not read.
+            if active.next_read < total && active.work.reply.is_closed() {
+                // Given up: what is in flight finishes, the rest is not read.
                 self.unstarted -= total - active.next_read;
                 started += total - active.next_read;
                 active.next_read = total;
@@ -225,7 +218,7 @@ impl<B: Backend> Shard<B> {
                     interrupted: 0,
                     started: now,
                 };
-                if let Some(attempt) = attempt_of(slot, &state, &active.work) {
+                if let Some(attempt) = active.work.attempt(slot, &read, 0) {
                     self.attempts.push(attempt);
                 }
                 if let Some(place) = self.slots.get_mut(slot as usize) {
@@ -258,8 +251,11 @@ impl<B: Backend> Shard<B> {
         for attempt in self.attempts.drain(..) {
             depth += 1;
             self.metrics.depth_seen.observe(u64::from(depth), 1);
-            self.metrics.count_device_read(attempt.length);
-            self.backend.start(attempt);
+            let length = attempt.length;
+            match self.backend.start(attempt) {
+                Route::Device => self.metrics.count_device_read(length),
+                Route::PageCache => self.metrics.count_resident_read(),
+            }
             unflushed += 1;
             if unflushed == self.eager_flush_reads && depth < EAGER_FLUSH_IN_FLIGHT_MAX {
                 self.metrics.count_submission(self.backend.flush());
@@ -284,11 +280,14 @@ impl<B: Backend> Shard<B> {
                 let reached = slot.from.saturating_add(bytes).min(read.length);
                 let progress = reached > slot.reached;
                 slot.reached = slot.reached.max(reached);
-                // An attempt after a short one begins on the alignment, so it repeats some bytes; end of file is when
-                // it brings nothing new. Worked, alignment 512: 700 of 4096 arrive; again from 512, which brings 188:
-                // 700 once more, so the file ends there.
-                slot.from = slot.reached - slot.reached % read.alignment;
-                slot.reached < read.needed && progress
+                let goes_on = slot.reached < read.needed && progress;
+                if goes_on {
+                    // The next attempt begins on the alignment, of the file and of the memory, so it repeats some
+                    // bytes; end of file is when it brings nothing new. Worked, alignment 512: 700 of 4096 arrive;
+                    // again from 512, which brings 188: 700 once more, so the file ends there.
+                    slot.from = slot.reached - slot.reached % active.work.restart_alignment(&read);
+                }
+                goes_on
             }
             Err(libc::EINTR | libc::EAGAIN) if slot.interrupted < INTERRUPTED_RETRIES_MAX => {
                 slot.interrupted += 1;
@@ -296,12 +295,10 @@ impl<B: Backend> Shard<B> {
             }
             Err(_) => false,
         };
-        if again {
-            if let Some(attempt) = attempt_of(finished.slot, &slot, &active.work) {
-                self.attempts.push(attempt);
-                *place = Some(slot);
-                return;
-            }
+        if again && let Some(attempt) = active.work.attempt(finished.slot, &read, slot.from) {
+            self.attempts.push(attempt);
+            *place = Some(slot);
+            return;
         }
         self.free_slots.push(finished.slot);
         active.in_flight -= 1;
@@ -312,7 +309,7 @@ impl<B: Backend> Shard<B> {
         if errno.is_some() && read.pieces > 1 {
             // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
             // that every backend fails the same items.
-            let singles = split_pieces(&mut active.work.plan, &read);
+            let singles = active.work.split_pieces(&read);
             self.unstarted += singles;
             self.metrics
                 .queued
@@ -322,7 +319,7 @@ impl<B: Backend> Shard<B> {
             }
             return;
         }
-        deliver(&mut active.work, &read, slot.reached, errno);
+        active.work.deliver(&read, slot.reached, errno);
         if active.in_flight == 0 && active.next_read == active.work.plan.reads.len() {
             self.close(slot.active, now);
         }
@@ -353,7 +350,9 @@ impl<B: Backend> Shard<B> {
             counters.count_failed(RESULT_ABANDONED, count);
             return;
         }
-        errors.sort_by_key(|error| error.item);
+        // Of an item in several reads one error is told, whichever read finished first: the device's before the end of
+        // the file.
+        errors.sort_by_key(|error| (error.item, matches!(error.error, ReadError::Truncated { .. })));
         errors.dedup_by_key(|error| error.item);
         let (data, lengths) = match buffer {
             Some(buffer) if errors.is_empty() => {
@@ -397,7 +396,7 @@ impl<B: Backend> Future for Shard<B> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let shard = &mut *self;
         loop {
-            shard.admit(cx);
+            let inbox_wakes = shard.admit(cx);
             if !shard.to_start.is_empty() && !shard.free_slots.is_empty() {
                 shard.start_reads(Instant::now());
             }
@@ -420,6 +419,11 @@ impl<B: Backend> Future for Shard<B> {
             }
             shard.finished = finished;
             if polled.is_pending() {
+                // Room came since the inbox was looked at, perhaps with nothing left in flight (a batch given up): it
+                // must be looked at again, or nobody ever wakes this task.
+                if !inbox_wakes && shard.has_room() {
+                    continue;
+                }
                 let idle = shard.in_flight() == 0 && shard.to_start.is_empty() && shard.attempts.is_empty();
                 return if idle && shard.inbox_ended {
                     Poll::Ready(())
@@ -449,136 +453,4 @@ impl<B: Backend> Drop for Shard<B> {
             std::mem::forget(scratch);
         }
     }
-}
-
-/// The next attempt at a slot's read.
-fn attempt_of(slot: u32, state: &Slot, work: &Work) -> Option<Attempt> {
-    let read = &state.read;
-    let file = Arc::clone(file_of(&work.dataset, &work.objects, read.file)?);
-    let (buffer, place) = match read.place {
-        Place::Data(place) => (work.buffer.as_ref()?, place),
-        Place::Scratch(place) => (work.scratch.as_ref()?, place),
-    };
-    let offset = place as usize + state.from as usize;
-    debug_assert!(place as usize + read.length as usize <= buffer.capacity());
-    // SAFETY: the planner keeps every read within the bytes the buffer was reserved with, and `from` is below the
-    // read's length, so the result is inside the piece.
-    let destination = unsafe { buffer.as_mut_ptr().add(offset) };
-    Some(Attempt {
-        slot,
-        file,
-        direct: read.direct,
-        offset: read.offset + u64::from(state.from),
-        destination,
-        length: read.length - state.from,
-    })
-}
-
-/// Puts what arrived of a read where it belongs, and records the items whose bytes did not.
-fn deliver(work: &mut Work, read: &PlannedRead, reached: u32, errno: Option<i32>) {
-    let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
-    for piece in work.plan.pieces.get(pieces).unwrap_or_default() {
-        if piece.source + piece.length > reached {
-            let Some(item) = work.items.get(piece.item as usize) else {
-                continue;
-            };
-            let (offset, length) = (item.offset, u64::from(item.length));
-            let error = match errno {
-                Some(errno) => ReadError::Device {
-                    errno,
-                    offset,
-                    length,
-                },
-                None => ReadError::Truncated { offset, length },
-            };
-            work.errors.push(ItemError {
-                item: piece.item,
-                error,
-            });
-            continue;
-        }
-        let Some(data) = work.buffer.as_ref() else {
-            continue;
-        };
-        let (from, place) = match read.place {
-            Place::Data(place) if place + piece.source == piece.target => continue,
-            Place::Data(place) => (data.as_mut_ptr(), place),
-            Place::Scratch(place) => match work.scratch.as_ref() {
-                Some(scratch) => (scratch.as_mut_ptr(), place),
-                None => continue,
-            },
-        };
-        let (source, target) = ((place + piece.source) as usize, piece.target as usize);
-        // SAFETY: the read is over, so its memory is ours; `source + length` lies within the read's place and
-        // `target + length` within the response, both inside their buffers by the planner's invariant. In one buffer
-        // (a duplicate) the two do not overlap: an item's bytes belong to it alone.
-        unsafe {
-            std::ptr::copy(
-                from.add(source),
-                data.as_mut_ptr().add(target),
-                piece.length as usize,
-            );
-        }
-    }
-}
-
-/// Appends each piece of a merged read as a read of its own, in the same memory; returns how many.
-fn split_pieces(plan: &mut Plan, read: &PlannedRead) -> usize {
-    let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
-    let singles: Vec<Piece> = plan.pieces.get(pieces).unwrap_or_default().to_vec();
-    for piece in &singles {
-        // Worked, alignment 512: a piece of 400 bytes at 700 in the read is read from 512 to 1536, needed to 1100.
-        let start = piece.source - piece.source % read.alignment;
-        let end = (piece.source + piece.length)
-            .next_multiple_of(read.alignment)
-            .min(read.length);
-        let place = match read.place {
-            Place::Data(place) => Place::Data(place + start),
-            Place::Scratch(place) => Place::Scratch(place + start),
-        };
-        plan.reads.push(PlannedRead {
-            offset: read.offset + u64::from(start),
-            length: end - start,
-            needed: piece.source + piece.length - start,
-            place,
-            first_piece: u32::try_from(plan.pieces.len()).unwrap_or(u32::MAX),
-            pieces: 1,
-            ..*read
-        });
-        plan.pieces.push(Piece {
-            source: piece.source - start,
-            ..*piece
-        });
-    }
-    singles.len()
-}
-
-/// Closes the gaps that failed items leave, so that no byte that was not read is ever seen.
-fn compact(
-    mut buffer: PooledBuffer,
-    lead: usize,
-    items: &[Item],
-    errors: &[ItemError],
-) -> (bytes::Bytes, Lengths) {
-    let mut failed = errors.iter().map(|error| error.item as usize).peekable();
-    let (mut from, mut to) = (lead, lead);
-    let mut lengths = Vec::with_capacity(items.len());
-    for (index, item) in items.iter().enumerate() {
-        let length = item.length as usize;
-        if failed.next_if_eq(&index).is_some() {
-            lengths.push(0);
-        } else {
-            if from != to {
-                let base = buffer.as_mut_ptr();
-                // SAFETY: both ranges lie within the response's bytes; they may overlap, as `copy` allows; no read of
-                // the batch is in flight any more.
-                unsafe { std::ptr::copy(base.add(from), base.add(to), length) };
-            }
-            to += length;
-            lengths.push(item.length);
-        }
-        from += length;
-    }
-    buffer.set_visible(lead..to);
-    (buffer.into_bytes(), Lengths::Each(lengths))
 }

@@ -2,7 +2,12 @@
 #![forbid(unsafe_code)]
 
 /// Package `ringfetch.v1`.
-#[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from the .proto files, which hold the comments")]
+#[allow(
+    missing_docs,
+    clippy::all,
+    clippy::pedantic,
+    reason = "generated from the .proto files, which hold the comments"
+)]
 pub mod v1 {
     tonic::include_proto!("ringfetch.v1");
 }

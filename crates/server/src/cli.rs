@@ -20,7 +20,7 @@ pub(crate) struct Cli {
     /// Sets any key outside `datasets`, such as engine.uring.queue_depth=64. Repeatable.
     #[arg(long, value_name = "KEY=VALUE", global = true)]
     set: Vec<String>,
-    /// engine.backend: uring, mmap or pread. This and the next three beat --set.
+    /// engine.backend: uring, mmap, auto or pread. This and the next three beat --set.
     #[arg(long, global = true)]
     backend: Option<String>,
     /// grpc.listen, such as 127.0.0.1:7410; port 0 is any free one.

@@ -82,6 +82,9 @@ pub struct Fetcher {
 impl Fetcher {
     /// A fetcher over open datasets.
     pub fn new(engine: Engine, datasets: Vec<Arc<Dataset>>, limits: Limits) -> Self {
+        for dataset in &datasets {
+            engine.introduce(dataset);
+        }
         let datasets = datasets
             .into_iter()
             .map(|dataset| (dataset.name().to_owned(), dataset))
@@ -137,7 +140,8 @@ impl Fetcher {
     }
 
     /// Reads a batch. What is wrong with one item is in the answer's errors, unless `fail_fast`; an item larger than
-    /// any answer can be is such an error too.
+    /// any answer can be is such an error too. A deadline also ends the wait for the disk: the reads are given up, and
+    /// what is in flight finishes unseen.
     ///
     /// # Errors
     /// Whatever fails the request as a whole.
@@ -153,7 +157,15 @@ impl Fetcher {
         let result = if self.is_draining() {
             Err(ReadError::Draining.into())
         } else {
-            self.fetch_uncounted(dataset, items, context).await
+            let deadline = context.deadline;
+            let work = self.fetch_uncounted(dataset, items, context);
+            match deadline {
+                None => work.await,
+                // Whoever gives a deadline does not wait longer, wherever the batch is by then.
+                Some(deadline) => tokio::time::timeout_at(deadline.into(), work)
+                    .await
+                    .unwrap_or_else(|_| Err(ReadError::DeadlineExceeded.into())),
+            }
         };
         if let Err(error) = &result {
             self.inner.rejections.count(error);

@@ -174,15 +174,17 @@ impl Signals {
 /// How often the cores are asked whether they live.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Fails the daemon when one of the engine's cores has stopped. Ends when it drains.
+/// Fails the daemon when one of the engine's shards has failed or one of its cores has stopped: what is left would
+/// answer errors for ever, and its supervisor can start it anew. Ends when it drains.
 ///
 /// # Cancel safety
 /// Dropping the future has no effect.
-pub async fn watch_cores(engine: Engine, lifecycle: Lifecycle) {
+pub async fn watch_engine(engine: Engine, lifecycle: Lifecycle) {
     let mut ticks = tokio::time::interval(HEARTBEAT);
     loop {
         tokio::select! {
             () = lifecycle.draining() => return,
+            () = engine.failed() => return lifecycle.fail("a shard of the engine has failed"),
             _ = ticks.tick() => {}
         }
         for core in 0..engine.core_count() {
@@ -248,6 +250,12 @@ pub async fn drain(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringfetch_engine::batch::Batch;
+    use ringfetch_engine::config::{DirectIo, EngineConfig};
+    use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+    use ringfetch_engine::engine::SubmitOptions;
+    use ringfetch_engine::error::ReadError;
+    use ringfetch_engine::sim::{Fault, FaultPlan, SimControl};
 
     #[test]
     fn the_state_only_goes_forward() {
@@ -265,6 +273,40 @@ mod tests {
             (lifecycle.state(), lifecycle.is_ready()),
             (State::Draining, false)
         );
+    }
+
+    #[tokio::test]
+    async fn a_shard_that_fails_ends_the_daemon() {
+        // Scenario: the engine's only shard panics over a read, as a defect would make it. Expectation: the daemon drains
+        // with that as its reason, at once.
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("blocks");
+        std::fs::write(&path, [7; 4096]).expect("a file");
+        let spec = DatasetSpec {
+            name: "b".to_owned(),
+            paths: vec![path],
+            kind: KindSpec::Blocks {
+                block_bytes: 4096,
+                partial_tail: PartialTail::Refuse,
+            },
+            direct_io: DirectIo::Off,
+        };
+        let dataset = Arc::new(Dataset::open(&spec).expect("a dataset"));
+        let control = SimControl::from_environment();
+        control.set_faults(FaultPlan {
+            script: vec![Fault::Panic],
+            ..FaultPlan::default()
+        });
+        let engine = Engine::start_sim(&EngineConfig::default(), &control).expect("an engine");
+        let lifecycle = Lifecycle::new();
+        let watch = tokio::spawn(watch_engine(engine.clone(), lifecycle.clone()));
+        let mut batch = Batch::new(dataset, 1);
+        batch.push_block(0);
+        let ticket = engine.submit(batch, SubmitOptions::default()).expect("accepted");
+        assert_eq!(ticket.await.expect_err("it panicked"), ReadError::ShardFailed);
+        watch.await.expect("the watch");
+        assert_eq!(lifecycle.failure(), Some("a shard of the engine has failed"));
+        assert_eq!(lifecycle.state(), State::Draining);
     }
 
     #[tokio::test]

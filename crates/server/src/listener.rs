@@ -5,7 +5,11 @@
 //! kernel's backlog holds the rest. Deliberately absent: TLS, and what the requests mean.
 
 mod bound;
+mod coalesce;
+mod lingering;
+mod progress;
 
+use coalesce::Coalescing;
 use std::io;
 use std::net::TcpStream as StdTcpStream;
 use std::pin::pin;
@@ -28,6 +32,8 @@ use tower::Service;
 
 use crate::config::Limits;
 use crate::lifecycle::{Lifecycle, State};
+
+use progress::{Answering, Progress};
 
 pub use bound::{Addresses, BindError, Bound, bind};
 
@@ -334,24 +340,41 @@ impl Conversation {
         }
         let transport = self.transport;
         let router = self.router.clone();
+        let progress = Arc::new(Progress::default());
+        let seen = Arc::clone(&progress);
         let service = service_fn(move |mut request: http::Request<Incoming>| {
             request.extensions_mut().insert(share.clone());
+            let open = seen.open(request.version());
             // A router is always ready.
-            router.clone().call(request)
+            let answer = router.clone().call(request);
+            async move {
+                answer
+                    .await
+                    .map(|response| response.map(|body| Answering::new(body, open)))
+            }
         });
         let builder = self.protocol();
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            () = draining(&mut state) => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
+        let (stream, returned) = lingering::lend(stream, Arc::clone(&progress));
+        let ended = {
+            let (stream, drain) = Coalescing::new(TokioIo::new(stream));
+            let mut connection = pin!(builder.serve_connection(stream, service));
+            tokio::select! {
+                ended = drain.drive(connection.as_mut()) => ended,
+                () = progress.never_began() => return,
+                () = draining(&mut state) => {
+                    connection.as_mut().graceful_shutdown();
+                    tokio::select! {
+                        ended = drain.drive(connection) => ended,
+                        () = progress.owes_nothing() => return,
+                    }
+                }
             }
         };
         if let Err(error) = ended {
             // Mostly clients that went away.
             tracing::debug!(transport, error, "connection ended with an error");
         }
+        returned.close().await;
     }
 
     fn protocol(&self) -> auto::Builder<TokioExecutor> {

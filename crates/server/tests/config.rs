@@ -190,7 +190,7 @@ fn bad_variables_and_flags_are_named() {
         ),
         (
             "environment RINGFETCH__ENGINE__BACKEND",
-            "engine.backend: is \"fast\"; allowed: uring, mmap, pread",
+            "engine.backend: is \"fast\"; allowed: uring, mmap, auto, pread",
         ),
         (
             "environment RINGFETCH__ENGINE__PIN",

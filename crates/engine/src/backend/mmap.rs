@@ -12,7 +12,7 @@ mod announce;
 
 use super::map::Mapping;
 use super::pread::pread_attempt;
-use super::{Attempt, Backend, Finished};
+use super::{Attempt, Backend, Finished, Route};
 use crate::dataset::OpenFile;
 use announce::Announcer;
 use std::collections::{HashMap, VecDeque};
@@ -105,8 +105,9 @@ impl Backend for MmapBackend {
         announcer.announce(pages);
     }
 
-    fn start(&mut self, attempt: Attempt) {
+    fn start(&mut self, attempt: Attempt) -> Route {
         self.waiting.push_back(attempt);
+        Route::Device
     }
 
     fn flush(&mut self) -> u32 {

@@ -33,16 +33,30 @@ pub(crate) struct Finished {
     pub(crate) result: Result<u32, i32>,
 }
 
+/// Where an attempt's bytes come from, as far as the backend knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// From the device, or wherever the kernel finds them.
+    Device,
+    /// From the page cache, by a copy.
+    PageCache,
+}
+
 /// How attempts are made. A shard drives exactly one backend, from one thread; it never has more attempts in flight
 /// than its queue depth.
 pub(crate) trait Backend {
+    /// Tells of files that will be read often and stay open as long as the engine: those of a dataset's address space.
+    fn introduce(&mut self, files: &[Arc<OpenFile>]) {
+        let _ = files;
+    }
+
     /// Tells the kernel about reads that are about to be started. A hint: may do nothing.
     fn announce(&mut self, attempts: &[Attempt]) {
         let _ = attempts;
     }
 
     /// Starts an attempt. A blocking backend makes it in a later `poll_finished`.
-    fn start(&mut self, attempt: Attempt);
+    fn start(&mut self, attempt: Attempt) -> Route;
 
     /// Makes sure that every started attempt has reached the kernel (or the pool). Returns the submissions
     /// (system calls) that took.
@@ -53,6 +67,7 @@ pub(crate) trait Backend {
     fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()>;
 }
 
+pub(crate) mod auto;
 pub(crate) mod map;
 pub(crate) mod mmap;
 pub(crate) mod pread;

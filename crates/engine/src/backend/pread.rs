@@ -5,7 +5,7 @@
 //! backend is dropped are all made, for the threads are joined. The queue holds what the shard has in flight and no
 //! more, so its bound is the shard's queue depth. Deliberately absent: retries, and any order among attempts.
 
-use super::{Attempt, Backend, Finished};
+use super::{Attempt, Backend, Finished, Route};
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
@@ -27,10 +27,15 @@ pub(super) unsafe fn pread_attempt(attempt: &Attempt) -> Result<u32, i32> {
     let destination = attempt.destination.cast::<MaybeUninit<u8>>();
     // SAFETY: valid and exclusive by the caller's promise; what is there before the read need not be initialised.
     let memory = unsafe { std::slice::from_raw_parts_mut(destination, attempt.length as usize) };
-    match rustix::io::pread(fd.unwrap_or_else(|| file.buffered_fd()), memory, attempt.offset) {
+    let read = match rustix::io::pread(fd.unwrap_or_else(|| file.buffered_fd()), memory, attempt.offset) {
         // `pread` never reads more than was asked for.
-        Ok((read, _)) => Ok(u32::try_from(read.len()).unwrap_or(attempt.length)),
-        Err(errno) => Err(errno.raw_os_error()),
+        Ok((read, _)) => u32::try_from(read.len()).unwrap_or(attempt.length),
+        Err(errno) => return Err(errno.raw_os_error()),
+    };
+    match fd {
+        // A direct read and a truncation of its file wait for each other.
+        Some(_) => Ok(read),
+        None => file.kept(attempt.offset, read),
     }
 }
 
@@ -133,8 +138,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Backend for PreadBackend {
-    fn start(&mut self, attempt: Attempt) {
+    fn start(&mut self, attempt: Attempt) -> Route {
         self.started.push(Job(attempt));
+        Route::Device
     }
 
     fn flush(&mut self) -> u32 {

@@ -7,7 +7,7 @@
 //! then depends on the threads' timing.
 
 use super::pread::pread_attempt;
-use super::{Attempt, Backend, Finished};
+use super::{Attempt, Backend, Finished, Route};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -49,6 +49,8 @@ pub enum Fault {
     Errno(i32),
     /// It reads what it was asked for, once it is released.
     Stall,
+    /// The shard panics when the attempt is over, as a defect of the engine would make it.
+    Panic,
 }
 
 /// The test's hand on every simulated backend made from it. Clones share it. Displays as the seed.
@@ -297,7 +299,7 @@ impl SimBackend {
 }
 
 impl Backend for SimBackend {
-    fn start(&mut self, attempt: Attempt) {
+    fn start(&mut self, attempt: Attempt) -> Route {
         let mut state = self.control.state();
         let number = state.started;
         state.started += 1;
@@ -315,6 +317,7 @@ impl Backend for SimBackend {
         });
         self.started_since_flush = true;
         self.control.shared.changed.notify_all();
+        Route::Device
     }
 
     fn flush(&mut self) -> u32 {
@@ -369,6 +372,7 @@ fn make(attempt: &Attempt, fate: Fault) -> Result<u32, i32> {
         Fault::Errno(_) => 0,
         Fault::Short { bytes } => bytes.min(attempt.length),
         Fault::None | Fault::Stall => attempt.length,
+        Fault::Panic => panic!("the simulation was told to panic"),
     };
     // Buffered, since a length cut short is no longer aligned for a direct read.
     let real = Attempt {
@@ -385,7 +389,7 @@ fn make(attempt: &Attempt, fate: Fault) -> Result<u32, i32> {
     unsafe { rest.write_bytes(0xDB, (attempt.length - filled) as usize) };
     match fate {
         Fault::Errno(errno) => Err(errno),
-        Fault::None | Fault::Short { .. } | Fault::Stall => read,
+        Fault::None | Fault::Short { .. } | Fault::Stall | Fault::Panic => read,
     }
 }
 

@@ -91,7 +91,9 @@ pub(super) fn make_all(backend: &mut impl Backend, file: &Arc<OpenFile>, reads: 
         .map(|(slot, read)| read.attempt(slot, file))
         .collect();
     backend.announce(&attempts);
-    attempts.into_iter().for_each(|attempt| backend.start(attempt));
+    for attempt in attempts {
+        let _route = backend.start(attempt);
+    }
     let submissions = backend.flush();
     collect(backend, reads, reads.len());
     submissions

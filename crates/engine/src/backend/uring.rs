@@ -6,10 +6,9 @@
 //! and `io_uring_enter` is called on it, which is also how buffers are registered (TRAPS 6).
 //! Absent on purpose: cancellation. A read is owned until its completion (TRAPS 10).
 
-use super::{Attempt, Backend, Finished};
+use super::{Attempt, Backend, Finished, Route};
 use crate::dataset::OpenFile;
 use io_uring::{cqueue, opcode, types};
-use std::collections::HashSet;
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -21,9 +20,6 @@ use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
 
 /// Largest piece of memory that can be registered as one buffer (io_uring_register(2)).
 const REGISTERED_BUFFER_BYTES_MAX: usize = 1 << 30;
-
-/// Rings are made one at a time, so that the new descriptor among this process's is the new ring's.
-static MAKING: Mutex<()> = Mutex::new(());
 
 /// A current-thread runtime with a ring, for the thread that made it.
 pub(crate) struct RingRuntime {
@@ -37,8 +33,6 @@ impl RingRuntime {
     /// # Errors
     /// errno of io_uring_setup or of the runtime's own descriptors.
     pub(crate) fn new(entries: u32) -> io::Result<Self> {
-        let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = rings();
         let mut ring = tokio_uring::uring_builder();
         // One thread submits; completions wait for it rather than interrupt it. DEFER_TASKRUN would hang: completions
         // are awaited by epoll and nothing asks for events (TRAPS 4).
@@ -55,7 +49,13 @@ impl RingRuntime {
             }
             Err(error) => return Err(error),
         };
-        let ring = rings().difference(&before).copied().next();
+        let ring = runtime.block_on(own_ring());
+        if ring.is_none() {
+            tracing::warn!(
+                "the ring's descriptor cannot be found (is /proc mounted?): reads are submitted less eagerly, and the \
+                 response memory is not registered"
+            );
+        }
         Ok(Self { runtime, ring })
     }
 
@@ -70,18 +70,52 @@ impl RingRuntime {
     }
 }
 
+/// The descriptor of the ring that this thread's runtime drives: tokio-uring does not tell it (TRAPS 6).
+///
+/// Which of the process's rings it is, is found by using it, for others may come and go meanwhile: an operation is left
+/// in the submission queue, and only its own ring has one entry to submit.
+async fn own_ring() -> Option<RawFd> {
+    let operation = UnsubmittedOneshot::new((), NopOutcome, opcode::Nop::new().build()).submit();
+    let found = rings().find(|ring| enter(*ring, 1) == 1);
+    // Submitted by now, or by the runtime when the thread parks.
+    operation.await;
+    found
+}
+
 /// Descriptors of this process that are rings.
-fn rings() -> HashSet<RawFd> {
-    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
-        return HashSet::new();
-    };
+fn rings() -> impl Iterator<Item = RawFd> {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     entries
-        .flatten()
         .filter(|entry| {
             std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[io_uring]")
         })
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect()
+}
+
+/// Submits up to `entries` of a ring's queue; returns how many there were, or -1.
+fn enter(ring: RawFd, entries: u32) -> libc::c_long {
+    // SAFETY: plain submission; no argument points anywhere, and a descriptor that is no ring is an error.
+    unsafe {
+        libc::syscall(
+            libc::SYS_io_uring_enter,
+            ring,
+            entries,
+            0 as libc::c_uint,
+            0 as libc::c_uint,
+            std::ptr::null::<libc::c_void>(),
+            0_usize,
+        )
+    }
+}
+
+/// The completion of an operation that does nothing.
+struct NopOutcome;
+
+impl OneshotOutputTransform for NopOutcome {
+    type Output = ();
+    type StoredData = ();
+
+    fn transform_oneshot_output(self, (): (), _: cqueue::Entry) {}
 }
 
 /// Which slots have finished; one bit each.
@@ -121,14 +155,22 @@ impl Wake for SlotWaker {
 }
 
 /// Turns a completion into its result; the file is held until then.
-struct Outcome;
+struct Outcome {
+    /// Where a read through the page cache began. A direct read and a truncation of its file wait for each other.
+    buffered_from: Option<u64>,
+}
 
 impl OneshotOutputTransform for Outcome {
-    type Output = i32;
+    type Output = Result<u32, i32>;
     type StoredData = Arc<OpenFile>;
 
-    fn transform_oneshot_output(self, _file: Arc<OpenFile>, completion: cqueue::Entry) -> i32 {
-        completion.result()
+    fn transform_oneshot_output(self, file: Arc<OpenFile>, completion: cqueue::Entry) -> Self::Output {
+        let result = completion.result();
+        let bytes = u32::try_from(result).map_err(|_| result.saturating_neg())?;
+        match self.buffered_from {
+            Some(offset) => file.kept(offset, bytes),
+            None => Ok(bytes),
+        }
     }
 }
 
@@ -152,6 +194,90 @@ impl Registered {
     }
 }
 
+/// Files that the ring knows by a place in its table, so that a read need not look its descriptor up and count it.
+///
+/// A file stays in the table, and open, until the ring goes: only files of datasets' address spaces come here.
+#[derive(Debug, Default)]
+struct FileTable {
+    /// The table was made; `Some(false)`: it cannot be, or an update failed.
+    usable: Option<bool>,
+    /// (file, direct) at the index that is its place.
+    places: Vec<(u64, bool)>,
+}
+
+/// Places of the table. A dataset of more files reads the others by descriptor.
+const FILE_PLACES: u32 = 256;
+
+impl FileTable {
+    fn place(&self, file: &OpenFile, direct: bool) -> Option<types::Fixed> {
+        let place = self.places.iter().position(|known| *known == (file.id, direct))?;
+        u32::try_from(place).ok().map(types::Fixed)
+    }
+
+    fn add(&mut self, ring: RawFd, file: &OpenFile) {
+        let descriptors = [(file.direct_fd(), true), (Some(file.buffered_fd()), false)];
+        for (descriptor, direct) in descriptors
+            .into_iter()
+            .filter_map(|(fd, direct)| Some((fd?, direct)))
+        {
+            let full = self.places.len() >= FILE_PLACES as usize;
+            if full || self.usable == Some(false) || self.place(file, direct).is_some() {
+                continue;
+            }
+            self.usable = Some(self.store(ring, descriptor).is_ok());
+            if self.usable == Some(true) {
+                self.places.push((file.id, direct));
+            }
+        }
+    }
+
+    /// Puts a descriptor at the next place.
+    fn store(&self, ring: RawFd, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        const IORING_REGISTER_FILES: libc::c_uint = 2;
+        const IORING_REGISTER_FILES_UPDATE: libc::c_uint = 6;
+        if self.usable.is_none() {
+            let empty = [-1; FILE_PLACES as usize];
+            register(ring, IORING_REGISTER_FILES, empty.as_ptr().cast(), FILE_PLACES)?;
+        }
+        let descriptors = [descriptor.as_raw_fd()];
+        let update = FilesUpdate {
+            offset: u32::try_from(self.places.len()).unwrap_or(u32::MAX),
+            resv: 0,
+            descriptors: descriptors.as_ptr() as u64,
+        };
+        register(
+            ring,
+            IORING_REGISTER_FILES_UPDATE,
+            std::ptr::from_ref(&update).cast(),
+            1,
+        )
+    }
+}
+
+/// `struct io_uring_files_update` of io_uring_register(2).
+#[repr(C)]
+struct FilesUpdate {
+    offset: u32,
+    resv: u32,
+    descriptors: u64,
+}
+
+/// io_uring_register(2): `argument` points to what the operation reads.
+fn register(
+    ring: RawFd,
+    operation: libc::c_uint,
+    argument: *const libc::c_void,
+    count: u32,
+) -> io::Result<()> {
+    // SAFETY: every caller passes what the operation's manual page names, alive until the call returns.
+    let result = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, argument, count) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
 /// Reads through one ring.
 pub(crate) struct UringBackend {
     ring: Option<RawFd>,
@@ -160,6 +286,7 @@ pub(crate) struct UringBackend {
     ready: Arc<Ready>,
     unsubmitted: u32,
     registered: Option<Registered>,
+    files: FileTable,
     /// Completions seen while their read was being started.
     early: Vec<Finished>,
 }
@@ -187,6 +314,7 @@ impl UringBackend {
             ready,
             unsubmitted: 0,
             registered: None,
+            files: FileTable::default(),
             early: Vec::new(),
         }
     }
@@ -209,20 +337,9 @@ impl UringBackend {
             })
             .collect();
         const IORING_REGISTER_BUFFERS: libc::c_uint = 0;
-        // SAFETY: `ring` is this thread's open ring, and the vector holds `pieces.len()` valid iovecs; the kernel only
-        // pins the pages they name, which the arena keeps mapped for longer than any ring.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_io_uring_register,
-                ring,
-                IORING_REGISTER_BUFFERS,
-                pieces.as_ptr(),
-                libc::c_uint::try_from(pieces.len()).unwrap_or(0),
-            )
-        };
-        if result < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        // The kernel pins the pages they name, which the arena keeps mapped for longer than any ring.
+        let count = u32::try_from(pieces.len()).unwrap_or(0);
+        register(ring, IORING_REGISTER_BUFFERS, pieces.as_ptr().cast(), count)?;
         self.registered = Some(Registered {
             base: base as usize,
             bytes,
@@ -237,22 +354,9 @@ impl UringBackend {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         };
         const IORING_REGISTER_IOWQ_MAX_WORKERS: libc::c_uint = 19;
+        // The kernel writes the limits that were in force into it.
         let mut limits: [libc::c_uint; 2] = [bounded, bounded];
-        // SAFETY: `ring` is this thread's open ring and `limits` is the array of two that the call reads and writes.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_io_uring_register,
-                ring,
-                IORING_REGISTER_IOWQ_MAX_WORKERS,
-                limits.as_mut_ptr(),
-                2 as libc::c_uint,
-            )
-        };
-        if result < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(())
-        }
+        register(ring, IORING_REGISTER_IOWQ_MAX_WORKERS, limits.as_mut_ptr().cast_const().cast(), 2)
     }
 
     /// Looks at one operation; stores its waker when it is not over.
@@ -264,7 +368,6 @@ impl UringBackend {
             Poll::Pending => None,
             Poll::Ready(result) => {
                 *operation = None;
-                let result = u32::try_from(result).map_err(|_| result.saturating_neg());
                 Some(Finished { slot, result })
             }
         }
@@ -272,7 +375,13 @@ impl UringBackend {
 }
 
 impl Backend for UringBackend {
-    fn start(&mut self, attempt: Attempt) {
+    fn introduce(&mut self, files: &[Arc<OpenFile>]) {
+        if let Some(ring) = self.ring {
+            files.iter().for_each(|file| self.files.add(ring, file));
+        }
+    }
+
+    fn start(&mut self, attempt: Attempt) -> Route {
         let Attempt {
             slot,
             file,
@@ -281,21 +390,28 @@ impl Backend for UringBackend {
             destination,
             length,
         } = attempt;
-        let descriptor: BorrowedFd<'_> = match file.direct_fd() {
-            Some(direct_descriptor) if direct => direct_descriptor,
-            Some(_) | None => file.buffered_fd(),
+        let (descriptor, buffered_from): (BorrowedFd<'_>, _) = match file.direct_fd() {
+            Some(direct_descriptor) if direct => (direct_descriptor, None),
+            Some(_) | None => (file.buffered_fd(), Some(offset)),
         };
-        let fd = types::Fd(descriptor.as_raw_fd());
-        let entry = match self
+        let buffer = self
             .registered
-            .and_then(|registered| registered.index(destination, length))
-        {
-            Some(index) => opcode::ReadFixed::new(fd, destination, length, index)
+            .and_then(|registered| registered.index(destination, length));
+        let place = self.files.place(&file, buffered_from.is_none());
+        let fd = types::Fd(descriptor.as_raw_fd());
+        let entry = match (buffer, place) {
+            (Some(buffer), Some(place)) => opcode::ReadFixed::new(place, destination, length, buffer)
                 .offset(offset)
                 .build(),
-            None => opcode::Read::new(fd, destination, length).offset(offset).build(),
+            (Some(buffer), None) => opcode::ReadFixed::new(fd, destination, length, buffer)
+                .offset(offset)
+                .build(),
+            (None, Some(place)) => opcode::Read::new(place, destination, length)
+                .offset(offset)
+                .build(),
+            (None, None) => opcode::Read::new(fd, destination, length).offset(offset).build(),
         };
-        let operation = UnsubmittedOneshot::new(file, Outcome, entry).submit();
+        let operation = UnsubmittedOneshot::new(file, Outcome { buffered_from }, entry).submit();
         self.unsubmitted += 1;
         if let Some(place) = self.operations.get_mut(slot as usize) {
             *place = Some(operation);
@@ -306,6 +422,7 @@ impl Backend for UringBackend {
             self.early.push(finished);
             self.ready.any.store(true, Ordering::Release);
         }
+        Route::Device
     }
 
     fn flush(&mut self) -> u32 {
@@ -316,21 +433,24 @@ impl Backend for UringBackend {
         if self.unsubmitted == 0 {
             return 0;
         }
-        // SAFETY: plain submission on this thread's open ring; no argument points anywhere.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_io_uring_enter,
-                ring,
-                self.unsubmitted,
-                0 as libc::c_uint,
-                0 as libc::c_uint,
-                std::ptr::null::<libc::c_void>(),
-                0_usize,
-            )
+        self.unsubmitted = match u32::try_from(enter(ring, self.unsubmitted)) {
+            // None were left: the runtime's park hook had submitted them.
+            Ok(0) => 0,
+            Ok(taken) => self.unsubmitted.saturating_sub(taken),
+            Err(_) => match io::Error::last_os_error().raw_os_error() {
+                // The entries stay in the queue, and the next turn submits them.
+                Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => self.unsubmitted,
+                // No errno of a ring of ours; whatever it is, a next attempt would meet it too. The runtime submits.
+                errno => {
+                    tracing::error!(
+                        ?errno,
+                        "cannot submit early to the ring; its runtime does from now on"
+                    );
+                    self.ring = None;
+                    0
+                }
+            },
         };
-        // On EAGAIN, EBUSY or EINTR the entries stay in the queue: the runtime's park hook submits them.
-        self.unsubmitted = 0;
-        let _hint = result;
         1
     }
 
@@ -347,6 +467,10 @@ impl Backend for UringBackend {
             {
                 *dispatcher = Some(cx.waker().clone());
             }
+        }
+        if self.unsubmitted > 0 {
+            // The kernel was out of memory for requests, say. With nothing in flight nobody else would wake us.
+            cx.waker().wake_by_ref();
         }
         if !self.ready.any.swap(false, Ordering::AcqRel) {
             return Poll::Pending;
@@ -371,5 +495,36 @@ impl Backend for UringBackend {
         } else {
             Poll::Pending
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sixteen threads make and drop rings at the same time; each finds its own descriptor, however the numbers are
+    /// reused: an operation in its queue is submitted through it.
+    #[test]
+    fn every_runtime_finds_its_own_ring() {
+        let threads: Vec<_> = (0..16)
+            .map(|_| {
+                std::thread::spawn(|| {
+                    for _ in 0..20 {
+                        let runtime = RingRuntime::new(8).expect("a ring");
+                        let ring = runtime.ring.expect("its descriptor");
+                        runtime.block_on(async {
+                            let operation =
+                                UnsubmittedOneshot::new((), NopOutcome, opcode::Nop::new().build());
+                            let operation = operation.submit();
+                            assert_eq!(enter(ring, 1), 1, "another ring's descriptor");
+                            operation.await;
+                        });
+                    }
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().expect("no panic"));
     }
 }

@@ -259,6 +259,20 @@ impl OpenFile {
         Ok(self.buffered.metadata()?.len())
     }
 
+    /// How many of `bytes` that were read through the page cache from `offset` are the file's: the kernel looks at the
+    /// file's end before it copies, and cutting a file puts zeros behind the new end before it takes the pages away, so
+    /// a read beside it may bring zeros (seen on ext4, kernel 6.18). The end is moved before that, so that it tells
+    /// afterwards: 4096 bytes from 8192 of what is now 10000 are 1808.
+    ///
+    /// # Errors
+    /// errno of fstat.
+    pub(crate) fn kept(&self, offset: u64, bytes: u32) -> Result<u32, i32> {
+        let end = self
+            .current_length()
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+        Ok(u32::try_from(end.saturating_sub(offset)).map_or(bytes, |left| left.min(bytes)))
+    }
+
     pub(super) fn buffered(&self) -> &File {
         &self.buffered
     }

@@ -199,3 +199,32 @@ fn neighbours_in_a_sector_share_a_read() {
     assert_eq!(plan.reads.len(), 1);
     assert_eq!(plan.reads[0].length, 512);
 }
+
+/// What would take too much scratch memory is planned to land in place, unaligned; what fits is not.
+#[test]
+fn scratch_memory_is_bounded() {
+    let ranges: Vec<(u64, u64)> = (0..40).map(|number| (number * 1024 + 3, 1)).collect();
+    let mut batch = Batch::new(Arc::clone(&WORLD.dataset), ranges.len());
+    for (offset, length) in &ranges {
+        batch.push_range(*offset, *length);
+    }
+    let rules = Rules {
+        direct: true,
+        merge: true,
+        merge_gap_bytes: 0,
+        max_read_bytes: 1 << 20,
+    };
+    let within = |most| super::plan_within(&batch, rules, |plan| plan.scratch_bytes <= most);
+    assert_eq!(within(40 * 512), plan(&batch, rules));
+    let bounded = within(40 * 512 - 1);
+    assert_eq!(
+        (bounded.scratch_bytes, bounded.data_bytes, bounded.reads.len()),
+        (0, 40, 40)
+    );
+    assert!(
+        bounded
+            .reads
+            .iter()
+            .all(|read| !read.direct && read.alignment == 1)
+    );
+}

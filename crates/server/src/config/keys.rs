@@ -18,9 +18,10 @@ use super::problem::Problems;
 use super::walk::{Section, Walk};
 use super::{Config, Limits, LogConfig, LogFormat, datasets};
 
-const BACKEND_WORDS: [(&str, BackendKind); 3] = [
+const BACKEND_WORDS: [(&str, BackendKind); 4] = [
     ("uring", BackendKind::Uring),
     ("mmap", BackendKind::Mmap),
+    ("auto", BackendKind::Auto),
     ("pread", BackendKind::Pread),
 ];
 const ON_UNAVAILABLE_WORDS: [(&str, OnUnavailable); 2] =

@@ -7,7 +7,6 @@ use bytes::Bytes;
 use prost::Message;
 use ringfetch_engine::batch::Lengths;
 use ringfetch_engine::dataset::Kind;
-use ringfetch_engine::error::ReadError;
 use ringfetch_proto::v1;
 use std::future::Future;
 use std::time::Instant;
@@ -30,30 +29,18 @@ pub(super) trait FetchCall: Message + Default + Send + Sync + 'static {
 }
 
 /// Reads what a request asks for: the answer without its bytes, and the bytes.
-///
-/// A deadline also ends the wait for the disk: the reads are given up, and what is in flight finishes unseen.
 pub(super) async fn run<C: FetchCall>(
     fetcher: &Fetcher,
     request: &C,
     context: CallContext,
 ) -> Result<(C::Answer, Bytes), FetchError> {
-    let deadline = context.deadline;
     let context = CallContext {
         fail_fast: request.fail_fast(),
         ..context
     };
-    let (dataset, fetched) = until(
-        deadline,
-        fetcher.fetch(request.dataset(), request.items(), context),
-    )
-    .await
-    .unwrap_or_else(|| Err(late()))?;
+    let (dataset, fetched) = fetcher.fetch(request.dataset(), request.items(), context).await?;
     let errors = describe::item_errors(&fetched.errors);
     Ok((C::answer(dataset.kind(), fetched.lengths, errors), fetched.data))
-}
-
-fn late() -> FetchError {
-    FetchError::Read(ReadError::DeadlineExceeded)
 }
 
 /// `None` when the deadline passed first.

@@ -39,7 +39,11 @@ pub(crate) fn dataset(dataset: &Dataset, backend: &BackendStatus) -> v1::Dataset
         count,
         block_bytes,
         vectors,
-        etag: dataset.etag().to_owned(),
+        // Objects have a tag each.
+        etag: match dataset.kind() {
+            Kind::Objects => String::new(),
+            Kind::Blocks { .. } | Kind::Vectors { .. } => dataset.etag().to_owned(),
+        },
         read_path: Some(read_path(dataset, backend)),
         files: u32::try_from(dataset.files().len()).unwrap_or(u32::MAX),
     }
@@ -47,11 +51,7 @@ pub(crate) fn dataset(dataset: &Dataset, backend: &BackendStatus) -> v1::Dataset
 
 fn read_path(dataset: &Dataset, status: &BackendStatus) -> v1::ReadPath {
     let facts = dataset.direct();
-    // A mapping reads through the page cache whatever the file could do.
-    let (direct_io, direct_io_reason) = match status.backend {
-        BackendKind::Mmap => (false, "mmap reads through the page cache".to_owned()),
-        BackendKind::Uring | BackendKind::Pread | BackendKind::Sim => (facts.direct, facts.reason.clone()),
-    };
+    let (direct_io, direct_io_reason) = direct_io(dataset, status);
     v1::ReadPath {
         backend: backend(status.backend).into(),
         requested: backend(status.requested).into(),
@@ -63,10 +63,22 @@ fn read_path(dataset: &Dataset, status: &BackendStatus) -> v1::ReadPath {
     }
 }
 
+/// Whether a dataset's reads bypass the page cache, and why. A mapping's do not, whatever the file could do.
+pub(crate) fn direct_io(dataset: &Dataset, status: &BackendStatus) -> (bool, String) {
+    let facts = dataset.direct();
+    match status.backend {
+        BackendKind::Mmap => (false, "mmap reads through the page cache".to_owned()),
+        BackendKind::Uring | BackendKind::Auto | BackendKind::Pread | BackendKind::Sim => {
+            (facts.direct, facts.reason.clone())
+        }
+    }
+}
+
 /// A backend; the simulated one, which only tests have, is not on the wire.
 pub(crate) fn backend(kind: BackendKind) -> v1::Backend {
     match kind {
         BackendKind::Uring => v1::Backend::Uring,
+        BackendKind::Auto => v1::Backend::Auto,
         BackendKind::Mmap => v1::Backend::Mmap,
         BackendKind::Pread => v1::Backend::Pread,
         BackendKind::Sim => v1::Backend::Unspecified,

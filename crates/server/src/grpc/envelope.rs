@@ -25,7 +25,78 @@ pub(super) struct Envelope {
     pub(super) data: Bytes,
 }
 
+/// Answers up to this size are copied behind their head: a frame of its own costs both sides more than the copy of
+/// some pages (docs/BENCHMARKING.md, "small answers").
+pub(super) const JOINED_BYTES_MAX: usize = 16 << 10;
+
+/// Small answers joined into one frame are this long at most.
+const RUN_BYTES_MAX: usize = 64 << 10;
+
+/// Messages that go out in one frame. What was copied stays charged to its connection until the frame is sent: the
+/// originals are held that long.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    bytes: BytesMut,
+    held: Vec<Bytes>,
+}
+
+struct HeldRun {
+    bytes: Bytes,
+    _held: Vec<Bytes>,
+}
+
+impl AsRef<[u8]> for HeldRun {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Run {
+    /// Appends a message if it is small and there is room for it; gives it back otherwise.
+    pub(super) fn push(&mut self, envelope: Envelope) -> Result<(), Envelope> {
+        let Envelope { head, data } = envelope;
+        let length = head.len() + data.len();
+        if data.len() > JOINED_BYTES_MAX || self.bytes.len() + length > RUN_BYTES_MAX {
+            return Err(Envelope { head, data });
+        }
+        self.bytes.reserve(length);
+        self.bytes.extend_from_slice(&head);
+        self.bytes.extend_from_slice(&data);
+        if !data.is_empty() {
+            self.held.push(data);
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The messages as one piece.
+    pub(super) fn into_bytes(self) -> Bytes {
+        let Self { bytes, held } = self;
+        let bytes = bytes.freeze();
+        if held.is_empty() {
+            bytes
+        } else {
+            Bytes::from_owner(HeldRun { bytes, _held: held })
+        }
+    }
+}
+
 impl Envelope {
+    /// The same message in one piece where it is small, so that it travels in one frame.
+    pub(super) fn joined(self) -> Self {
+        let mut run = Run::default();
+        match run.push(self) {
+            Ok(()) => Self {
+                head: run.into_bytes(),
+                data: Bytes::new(),
+            },
+            Err(large) => large,
+        }
+    }
+
     /// A response whose `data` field was left empty, and the bytes for it.
     ///
     /// # Errors

@@ -4,6 +4,9 @@
 //! with our bodies. Whatever is not served is answered UNIMPLEMENTED. Connections, HTTP/2 settings and TLS are the
 //! listener's; what an error is called is `status`'s.
 
+#[cfg(feature = "bench")]
+#[doc(hidden)]
+pub mod bench_hooks;
 mod calls;
 mod count;
 mod datasets;

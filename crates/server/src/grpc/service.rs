@@ -251,7 +251,7 @@ struct UnaryBody {
 
 impl UnaryBody {
     fn new(envelope: Envelope) -> Self {
-        let Envelope { head, data } = envelope;
+        let Envelope { head, data } = envelope.joined();
         Self {
             head: Some(head),
             data: Some(data).filter(|data| !data.is_empty()),
@@ -288,6 +288,7 @@ impl http_body::Body for UnaryBody {
 
 #[cfg(test)]
 mod tests {
+    use super::super::envelope::JOINED_BYTES_MAX;
     use super::*;
     use http_body_util::{BodyExt as _, Full};
 
@@ -338,8 +339,9 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_is_a_head_its_bytes_and_trailers() {
-        // The body yields the head, the very bytes of `data`, then grpc-status 0; without data one frame less.
-        let data = Bytes::from_static(b"some bytes");
+        // Large data: the head, the very bytes of `data`, then grpc-status 0. Small data: one frame of both. None: the
+        // head alone.
+        let data = Bytes::from(vec![7; JOINED_BYTES_MAX + 1]);
         let envelope = Envelope::unary(&v1::FetchRangesResponse::default(), data.clone()).unwrap();
         let mut body = UnaryBody::new(envelope.clone());
         assert_eq!(
@@ -353,6 +355,13 @@ mod tests {
         let trailers = body.frame().await.unwrap().unwrap().into_trailers().unwrap();
         assert_eq!(trailers["grpc-status"], "0");
         assert!(body.frame().await.is_none());
+
+        let small = Bytes::from(vec![7; JOINED_BYTES_MAX]);
+        let envelope = Envelope::unary(&v1::FetchRangesResponse::default(), small.clone()).unwrap();
+        let mut body = UnaryBody::new(envelope.clone());
+        let joined = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(joined, [envelope.head, small].concat());
+        assert!(body.frame().await.unwrap().unwrap().is_trailers());
 
         let empty = Envelope::unary(&v1::FetchRangesResponse::default(), Bytes::new()).unwrap();
         let collected = UnaryBody::new(empty).collect().await.unwrap();

@@ -7,7 +7,7 @@
 //! what was taken up is answered. Deliberately absent: order among answers.
 
 use super::calls::{FetchCall, run};
-use super::envelope::Envelope;
+use super::envelope::{Envelope, Run};
 use super::frame::Deframer;
 use super::service::{decode, trailers_ok};
 use crate::fetch::{CallContext, FetchError, Fetcher};
@@ -115,8 +115,8 @@ where
     start: S,
     in_flight: FuturesUnordered<Fut>,
     requests_in_flight_max: usize,
-    /// What is sent next: the rest of an answer, of which the head was sent.
-    rest: Option<Bytes>,
+    /// What is sent next, in this order: the head of an answer too large to be joined with others, and its data.
+    next: [Option<Bytes>; 2],
     /// The end to report when everything taken up is answered.
     end: Result<(), Status>,
     trailers_sent: bool,
@@ -145,7 +145,7 @@ where
             start,
             in_flight: FuturesUnordered::new(),
             requests_in_flight_max: bounds.requests_in_flight.max(1),
-            rest: None,
+            next: [None, None],
             end: Ok(()),
             trailers_sent: false,
             deadline: bounds
@@ -257,32 +257,45 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
         // An answer whose head was sent must be sent whole, whatever has happened since.
-        if let Some(data) = this.rest.take() {
-            return Poll::Ready(Some(Ok(Frame::data(data))));
+        if let Some(bytes) = this.next.iter_mut().find_map(Option::take) {
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
         if this.trailers_sent {
             return Poll::Ready(None);
         }
         this.poll_interruptions(cx);
+        let mut run = Run::default();
         loop {
             // Requests first: the disk should be busy while answers are written.
             if let Err(status) = this.take_up(cx) {
                 this.cut(status);
             }
             match this.in_flight.poll_next_unpin(cx) {
-                Poll::Ready(Some(Ok(Envelope { head, data }))) => {
-                    this.rest = Some(data).filter(|data| !data.is_empty());
-                    return Poll::Ready(Some(Ok(Frame::data(head))));
+                // Small answers that are there together go out together; a large one follows the run before it.
+                Poll::Ready(Some(Ok(envelope))) => {
+                    if let Err(Envelope { head, data }) = run.push(envelope) {
+                        this.next = [Some(head), Some(data).filter(|data| !data.is_empty())];
+                        break;
+                    }
                 }
                 Poll::Ready(Some(Err(status))) => this.cut(status),
-                Poll::Ready(None) if this.incoming.is_none() => return Poll::Ready(Some(Ok(this.finish()))),
-                Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+                Poll::Ready(None) if this.incoming.is_none() && run.is_empty() => {
+                    return Poll::Ready(Some(Ok(this.finish())));
+                }
+                Poll::Ready(None) | Poll::Pending => break,
             }
+        }
+        if !run.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(run.into_bytes()))));
+        }
+        match this.next.iter_mut().find_map(Option::take) {
+            Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
+            None => Poll::Pending,
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.trailers_sent && self.rest.is_none()
+        self.trailers_sent && self.next.iter().all(Option::is_none)
     }
 }
 

@@ -274,7 +274,9 @@ pub(super) fn parse<R: DeserializeOwned>(body: &[u8]) -> Result<R, Problem> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        let field = if path == "." { "body".to_owned() } else { path };
+        // Its words for the whole are `.`, and `?` where the text ends before a member's name.
+        let path = path.trim_end_matches(['?', '.']);
+        let field = if path.is_empty() { "body" } else { path };
         Problem::malformed(field, error.inner().to_string())
     })?;
     json.end()
@@ -365,6 +367,8 @@ pub(super) mod tests {
             (r#"{"ranges":[]} x"#, "body", "trailing characters"),
             (r#"{}"#, "body", "missing field `ranges`"),
             ("", "body", "EOF"),
+            ("{", "body", "EOF"),
+            (r#"{"ranges":[{"#, "ranges[0]", "EOF"),
             ("{\n\"ranges\": [}", "ranges[0]", "line 2 column 12"),
             (
                 r#"{"ranges":[],"deadline_ms":-1}"#,

@@ -3,6 +3,7 @@
 use super::App;
 use super::problem::{Problem, Segments};
 use crate::fetch::FetchError;
+use crate::grpc::describe;
 use axum::Json;
 use axum::extract::State;
 use ringfetch_engine::dataset::{Dataset, Kind};
@@ -111,6 +112,7 @@ impl DatasetView {
             Kind::Objects => (None, None),
         };
         let direct = dataset.direct();
+        let (direct_io, direct_io_reason) = describe::direct_io(dataset, backend);
         let has_space = Wanted::Space.is(dataset.kind());
         Self {
             name: dataset.name().to_owned(),
@@ -128,8 +130,8 @@ impl DatasetView {
                 backend: backend.backend.as_str(),
                 requested: backend.requested.as_str(),
                 reason: backend.reason.clone(),
-                direct_io: direct.direct,
-                direct_io_reason: direct.reason.clone(),
+                direct_io,
+                direct_io_reason,
                 offset_alignment_bytes: direct.offset_alignment_bytes,
                 memory_alignment_bytes: direct.memory_alignment_bytes,
             },

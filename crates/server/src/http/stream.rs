@@ -1,11 +1,11 @@
 //! Long answers, fetched window by window while they are sent.
 //!
 //! Invariants: the first window is there before the head is sent, so that an error of it has a status; at most two windows
-//! of a body are held or being fetched; every window is of the version that the ETag names, or the body breaks off.
+//! of a body are held or being fetched, smaller ones as the memory fills; every window is of the version that the ETag names, or the body breaks off.
 //! A later failure cannot be told in HTTP any more: the connection is cut, so that the client sees a short body and can
 //! go on with Range and If-Range. Deliberately absent: copies; frames are slices of the response memory.
 
-use super::window::{Piece, Plan, WindowLimits, total_bytes};
+use super::window::{Allowance, Piece, Plan, WindowLimits, total_bytes};
 use crate::fetch::{CallContext, FetchError, Fetcher, Items};
 use axum::body::Body;
 use bytes::Bytes;
@@ -19,9 +19,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-
-/// Bytes of a window. Two of them a body; large enough that the device is not what waits (MEASURED: 64 KiB reads).
-const WINDOW_BYTES_MAX: u64 = 1 << 20;
 
 /// Waits of a later window that met a bound: doubled from the first to the longest, until they add up to the last.
 const WAIT_FIRST: Duration = Duration::from_millis(5);
@@ -97,9 +94,14 @@ impl Reader {
         }
     }
 
+    fn allowance(&self) -> Allowance {
+        let (in_use, budget) = self.fetcher.engine().memory();
+        Allowance::new(in_use, budget)
+    }
+
     fn window_limits(&self) -> WindowLimits {
         WindowLimits {
-            bytes: WINDOW_BYTES_MAX.min(self.fetcher.item_bytes_max()),
+            bytes: self.allowance().window_bytes.min(self.fetcher.item_bytes_max()),
             extents: usize::try_from(self.fetcher.limits().items_per_request).unwrap_or(usize::MAX),
         }
     }
@@ -240,8 +242,8 @@ impl WindowedBody {
     /// Dropping the future gives the window up.
     pub(super) async fn start(reader: Reader, pieces: Vec<Piece>) -> Result<Self, WindowError> {
         let left_bytes = total_bytes(&pieces);
-        let mut plan = Plan::new(pieces, reader.window_limits());
-        let first = match plan.next() {
+        let mut plan = Plan::new(pieces);
+        let first = match plan.next_window(reader.window_limits()) {
             Some(window) => reader.fetch(&window, Place::First).await?,
             None => Vec::new(),
         };
@@ -271,7 +273,7 @@ impl WindowedBody {
             return Poll::Ready(Some(result));
         }
         if self.fetching.is_none() {
-            let Some(window) = self.plan.next() else {
+            let Some(window) = self.plan.next_window(self.reader.window_limits()) else {
                 return Poll::Ready(None);
             };
             let reader = Arc::clone(&self.reader);
@@ -315,6 +317,7 @@ impl http_body::Body for WindowedBody {
         }
         // While these frames go out, the next window is read: submitted by this poll, collected by a later one.
         if this.fetched.is_none()
+            && (this.fetching.is_some() || this.reader.allowance().ahead)
             && let Poll::Ready(result) = this.poll_next_window(cx)
         {
             this.fetched = result;

@@ -34,6 +34,9 @@ pub(super) fn total_bytes(pieces: &[Piece]) -> u64 {
     pieces.iter().map(Piece::bytes).fold(0, u64::saturating_add)
 }
 
+/// Bytes of a window while memory is plentiful: large enough that the device is not what waits.
+pub(super) const WINDOW_BYTES_MAX: u64 = 1 << 20;
+
 /// Bounds of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowLimits {
@@ -43,39 +46,58 @@ pub(super) struct WindowLimits {
     pub(super) extents: usize,
 }
 
+/// How much of the response memory long answers may take, by how much of it is in use.
+///
+/// Clients that do not read keep their windows, so the fuller the memory, the smaller the windows: with 256 MiB, 32 of
+/// them fill the first quarter with two windows of 1 MiB each, 128 the second with two of 256 KiB, and 2048 the other
+/// half with one of 64 KiB. Until then short reads find room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Allowance {
+    /// Most bytes of the next window.
+    pub(super) window_bytes: u64,
+    /// Whether it may be fetched before the one before it is sent.
+    pub(super) ahead: bool,
+}
+
+impl Allowance {
+    /// For `in_use` of `budget` bytes.
+    pub(super) fn new(in_use: u64, budget: u64) -> Self {
+        let (window_bytes, ahead) = if in_use < budget / 4 {
+            (WINDOW_BYTES_MAX, true)
+        } else if in_use < budget / 2 {
+            (WINDOW_BYTES_MAX / 4, true)
+        } else {
+            (WINDOW_BYTES_MAX / 16, false)
+        };
+        Self { window_bytes, ahead }
+    }
+}
+
 /// What is left of a body, handed out window by window.
 #[derive(Debug)]
 pub(super) struct Plan {
     left: VecDeque<Piece>,
-    limits: WindowLimits,
 }
 
 impl Plan {
     /// A plan for a whole body.
-    pub(super) fn new(pieces: Vec<Piece>, limits: WindowLimits) -> Self {
-        let limits = WindowLimits {
-            bytes: limits.bytes.max(1),
-            extents: limits.extents.max(1),
-        };
-        Self {
-            left: pieces.into(),
-            limits,
-        }
+    pub(super) fn new(pieces: Vec<Piece>) -> Self {
+        Self { left: pieces.into() }
     }
 
     /// Nothing more to hand out.
     pub(super) fn clear(&mut self) {
         self.left.clear();
     }
-}
 
-impl Iterator for Plan {
-    type Item = Vec<Piece>;
-
-    /// The next window: as much as fits, at least one piece.
-    fn next(&mut self) -> Option<Vec<Piece>> {
+    /// The next window: as much as fits, at least one piece; none at the end.
+    pub(super) fn next_window(&mut self, limits: WindowLimits) -> Option<Vec<Piece>> {
+        let bytes_max = limits.bytes.max(1);
+        let mut room = WindowLimits {
+            bytes: bytes_max,
+            extents: limits.extents.max(1),
+        };
         let mut window = Vec::new();
-        let mut room = self.limits;
         while let Some(piece) = self.left.pop_front() {
             let extent = match piece {
                 Piece::Text(_) => {
@@ -88,7 +110,7 @@ impl Iterator for Plan {
                 self.left.push_front(piece);
                 break;
             }
-            let taken = fitting(extent, room.bytes, room.bytes == self.limits.bytes);
+            let taken = fitting(extent, room.bytes, room.bytes == bytes_max);
             if taken == 0 {
                 self.left.push_front(piece);
                 break;
@@ -134,6 +156,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn windows(pieces: Vec<Piece>, limits: WindowLimits) -> Vec<Vec<Piece>> {
+        let mut plan = Plan::new(pieces);
+        std::iter::from_fn(|| plan.next_window(limits)).collect()
+    }
+
     fn extent(offset: u64, length: u64) -> Piece {
         Piece::Extent(Extent { offset, length })
     }
@@ -142,21 +169,17 @@ mod tests {
     fn a_long_extent_is_cut_at_aligned_offsets() {
         // 3 MiB from offset 500, windows of 1 MiB: the first is shorter, the others begin at multiples of 4096.
         let mib = 1 << 20;
-        let plan = Plan::new(
-            vec![extent(500, 3 * mib)],
-            WindowLimits {
-                bytes: mib,
-                extents: 8,
-            },
-        );
-        let windows: Vec<_> = plan.collect();
+        let limits = WindowLimits {
+            bytes: mib,
+            extents: 8,
+        };
         let expected = vec![
             vec![extent(500, mib - 500)],
             vec![extent(mib, mib)],
             vec![extent(2 * mib, mib)],
             vec![extent(3 * mib, 500)],
         ];
-        assert_eq!(windows, expected);
+        assert_eq!(windows(vec![extent(500, 3 * mib)], limits), expected);
     }
 
     #[test]
@@ -165,30 +188,44 @@ mod tests {
         let pieces: Vec<Piece> = (0..10)
             .flat_map(|i| [Piece::Text(Bytes::from_static(b"x")), extent(i * 8192, 4096)])
             .collect();
-        let windows: Vec<_> = Plan::new(
-            pieces.clone(),
-            WindowLimits {
-                bytes: 1 << 20,
-                extents: 64,
-            },
-        )
-        .collect();
-        assert_eq!(windows, [pieces]);
+        let limits = WindowLimits {
+            bytes: 1 << 20,
+            extents: 64,
+        };
+        assert_eq!(windows(pieces.clone(), limits), [pieces]);
     }
 
     #[test]
     fn a_window_has_a_bounded_number_of_extents() {
         // Five one-byte ranges, two a window: three windows.
         let pieces: Vec<Piece> = (0..5).map(|i| extent(i * 10, 1)).collect();
-        let windows: Vec<_> = Plan::new(
-            pieces,
-            WindowLimits {
-                bytes: 1 << 20,
-                extents: 2,
-            },
-        )
-        .collect();
-        assert_eq!(windows.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 1]);
+        let limits = WindowLimits {
+            bytes: 1 << 20,
+            extents: 2,
+        };
+        assert_eq!(
+            windows(pieces, limits).iter().map(Vec::len).collect::<Vec<_>>(),
+            [2, 2, 1]
+        );
+    }
+
+    #[test]
+    fn windows_shrink_as_the_memory_fills() {
+        // 256 MiB, empty to full: 1 MiB and 256 KiB with one ahead, then 64 KiB without, to the last byte.
+        let mib = 1 << 20;
+        for (in_use, kib, ahead) in [
+            (0, 1024, true),
+            (64 * mib - 1, 1024, true),
+            (64 * mib, 256, true),
+            (128 * mib, 64, false),
+            (256 * mib, 64, false),
+        ] {
+            let expected = Allowance {
+                window_bytes: kib << 10,
+                ahead,
+            };
+            assert_eq!(Allowance::new(in_use, 256 * mib), expected, "{in_use}");
+        }
     }
 
     proptest! {
@@ -204,7 +241,7 @@ mod tests {
                 text.into_iter().chain([extent(offset, length)])
             }).collect();
             let mut joined: Vec<Piece> = Vec::new();
-            for window in Plan::new(pieces.clone(), WindowLimits { bytes, extents }) {
+            for window in windows(pieces.clone(), WindowLimits { bytes, extents }) {
                 prop_assert!(!window.is_empty());
                 let fetched: Vec<&Piece> = window.iter().filter(|piece| matches!(piece, Piece::Extent(_))).collect();
                 prop_assert!(fetched.len() <= extents);

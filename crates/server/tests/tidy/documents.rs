@@ -8,8 +8,8 @@ const DECISION_SECTIONS: [&str; 4] = ["## Context", "## Decision", "## Rejected"
 
 /// Names in backticks that are paths of this repository.
 fn paths_named(text: &str) -> Vec<&str> {
-    const TOPS: [&str; 7] = [
-        "crates/", "proto/", "docs/", "config/", "deploy/", "clients/", ".ci/",
+    const TOPS: [&str; 8] = [
+        "crates/", "proto/", "docs/", "config/", "deploy/", "clients/", "bench/", ".ci/",
     ];
     let quoted = text.split('`').skip(1).step_by(2);
     let is_path =

@@ -35,6 +35,8 @@ struct Stream<B> {
     begun: Begun,
     draining: watch::Sender<bool>,
     ended: Arc<Mutex<Vec<Code>>>,
+    /// Frames received so far, cut into messages: several answers may come in one frame.
+    received: Deframer,
 }
 
 /// A stream that takes up at most two requests.
@@ -78,6 +80,7 @@ fn stream(
         begun,
         draining,
         ended,
+        received: Deframer::new(1 << 20),
     }
 }
 
@@ -103,12 +106,23 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
             .map(|frame| frame.unwrap().unwrap())
     }
 
-    /// The id of the next answer and its data, from the two frames they come in.
+    /// The id of the next answer and its data, however many frames they come in.
     fn answer(&mut self) -> (u64, Bytes) {
-        let head = self.poll().unwrap().into_data().unwrap();
-        let data = self.poll().unwrap().into_data().unwrap();
-        let message = [&head[5..], &data].concat();
-        (v1::FetchStreamResponse::decode(&message[..]).unwrap().id, data)
+        loop {
+            if let Some(message) = self
+                .received
+                .next()
+                .unwrap_or_else(|_| panic!("not a gRPC frame"))
+            {
+                let response = v1::FetchStreamResponse::decode(message).unwrap();
+                return match response.response {
+                    Some(v1::fetch_stream_response::Response::Ranges(ranges)) => (response.id, ranges.data),
+                    other => panic!("not an answer to ranges: {other:?}"),
+                };
+            }
+            let frame = self.poll().unwrap().into_data().unwrap();
+            self.received.push(frame);
+        }
     }
 
     /// The status that the stream ends with, now.

@@ -1,0 +1,141 @@
+"""Cold and warm, made and checked: what of a file is in the page cache, by the kernel's own account (fincore).
+
+A temperature prepares a file before a run and judges what it finds after it. Only the kernel's cache is in reach: a
+cache in the device or in the hypervisor beneath it is not, and is the same for both sides of a pair.
+"""
+
+import dataclasses
+import os
+import pathlib
+import random
+import re
+import shutil
+
+from processes import RunFailed, run
+
+# A cold file may keep this much: the kernel keeps pages that somebody has mapped or is reading.
+COLD_FRACTION_MAX = 0.005
+WARM_FRACTION_MIN = 0.999
+# What a buffered cold run may have filled by its end: the mean over the run is about half of it.
+COLD_END_FRACTION_MAX = 0.15
+# Partly warm files: what is resident comes in pieces of this size.
+PIECE_BYTES = 2 << 20
+PART_ERROR_MAX = 0.01
+# The last (path, fraction) made partly warm: where nothing has changed since, nothing is done.
+_last_part = None
+
+
+def resident_fraction(path):
+    return int(run(["fincore", "--bytes", "--noheadings", "--output", "RES", path])) / os.path.getsize(path)
+
+
+def evict(path):
+    """Drops the file from the page cache: this file only, and if that does not do, all clean pages."""
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    fraction = resident_fraction(path)
+    if fraction > COLD_FRACTION_MAX:
+        # Dirty pages are not dropped.
+        os.sync()
+        try:
+            pathlib.Path("/proc/sys/vm/drop_caches").write_text("1\n")
+        except OSError as error:
+            raise RunFailed(f"{fraction:.1%} of {path} stay cached and the caches cannot be dropped ({error}): "
+                            "run as root") from None
+        fraction = resident_fraction(path)
+    if fraction > COLD_FRACTION_MAX:
+        raise RunFailed(f"{fraction:.1%} of {path} stay cached although caches were dropped: does somebody map it?")
+    return fraction
+
+
+def fill(path):
+    """Reads the whole file into the page cache."""
+    buffer = memoryview(bytearray(4 << 20))
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+    fraction = resident_fraction(path)
+    if fraction < WARM_FRACTION_MIN:
+        raise RunFailed(f"only {fraction:.1%} of {path} are cached after it was read: too little free memory for a "
+                        "warm row (--warm-size)")
+    return fraction
+
+
+def fill_part(path, fraction):
+    """Makes this fraction of the file resident, in pieces spread over it, the same ones in every run."""
+    global _last_part
+    if _last_part == (path, fraction) and abs(resident_fraction(path) - fraction) < PART_ERROR_MAX / 20:
+        return fraction
+    size = os.path.getsize(path)
+    pieces = size // PIECE_BYTES
+    warm = set(random.Random(1).sample(range(pieces), round(pieces * fraction)))
+    needed = len(warm) * PIECE_BYTES - resident_fraction(path) * size
+    available = int(re.search(r"MemAvailable:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1)) * 1024
+    if needed > available * 0.9:
+        raise RunFailed(f"{fraction:.0%} of {path} do not fit into free memory ({available >> 20} MiB): take a smaller file")
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        # No readahead into the pieces that are to be cold.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for piece in range(pieces + 1):
+            if piece not in warm:
+                os.posix_fadvise(file.fileno(), piece * PIECE_BYTES, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
+        for piece in sorted(warm):
+            os.preadv(file.fileno(), [buffer], piece * PIECE_BYTES)
+    found = resident_fraction(path)
+    _last_part = (path, fraction)
+    if abs(found - fraction) > PART_ERROR_MAX:
+        raise RunFailed(f"{found:.1%} of {path} are cached where {fraction:.0%} were to be")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Temperature:
+    """How a file is prepared before each run, and what fraction of it may be cached when the run ends."""
+
+    name: str
+    prepare: object
+    end_fraction_min: float
+    end_fraction_max: float
+
+    def judge(self, fraction):
+        """What is wrong with a run that ended with this much cached; None: nothing."""
+        if fraction > self.end_fraction_max:
+            return f"{fraction:.1%} of the file were cached at the end of a run, more than {self.end_fraction_max:.0%}"
+        if fraction < self.end_fraction_min:
+            return f"only {fraction:.1%} of the file were cached at the end of a run"
+        return None
+
+
+def partly(fraction):
+    """This fraction warm. A mapping turns more of it warm as it goes, as on a cold file."""
+    return Temperature(f"{fraction:.0%} warm", lambda path: fill_part(path, fraction), fraction - 0.02,
+                       min(fraction + COLD_END_FRACTION_MAX, 1.0))
+
+
+# O_DIRECT leaves the cache as it was.
+COLD_DIRECT = Temperature("cold, direct", evict, 0.0, 0.01)
+COLD_BUFFERED = Temperature("cold, buffered", evict, 0.0, COLD_END_FRACTION_MAX)
+WARM = Temperature("warm", fill, WARM_FRACTION_MIN, 1.0)
+
+
+class WarmFile:
+    """The first bytes of the file under test as a file of their own beside it, small enough to be cached whole."""
+
+    def __init__(self, source, size):
+        self.path = source.parent / f".{source.name}.warm"
+        self.source, self.size = source, min(size, source.stat().st_size)
+
+    def make(self):
+        if self.path.exists() and self.path.stat().st_size == self.size:
+            return
+        if shutil.disk_usage(self.source.parent).free < self.size + (1 << 30):
+            raise RunFailed(f"{self.source.parent} has no room for {self.path.name} ({self.size >> 20} MiB)")
+        with open(self.source, "rb") as source, open(self.path, "wb") as copy:
+            left = self.size
+            while left:
+                left -= os.copy_file_range(source.fileno(), copy.fileno(), left)
+            os.fsync(copy.fileno())
+
+    def remove(self):
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,161 @@
+"""Ringfetch's own sides: the daemon, the load generator that drives it, and the engine without a network."""
+
+import json
+import os
+import pathlib
+import re
+import time
+import urllib.request
+
+from processes import RunFailed, Server, on_cpu_seconds, run
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "release"
+RINGFETCHD, RINGFETCH = TARGET / "ringfetchd", TARGET / "ringfetch"
+ENGINE_LOAD, STOCK_SERVER = TARGET / "examples" / "engine_load", TARGET / "examples" / "stock_server"
+
+BLOCKS = {"kind": "blocks", "block_bytes": 4096, "partial_tail": "ignore"}
+
+
+def build():
+    """The release build of everything that is measured."""
+    run(["cargo", "build", "--release", "-p", "ringfetch-server", "-p", "ringfetch-cli", "--bins"], cwd=ROOT)
+    run(["cargo", "build", "--release", "-p", "ringfetch-engine", "--example", "engine_load"], cwd=ROOT)
+    run(["cargo", "build", "--release", "-p", "ringfetch-cli", "--example", "stock_server"], cwd=ROOT)
+
+
+class Daemon(Server):
+    """A ringfetchd on ports of the kernel's choice. Refuses to be measured when it runs another backend than asked."""
+
+    def __init__(self, path, engine, dataset=None):
+        self.path, self.engine = path, engine
+        self.dataset = dataset or BLOCKS
+
+    def describe(self):
+        dataset = "blocks of 4096 bytes" if self.dataset is BLOCKS else json.dumps(self.dataset)
+        return f"ringfetchd, engine {json.dumps(self.engine)}, {dataset}"
+
+    def start(self, directory):
+        loopback = {"listen": "127.0.0.1:0"}
+        # JSON is YAML.
+        (directory / "ringfetchd.yaml").write_text(json.dumps({
+            "grpc": loopback, "http": loopback, "admin": loopback, "log": {"filter": "warn"}, "engine": self.engine,
+            "datasets": [{"name": "data", "path": str(self.path), **self.dataset}],
+        }))
+        self.file = directory / "addresses.json"
+        self.launch([RINGFETCHD, "--config", directory / "ringfetchd.yaml", "--addresses-file", self.file],
+                    directory / "log")
+        addresses = json.loads(self.file.read_text())
+        self.grpc, self.http = (f"http://{addresses[name]}" for name in ("grpc", "http"))
+        self._check_read_path()
+
+    def is_ready(self):
+        return self.file.exists()
+
+    def _check_read_path(self):
+        served = json.loads(urllib.request.urlopen(f"{self.http}/v1/datasets/data").read())["read_path"]
+        wanted = self.engine["backend"]
+        # A mapping is never direct; everything else here is.
+        if served["backend"] != wanted or served["direct_io"] != (wanted != "mmap"):
+            self.stop()
+            raise RunFailed(f"asked for {wanted}, got {json.dumps(served)}")
+
+    def stop(self):
+        if super().stop() != 0:
+            raise RunFailed(f"ringfetchd ended with {self.process.returncode}:\n{self.log_path.read_text()}")
+
+    def status_mib(self, field):
+        text = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(rf"{field}:\s+(\d+) kB", text).group(1)) / 1024
+
+    def _metric(self, name):
+        page = urllib.request.urlopen(f"{self.http}/metrics").read().decode()
+        return sum(float(line.split()[-1]) for line in page.splitlines() if re.match(rf"{name}[ {{]", line))
+
+    def figures(self):
+        device, asked = self._metric("ringfetch_device_reads_total"), self._metric("ringfetch_reads_total")
+        return {"device_reads_per_read": device / max(asked, 1), "resident_mib": self.status_mib("VmHWM")}
+
+
+class Load:
+    """`ringfetch load`. An argument may be a function: it is asked once the device's rate is known."""
+
+    WARMUP_SECONDS = 0.5
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def _arguments(self):
+        return [str(argument() if callable(argument) else argument) for argument in self.arguments]
+
+    def describe(self):
+        return f"ringfetch load {' '.join(self._arguments())}"
+
+    def measure(self, server, seconds):
+        report = json.loads(run([
+            RINGFETCH, "--grpc", server.grpc, "--json", "load", "--dataset", "data", "--seconds", seconds,
+            "--warmup-seconds", self.WARMUP_SECONDS, "--server-pid", server.process.pid, *self._arguments(),
+        ]))
+        if report["errors"]:
+            raise RunFailed(f"{report['errors']} errors, the first: {report['first_error']}")
+        figures = {}
+        if report.get("open_loop"):
+            arrivals = report["open_loop"]
+            figures["rate_missed"] = arrivals["missed"] / max(arrivals["arrivals"], 1)
+            # From arrival to sending: what of the latency is the generator's own.
+            figures["late_p99_us"] = (arrivals["lateness_us"] or {}).get("p99")
+        return {
+            **figures,
+            "reads_per_second": report["reads_per_second"],
+            "megabytes_per_second": report["megabytes_per_second"],
+            "cpu_us": report["server_cpu"]["us_per_read"],
+            "client_cpu_us": report["own_cpu"]["us_per_read"],
+            # Of a request; it is as late as its latest read.
+            "p50_us": report["latency_us"]["p50"],
+            "p99_us": report["latency_us"]["p99"],
+            "outstanding": report["outstanding_achieved"],
+        }
+
+
+class ThenIdle:
+    """Drives the load, then nothing, and measures what the idle server uses."""
+
+    def __init__(self, load, idle_seconds):
+        self.load, self.idle_seconds = load, idle_seconds
+
+    def describe(self):
+        return f"{self.load.describe()}, then {self.idle_seconds} s of nothing"
+
+    def measure(self, server, seconds):
+        figures = self.load.measure(server, seconds)
+        # Connections are closed and buffers returned; then the clock starts.
+        time.sleep(0.5)
+        before = on_cpu_seconds(server.process.pid)
+        time.sleep(self.idle_seconds)
+        idle = (on_cpu_seconds(server.process.pid) - before) / self.idle_seconds
+        # Without what is mapped from files: for mmap that is the page cache.
+        return {**figures, "idle_cpu_percent": idle * 100, "anonymous_mib": server.status_mib("RssAnon")}
+
+
+class EngineAlone:
+    """The engine without a network: one core, not pinned, as fio is not."""
+
+    def __init__(self, path, **options):
+        self.path, self.options = path, options
+
+    def describe(self):
+        return "engine_load --pin false " + " ".join(self._arguments())
+
+    def _arguments(self):
+        return [f"--{name.replace('_', '-')} {value}" for name, value in self.options.items()]
+
+    def measure(self, seconds):
+        flags = [word for argument in self._arguments() for word in argument.split()]
+        report = json.loads(run([ENGINE_LOAD, self.path, "--json", "--pin", "false", "--seconds", seconds, *flags]))
+        return {
+            "reads_per_second": report["reads_per_second"],
+            "cpu_us": report["cpu_us_per_read"],
+            "p50_us": report["latency_us"]["p50"],
+            "p99_us": report["latency_us"]["p99"],
+            "device_reads_per_submission": report["device_reads"] / max(report["submissions"], 1),
+        }

@@ -1,0 +1,167 @@
+"""The rows: what is measured, what it is held against, and the targets. docs/BENCHMARKING.md says what each one means."""
+
+import dataclasses
+
+from cache import COLD_BUFFERED, COLD_DIRECT, WARM, Temperature, partly
+from peers import BetterOf, Fio, FioNbd, HalfRate, Nginx, QemuNbd, Served, StockTonic, Wrk
+from ringfetch import STOCK_SERVER, Daemon, EngineAlone, Load, ThenIdle
+from verdict import Target
+
+READS, CPU, MEGABYTES = "reads_per_second", "cpu_us", "megabytes_per_second"
+MEMORY_BUDGET_MIB = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row: `subject` against `peer` (none for rows with absolute targets only), on `path` at a temperature."""
+
+    title: str
+    path: object
+    temperature: Temperature
+    subject: object
+    peer: object
+    # The peer in a word or two, for the table.
+    against: str
+    targets: list
+    # Buffered cold rows are short, so that the cache stays nearly empty.
+    seconds_max: int = 3600
+    note: str = ""
+
+
+def every(path, warm_path, idle_seconds, size=0, warm_size=0):
+    """All rows by name, in the table's order. Sizes in bytes; without them the rows can be listed, not run."""
+    uring, mmap = {"backend": "uring"}, {"backend": "mmap", "mmap": {"threads": 2}}
+    one_thread = {"backend": "mmap", "mmap": {"threads": 1}}
+    unannounced = {"backend": "mmap", "mmap": {"threads": 1, "announce": False}}
+    # What is left over at the end of the file becomes a header; direct reads stay aligned if it is sectors.
+    vectors = {"kind": "vectors", "layout": "raw", "dim": 768, "dtype": "f32", "header_bytes": size % 3072}
+    blocks, pieces = size // 4096, warm_size // 65536
+
+    # 16 requests of 64 reads: 1024 reads in flight, so that the device is never idle for want of a request.
+    batches = Load("--batch", 64, "--outstanding", 16, "--connections", 4)
+    singles = Load("--batch", 1, "--outstanding", 256, "--connections", 4)
+    stream = Load("--batch", 1, "--outstanding", 256, "--connections", 4, "--transport", "stream")
+    fio64 = Fio(path, iodepth=64)
+
+    half = HalfRate(path)
+    at_half = Fio(path, iodepth=256, rate_iops=half)
+    # fio thinks after a burst's last answer. At half the rate a burst of 64 takes half of the time between two.
+    in_bursts = Fio(path, iodepth=64, thinktime=lambda: round(64e6 / half() / 2), thinktime_blocks=64,
+                    thinktime_blocks_type="issue")
+    batches_at_half = Load("--batch", 64, "--outstanding", 128, "--connections", 4,
+                           "--rate", lambda: round(half() / 64, 2), "--arrivals", "constant")
+    singles_at_half = Load("--batch", 1, "--outstanding", 1024, "--connections", 4,
+                           "--rate", half, "--arrivals", "constant")
+
+    def engine(depth):
+        return EngineAlone(path, queue_depth=depth, batch=16, outstanding=depth // 8)
+
+    def row(title, temperature, subject, peer, against, *targets, path=path, **more):
+        return Row(title, path, temperature, subject, peer, against, list(targets), **more)
+
+    def auto(fraction):
+        # At the ends one backend is right and the other a few percent away is as good; in between both are wrong.
+        warm = partly(fraction)
+        pure = {"uring": Served(Daemon(path, uring), batches), "mmap": Served(Daemon(path, mmap), batches)}
+        return row(f"backend auto, {fraction:.0%} of the file resident", warm,
+                   Served(Daemon(path, {"backend": "auto", "mmap": {"threads": 2}}), batches), BetterOf(path, warm, pure),
+                   "the better of uring and mmap", at_least(READS, 0.95 if fraction in (0, 1) else 1.0), seconds_max=3)
+
+    def at_least(figure, ratio):
+        return Target(figure, ">=", ratio=ratio)
+
+    def at_most(figure, ratio=None, value=None):
+        return Target(figure, "<=", ratio=ratio, value=value)
+
+    return {
+        "engine-64": row(
+            "engine alone, depth 64", COLD_DIRECT, engine(64), fio64, "fio, depth 64",
+            at_least(READS, 0.98), at_most(CPU, 0.75)),
+        "engine-256": row(
+            "engine alone, depth 256", COLD_DIRECT, engine(256), Fio(path, iodepth=256), "fio, depth 256",
+            at_least(READS, 0.98), at_most(CPU, 0.75)),
+        "engine-1": row(
+            "engine alone, depth 1: latency", COLD_DIRECT,
+            EngineAlone(path, queue_depth=1, batch=1, outstanding=1), Fio(path, iodepth=1), "fio, depth 1",
+            at_most("p50_us", 1.10)),
+        "grpc-64": row(
+            "gRPC FetchBlocks, 64 a call", COLD_DIRECT, Served(Daemon(path, uring), batches), fio64, "fio, depth 64",
+            at_least(READS, 0.97), at_most(CPU, 0.75)),
+        "grpc-1": row(
+            "gRPC FetchBlocks, 1 a call, 256 outstanding", COLD_DIRECT, Served(Daemon(path, uring), singles),
+            Served(QemuNbd(path), FioNbd(connections=4, depth=64)), "qemu-nbd, io_uring, 4 x 64",
+            at_least(READS, 1.2), at_most(CPU, 1.0)),
+        "stream": row(
+            "gRPC FetchStream, single reads pipelined", COLD_DIRECT, Served(Daemon(path, uring), stream), fio64,
+            "fio, depth 64", at_least(READS, 0.85), at_most(CPU, ratio=1.6, value=8.0)),
+        "http-block": row(
+            "HTTP GET of one block, keep-alive, 64 connections", COLD_DIRECT,
+            Served(Daemon(path, uring), Wrk(["block", "/v1/datasets/data/blocks/", blocks], 4096)),
+            Served(Nginx(path, "direct"), Wrk(["range", Nginx(path, "direct").resource, 4096, blocks], 4096)),
+            "nginx, aio threads + directio", at_least(READS, 1.8), at_most(CPU, 0.5)),
+        "http-batch": row(
+            "HTTP blocks:batchFetch, 64 a request", COLD_DIRECT,
+            Served(Daemon(path, uring), Wrk(["batch", "/v1/datasets/data/blocks:batchFetch", 64, blocks], 64 * 4096,
+                                            reads_per_request=64, connections=16)),
+            fio64, "fio, depth 64", at_least(READS, 0.95)),
+        "mmap-cold": row(
+            "mmap, 2 threads, gRPC 64 a call", COLD_BUFFERED, Served(Daemon(path, mmap), batches), fio64,
+            "fio, depth 64", at_least(READS, 0.90), seconds_max=3),
+        "mmap-announced": row(
+            "mmap, 1 thread, batches announced", COLD_BUFFERED, Served(Daemon(path, one_thread), batches),
+            Served(Daemon(path, unannounced), batches), "the same, unannounced", at_least(READS, 4.0), seconds_max=3),
+        "mmap-warm": row(
+            "mmap, warm, gRPC 64 a call", WARM, Served(Daemon(warm_path, mmap), batches),
+            Served(StockTonic(warm_path, STOCK_SERVER), batches), "stock tonic, data in memory",
+            at_least(READS, 1.9), path=warm_path),
+        **{f"auto-{fraction:.0%}".rstrip("%"): auto(fraction) for fraction in (0, 0.25, 0.5, 0.75, 1)},
+        "vectors-3k": row(
+            "vectors of 3072 bytes, 64 a call", COLD_DIRECT, Served(Daemon(path, uring, vectors), batches),
+            Fio(path, iodepth=64, bs="3k"), "fio, bs=3k, depth 64", at_least(READS, 0.95)),
+        "ranges-64k": row(
+            "HTTP ranges of 64 KiB, warm, mmap", WARM,
+            Served(Daemon(warm_path, mmap), Wrk(["range", "/v1/datasets/data/bytes", 65536, pieces], 65536)),
+            Served(Nginx(warm_path, "sendfile"),
+                   Wrk(["range", Nginx(warm_path, "sendfile").resource, 65536, pieces], 65536)),
+            "nginx, sendfile", at_least(MEGABYTES, 1.0), path=warm_path),
+        "half-64": row(
+            "open loop at half the device's rate, 64 a call", COLD_DIRECT,
+            Served(Daemon(path, uring), batches_at_half), at_half, "fio rate_iops", at_most("p99_us", 1.25),
+            note="a call is as late as the latest of its 64 reads; fio's latency is of single reads"),
+        "half-64-bursts": row(
+            "the same, fio submitting 64 at once", COLD_DIRECT, Served(Daemon(path, uring), batches_at_half),
+            in_bursts, "fio, bursts of 64",
+            note="no target: shows what of the row above is the burst's own queueing at the device"),
+        "half-1": row(
+            "open loop at half the device's rate, 1 a call", COLD_DIRECT,
+            Served(Daemon(path, uring), singles_at_half), at_half, "fio rate_iops", at_most("p99_us", 1.25)),
+        "memory": row(
+            "memory and idle CPU after load", COLD_DIRECT,
+            Served(Daemon(path, {**uring, "memory_budget": f"{MEMORY_BUDGET_MIB}MiB"}),
+                   ThenIdle(batches, idle_seconds)),
+            None, "-", at_most("resident_mib", value=64 + MEMORY_BUDGET_MIB),
+            at_most("idle_cpu_percent", value=0.5),
+            note=f"resident_mib is the peak (VmHWM) with a byte budget of {MEMORY_BUDGET_MIB} MiB"),
+        "memory-mmap": row(
+            "the same on mmap: memory that is not page cache", COLD_BUFFERED,
+            Served(Daemon(path, {**mmap, "memory_budget": f"{MEMORY_BUDGET_MIB}MiB"}),
+                   ThenIdle(batches, idle_seconds)),
+            None, "-", at_most("anonymous_mib", value=64 + MEMORY_BUDGET_MIB),
+            at_most("idle_cpu_percent", value=0.5), seconds_max=3,
+            note="anonymous_mib is RssAnon after the load: mapped pages belong to the page cache"),
+    }
+
+
+def needs(rows):
+    """(command, Debian package) of everything that these rows run."""
+    tools = {("fio", "fio"), ("fincore", "util-linux"), ("findmnt", "util-linux")}
+    for row in rows:
+        for side in (row.subject, row.peer):
+            if isinstance(side, Served):
+                if isinstance(side.server, Nginx):
+                    tools.add(("nginx", "nginx-light"))
+                if isinstance(side.server, QemuNbd):
+                    tools.add(("qemu-nbd", "qemu-utils"))
+                if isinstance(side.driver, Wrk):
+                    tools.add(("wrk", "wrk"))
+    return sorted(tools)

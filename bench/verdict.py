@@ -1,0 +1,92 @@
+"""From runs to judgements: ratios of each pair, their median, and whether a target was met."""
+
+import dataclasses
+import math
+import statistics
+
+UNITS = {
+    "reads_per_second": "reads/s", "megabytes_per_second": "MB/s", "cpu_us": "CPU us/read", "p50_us": "p50 us",
+    "p99_us": "p99 us", "resident_mib": "MiB resident", "anonymous_mib": "MiB anonymous",
+    "idle_cpu_percent": "% of a core, idle",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """`figure` is to be >= or <= `ratio` times the peer's, or `value` itself; with both, either will do."""
+
+    figure: str
+    relation: str
+    ratio: float | None = None
+    value: float | None = None
+
+    def _holds(self, measured, bound):
+        return measured >= bound if self.relation == ">=" else measured <= bound
+
+    def judge(self, result):
+        """The judgement as plain data."""
+        options = []
+        if self.ratio is not None:
+            pairs = result.ratios(self.figure)
+            measured = statistics.median(pairs)
+            options.append({"measured": measured, "bound": self.ratio, "is": "ratio", "lowest": min(pairs),
+                            "highest": max(pairs)})
+        if self.value is not None:
+            options.append({"measured": result.median("subject", self.figure), "bound": self.value, "is": "value"})
+        for option in options:
+            option["relation"] = self.relation
+            option["score"] = score(option, option["measured"])
+            option["met"] = self._holds(option["measured"], option["bound"])
+        best = max(options, key=lambda option: option["score"])
+        return {"figure": self.figure, **best}
+
+
+def score(judgement, measured):
+    """How far beyond its target a measured value is: 1 is on it, below 1 is missed."""
+    ahead = measured / judgement["bound"]
+    return ahead if judgement["relation"] == ">=" else 1 / max(ahead, 1e-9)
+
+
+@dataclasses.dataclass
+class Result:
+    """The runs of one row, in pairs."""
+
+    name: str
+    row: object
+    subject: list
+    peer: list
+    # Why there are no figures, or why they are not judged.
+    problem: str | None = None
+
+    def median(self, side, figure):
+        values = [run[figure] for run in getattr(self, side) if run.get(figure) is not None]
+        return statistics.median(values) if values else math.nan
+
+    def ratios(self, figure):
+        """Of each pair: its two runs stand next to each other in time."""
+        return [ours[figure] / theirs[figure] for ours, theirs in zip(self.subject, self.peer, strict=True)]
+
+    def judgements(self):
+        if self.problem or not self.subject:
+            return []
+        return [target.judge(self) for target in self.row.targets]
+
+    def verdict(self):
+        """One word for the row."""
+        judgements = self.judgements()
+        if self.problem:
+            return "no figures" if not self.subject else "not judged"
+        if not judgements:
+            return "no target"
+        return "met" if all(judgement["met"] for judgement in judgements) else "NOT met"
+
+
+def in_words(judgement):
+    """`reads/s 0.98x (0.96-0.99), target >= 0.97x: met`."""
+    ratio = judgement["is"] == "ratio"
+    sign = "x" if ratio else ""
+    spread = f" ({judgement['lowest']:.2f}-{judgement['highest']:.2f})" if ratio else ""
+    met = "met" if judgement["met"] else "**NOT met**"
+    what = UNITS.get(judgement["figure"], judgement["figure"])
+    return (f"{what} {judgement['measured']:.2f}{sign}{spread}, target {judgement['relation']} "
+            f"{judgement['bound']:g}{sign}: {met}")

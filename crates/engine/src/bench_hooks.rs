@@ -1,0 +1,79 @@
+//! Private pieces within reach of the micro-benchmarks (`benches/pieces.rs`), and of nothing else: only with feature
+//! `bench`, which this crate's own dev-dependency turns on. No logic of its own, and no promise to anybody.
+
+use crate::batch::Batch;
+use crate::config::BackendKind;
+use crate::engine::BackendStatus;
+use crate::metrics::{EngineCollector, ShardMetrics};
+use crate::plan::{self, Rules};
+use prometheus::core::Collector as _;
+use std::sync::Arc;
+
+/// Plans a batch as uring's shard does with the default settings: the number of device reads.
+pub fn plan_reads(batch: &Batch) -> usize {
+    let rules = Rules {
+        direct: true,
+        merge: true,
+        merge_gap_bytes: 0,
+        max_read_bytes: 1 << 20,
+    };
+    plan::plan(batch, rules).reads.len()
+}
+
+/// The counters of two shards and the collector that adds them up.
+pub struct Counters {
+    shards: Vec<Arc<ShardMetrics>>,
+    collector: EngineCollector,
+}
+
+impl std::fmt::Debug for Counters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counters").finish_non_exhaustive()
+    }
+}
+
+impl Counters {
+    /// Counters that have counted one read of one dataset each.
+    ///
+    /// # Errors
+    /// A metric's name is not one.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let backend = BackendKind::Uring;
+        let shards: Vec<_> = (0..2)
+            .map(|shard| ShardMetrics::new(shard, backend, 128))
+            .collect();
+        let status = BackendStatus {
+            backend,
+            requested: backend,
+            reason: String::new(),
+        };
+        let collector = EngineCollector::new(shards.clone(), status)?;
+        let counters = Self { shards, collector };
+        counters.count_batch(1);
+        for shard in &counters.shards {
+            shard.dataset(1, "data").count_ok(1, 4096);
+        }
+        Ok(counters)
+    }
+
+    /// What a shard counts for one batch of `items` single reads, with latencies that fill different buckets.
+    pub fn count_batch(&self, items: u32) {
+        for shard in self.shards.iter().take(1) {
+            shard.batch_items.observe(u64::from(items), 1);
+            for item in 0..items {
+                let nanoseconds = 40_000 + u64::from(item) * 10_000;
+                shard.queue_time.observe(nanoseconds / 4, 1);
+                shard.depth_seen.observe(u64::from(item), 1);
+                shard.count_device_read(4096);
+                shard.device_time.observe(nanoseconds, 1);
+            }
+            shard.count_submission(items / 4);
+            shard.total_time.observe(1_000_000, u64::from(items));
+        }
+    }
+
+    /// A scrape: the number of metric families.
+    pub fn collect(&self) -> usize {
+        self.collector.collect().len()
+    }
+}

@@ -1,0 +1,157 @@
+//! A planned batch with its memory: where each read goes, and how what arrived becomes the answer.
+//!
+//! Called by the shard alone. Invariant: bytes are copied, cut out or shown only when the read that brought them is
+//! over. Absent on purpose: when reads are made, and what counts as over (`shard`).
+
+use crate::backend::Attempt;
+use crate::batch::{Fetched, Item, Lengths, file_of};
+use crate::buffer::PooledBuffer;
+use crate::dataset::{Dataset, OpenFile};
+use crate::error::{ItemError, ReadError};
+use crate::plan::{Piece, Place, Plan, PlannedRead};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::oneshot;
+
+/// A planned batch with its memory.
+pub(crate) struct Work {
+    pub(crate) dataset: Arc<Dataset>,
+    pub(crate) objects: Vec<Arc<OpenFile>>,
+    pub(crate) items: Vec<Item>,
+    pub(crate) errors: Vec<ItemError>,
+    pub(crate) plan: Plan,
+    /// None when there is nothing to read.
+    pub(crate) buffer: Option<PooledBuffer>,
+    /// None when every read lands in place.
+    pub(crate) scratch: Option<PooledBuffer>,
+    pub(crate) accepted: Instant,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) fail_fast: bool,
+    pub(crate) reply: oneshot::Sender<Result<Fetched, ReadError>>,
+}
+
+impl Work {
+    /// The attempt at a read from `from` on.
+    pub(crate) fn attempt(&self, slot: u32, read: &PlannedRead, from: u32) -> Option<Attempt> {
+        let file = Arc::clone(file_of(&self.dataset, &self.objects, read.file)?);
+        let (buffer, place) = match read.place {
+            Place::Data(place) => (self.buffer.as_ref()?, place),
+            Place::Scratch(place) => (self.scratch.as_ref()?, place),
+        };
+        let length = read.length - from;
+        let destination = buffer.place(place as usize + from as usize, length as usize);
+        Some(Attempt {
+            slot,
+            file,
+            direct: read.direct,
+            offset: read.offset + u64::from(from),
+            destination,
+            length,
+        })
+    }
+
+    /// What an attempt's beginning must be a multiple of, so that both its offset and its memory are aligned.
+    pub(crate) fn restart_alignment(&self, read: &PlannedRead) -> u32 {
+        let file = file_of(&self.dataset, &self.objects, read.file).filter(|_| read.direct);
+        read.alignment.max(file.map_or(1, |file| file.memory_alignment()))
+    }
+
+    /// Puts what arrived of a read where it belongs, and records the items whose bytes did not.
+    pub(crate) fn deliver(&mut self, read: &PlannedRead, reached: u32, errno: Option<i32>) {
+        let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
+        for piece in self.plan.pieces.get(pieces).unwrap_or_default() {
+            if piece.source + piece.length > reached {
+                let Some(item) = self.items.get(piece.item as usize) else {
+                    continue;
+                };
+                let (offset, length) = (item.offset, u64::from(item.length));
+                let error = match errno {
+                    Some(errno) => ReadError::Device {
+                        errno,
+                        offset,
+                        length,
+                    },
+                    None => ReadError::Truncated { offset, length },
+                };
+                self.errors.push(ItemError {
+                    item: piece.item,
+                    error,
+                });
+                continue;
+            }
+            let Some(data) = self.buffer.as_ref() else {
+                continue;
+            };
+            let (from, place) = match read.place {
+                Place::Data(place) if place + piece.source == piece.target => continue,
+                Place::Data(place) => (data, place),
+                Place::Scratch(place) => match self.scratch.as_ref() {
+                    Some(scratch) => (scratch, place),
+                    None => continue,
+                },
+            };
+            let source = (place + piece.source) as usize;
+            from.copy_to(source, data, piece.target as usize, piece.length as usize);
+        }
+    }
+
+    /// Appends each piece of a merged read as a read of its own, straight into its item's place, which belongs to it
+    /// alone: a failed read leaves rubbish in its memory, which must not be another item's. Returns how many.
+    ///
+    /// A piece off the alignment of direct reads is read through the page cache, which fails it by pages, as a mapping
+    /// would. Worked, alignment 512: a piece of 400 bytes at 700 in a read at 4096 is read buffered, 400 bytes from 4796.
+    pub(crate) fn split_pieces(&mut self, read: &PlannedRead) -> usize {
+        let memory_alignment =
+            file_of(&self.dataset, &self.objects, read.file).map_or(1, |file| file.memory_alignment());
+        let plan = &mut self.plan;
+        let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
+        let singles: Vec<Piece> = plan.pieces.get(pieces).unwrap_or_default().to_vec();
+        for piece in &singles {
+            let offset = read.offset + u64::from(piece.source);
+            let direct = read.direct
+                && offset.is_multiple_of(u64::from(read.alignment))
+                && piece.length.is_multiple_of(read.alignment)
+                && piece.target.is_multiple_of(memory_alignment);
+            plan.reads.push(PlannedRead {
+                direct,
+                alignment: if direct { read.alignment } else { 1 },
+                offset,
+                length: piece.length,
+                needed: piece.length,
+                place: Place::Data(piece.target),
+                first_piece: u32::try_from(plan.pieces.len()).unwrap_or(u32::MAX),
+                pieces: 1,
+                ..*read
+            });
+            plan.pieces.push(Piece { source: 0, ..*piece });
+        }
+        singles.len()
+    }
+}
+
+/// Closes the gaps that failed items leave, so that no byte that was not read is ever seen.
+pub(crate) fn compact(
+    mut buffer: PooledBuffer,
+    lead: usize,
+    items: &[Item],
+    errors: &[ItemError],
+) -> (bytes::Bytes, Lengths) {
+    let mut failed = errors.iter().map(|error| error.item as usize).peekable();
+    let (mut from, mut to) = (lead, lead);
+    let mut lengths = Vec::with_capacity(items.len());
+    for (index, item) in items.iter().enumerate() {
+        let length = item.length as usize;
+        if failed.next_if_eq(&index).is_some() {
+            lengths.push(0);
+        } else {
+            if from != to {
+                buffer.copy_to(from, &buffer, to, length);
+            }
+            to += length;
+            lengths.push(item.length);
+        }
+        from += length;
+    }
+    buffer.set_visible(lead..to);
+    (buffer.into_bytes(), Lengths::Each(lengths))
+}

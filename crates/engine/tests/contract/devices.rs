@@ -1,0 +1,185 @@
+//! Real block devices: loop devices with sectors of 512 and 4096 bytes, and one that fails for good.
+//!
+//! A loop device whose backing file was cut answers EIO for what is lost: a real device error, on every way down,
+//! SIGBUS under a mapping included. Needs root and `losetup`, and fails without them.
+
+use crate::harness::{Harness, VARIANTS, Variant, WAIT, blocks_of, ranges_of, wait_until};
+use ringfetch_engine::config::{BackendKind, DirectIo};
+use ringfetch_engine::engine::SubmitOptions;
+use ringfetch_engine::error::ReadError;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The machine has few loop devices and one page cache: one test at a time.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+fn machine() -> MutexGuard<'static, ()> {
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An attached loop device; detached on drop.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn attach(backing: &Path, sector_bytes: u32) -> Self {
+        let output = Command::new("losetup")
+            .args([
+                "--find",
+                "--show",
+                "--read-only",
+                "--direct-io=on",
+                "--sector-size",
+            ])
+            .arg(sector_bytes.to_string())
+            .arg(backing)
+            .output()
+            .expect("install losetup (util-linux)");
+        assert!(
+            output.status.success(),
+            "losetup needs root and a kernel with loop devices: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Self(PathBuf::from(
+            String::from_utf8(output.stdout).expect("a path").trim(),
+        ))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        // Detaches when the last descriptor is closed; a failure here must not hide the test's own.
+        let _detached = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+fn drop_page_cache() {
+    std::fs::write("/proc/sys/vm/drop_caches", "3").expect("dropping the page cache needs root");
+}
+
+/// The variants that read the device itself.
+fn real_variants() -> impl Iterator<Item = Variant> {
+    VARIANTS
+        .into_iter()
+        .filter(|variant| variant.backend != BackendKind::Sim)
+}
+
+fn reads_are_right_on(sector_bytes: u32) {
+    let _machine = machine();
+    for variant in real_variants() {
+        let harness = Harness::with(variant, |_| {});
+        let (backing, model) = harness.file("backing", 4 << 20);
+        let device = LoopDevice::attach(&backing, sector_bytes);
+        let dataset = harness.blocks(4096, &[&device.0]);
+        assert_eq!(dataset.length_bytes(), 4 << 20, "{}", harness.name());
+        if variant.direct_io == DirectIo::Required {
+            let facts = dataset.direct();
+            assert_eq!(
+                facts.offset_alignment_bytes,
+                sector_bytes,
+                "{}: {facts:?}",
+                harness.name()
+            );
+        }
+        harness.expect_blocks(&dataset, &model, 4096, &[0, 1023, 7, 8, 9, 500, 7]);
+        harness.expect_ranges(
+            &dataset,
+            &model,
+            &[
+                (511, 2),
+                (512, 512),
+                (4095, 1026),
+                (1_000_001, 300_000),
+                ((4 << 20) - 1, 1),
+                (0, 1),
+            ],
+        );
+        harness.expect_ranges(&dataset, &model, &[(77, 200_000)]);
+        harness.expect_ranges(&dataset, &model, &[((4 << 20) - 700, 700)]);
+        drop(dataset);
+        harness.finish();
+    }
+}
+
+#[test]
+fn sectors_of_512_bytes() {
+    // Scenario: a loop device of 512-byte sectors, read by every backend. Expectation: direct reads aligned to 512, and
+    // the bytes of blocks and of ranges off every alignment, at either end.
+    reads_are_right_on(512);
+}
+
+#[test]
+fn sectors_of_4096_bytes() {
+    // Scenario: a loop device of 4096-byte sectors. Expectation: direct reads aligned to 4096, and the same bytes.
+    reads_are_right_on(4096);
+}
+
+#[test]
+fn a_device_that_fails() {
+    // Scenario: a device loses its second half, and what was cached of it; blocks in both halves, apart and in a run
+    // that merges into one read; ranges that cross the border; the lost part alone, with fail_fast. Expectation: EIO
+    // with the item's extent for what is lost, bytes for all else, the same on every way down; and the engine goes on.
+    let _machine = machine();
+    for variant in real_variants() {
+        let harness = Harness::with(variant, |_| {});
+        let (backing, model) = harness.file("backing", 4 << 20);
+        let device = LoopDevice::attach(&backing, 512);
+        let dataset = harness.blocks(4096, &[&device.0]);
+        let half = 2 << 20;
+        harness.truncate(&backing, half as u64);
+        let eio = |offset: usize, length: usize| ReadError::Device {
+            errno: libc::EIO,
+            offset: offset as u64,
+            length: length as u64,
+        };
+        let run: Vec<usize> = (500..524).collect();
+        let apart = vec![0, 600, 100, 1023, 511, 512];
+        for blocks in [apart, run, vec![700]] {
+            drop_page_cache();
+            let items: Vec<_> = blocks
+                .iter()
+                .map(|block| match block * 4096 < half {
+                    true => Ok(&model[block * 4096..][..4096]),
+                    false => Err(eio(block * 4096, 4096)),
+                })
+                .collect();
+            harness.expect(|| blocks_of(&dataset, &blocks), &items);
+        }
+        let ranges = [
+            (100, 5000),
+            (half - 10_000, 20_000),
+            (half - 4096, 4096),
+            (half + 5, 10),
+        ];
+        harness.expect(
+            || ranges_of(&dataset, &ranges),
+            &[
+                Ok(&model[100..5100]),
+                Err(eio(half - 10_000, 20_000)),
+                Ok(&model[half - 4096..half]),
+                Err(eio(half + 5, 10)),
+            ],
+        );
+        let fast = SubmitOptions {
+            fail_fast: true,
+            ..SubmitOptions::default()
+        };
+        let answer = harness.fetch_with(|| ranges_of(&dataset, &[(0, 9), (half, 9)]), fast);
+        assert_eq!(answer, Err(eio(half, 9)), "{}", harness.name());
+        harness.expect_blocks(&dataset, &model, 4096, &[0, 1, 2, 511]);
+        drop(dataset);
+        harness.finish();
+        let gone = device.0.clone();
+        drop(device);
+        wait_until(
+            || detached(&gone),
+            || format!("{} stays attached after {WAIT:?}", gone.display()),
+        );
+    }
+}
+
+/// Whether a loop device has no backing file any more.
+fn detached(device: &Path) -> bool {
+    let name = device.file_name().expect("a name").to_string_lossy();
+    !Path::new(&format!("/sys/block/{name}/loop/backing_file")).exists()
+}

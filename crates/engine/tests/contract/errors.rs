@@ -1,0 +1,220 @@
+//! What cannot be read: the same error value from every backend, for the item concerned and for no other.
+
+use crate::contract;
+use crate::harness::{Harness, MEMORY_BYTES, blocks_of, ranges_of};
+use ringfetch_engine::batch::Batch;
+use ringfetch_engine::engine::SubmitOptions;
+use ringfetch_engine::error::ReadError;
+use std::sync::Arc;
+
+fn past_the_end(harness: &Harness) {
+    // Scenario: ranges that cross the end, begin at it or lie behind it; the block and vector after the last.
+    // Expectation: the error that names what there is.
+    let (path, _) = harness.file("file", 10_000);
+    let dataset = harness.blocks(1000, &[&path]);
+    for (offset, length) in [(9_999, 2), (10_000, 1), (0, 10_001), (1 << 40, 4096)] {
+        let error = ReadError::RangeOutOfRange {
+            offset: offset as u64,
+            length: length as u64,
+            end: 10_000,
+        };
+        harness.expect(|| ranges_of(&dataset, &[(offset, length)]), &[Err(error)]);
+    }
+    let error = |index| ReadError::IndexOutOfRange {
+        what: "block",
+        index,
+        count: 10,
+    };
+    harness.expect(
+        || blocks_of(&dataset, &[10, usize::MAX]),
+        &[Err(error(10)), Err(error(u64::MAX))],
+    );
+}
+
+fn a_partial_tail_is_not_served(harness: &Harness) {
+    // Scenario: 10 100 bytes in blocks of 1000, the remainder ignored. Expectation: it is past the end, for blocks and
+    // for ranges.
+    let (path, model) = harness.file("file", 10_100);
+    let dataset = harness.blocks(1000, &[&path]);
+    let past = ReadError::RangeOutOfRange {
+        offset: 9_999,
+        length: 2,
+        end: 10_000,
+    };
+    harness.expect(
+        || ranges_of(&dataset, &[(9_000, 1000), (9_999, 2)]),
+        &[Ok(&model[9000..10_000]), Err(past)],
+    );
+}
+
+fn no_bytes_and_too_many(harness: &Harness) {
+    // Scenario: a range of no bytes; ranges whose end does not fit 64 bits. Expectation: each its error, also where
+    // the offset lies past the end.
+    let (path, _) = harness.file("file", 10_000);
+    let dataset = harness.blocks(1, &[&path]);
+    let build = || {
+        let mut batch = Batch::new(Arc::clone(&dataset), 5);
+        batch.push_range(0, 0);
+        batch.push_range(20_000, 0);
+        batch.push_range(u64::MAX, 1);
+        batch.push_range(1, u64::MAX);
+        batch.push_range(u64::MAX, u64::MAX);
+        batch
+    };
+    let overflow = |offset, length| Err(ReadError::RangeOverflow { offset, length });
+    harness.expect(
+        build,
+        &[
+            Err(ReadError::ZeroLength),
+            Err(ReadError::ZeroLength),
+            overflow(u64::MAX, 1),
+            overflow(1, u64::MAX),
+            overflow(u64::MAX, u64::MAX),
+        ],
+    );
+}
+
+fn an_item_of_another_kind(harness: &Harness) {
+    // Scenario: a vector asked of a blocks dataset. Expectation: there are none.
+    let (path, model) = harness.file("file", 8192);
+    let dataset = harness.blocks(4096, &[&path]);
+    let build = || {
+        let mut batch = Batch::new(Arc::clone(&dataset), 2);
+        batch.push_vector(0);
+        batch.push_block(1);
+        batch
+    };
+    let error = ReadError::IndexOutOfRange {
+        what: "vector",
+        index: 0,
+        count: 0,
+    };
+    harness.expect(build, &[Err(error), Ok(&model[4096..])]);
+}
+
+fn only_failed_items(harness: &Harness) {
+    // Scenario: a batch of nothing but failed items, one of them the caller's own. Expectation: no bytes, the errors
+    // in order, no device read.
+    let (path, _) = harness.file("file", 10_000);
+    let dataset = harness.blocks(1, &[&path]);
+    let missing = ReadError::ObjectNotFound {
+        name: "nowhere".to_owned(),
+    };
+    let build = || {
+        let mut batch = ranges_of(&dataset, &[(0, 0), (10_000, 1)]);
+        batch.push_failed(missing.clone());
+        batch
+    };
+    let past = ReadError::RangeOutOfRange {
+        offset: 10_000,
+        length: 1,
+        end: 10_000,
+    };
+    harness.expect(
+        build,
+        &[Err(ReadError::ZeroLength), Err(past), Err(missing.clone())],
+    );
+    assert_eq!(harness.device_reads(), 0, "{}", harness.name());
+}
+
+fn an_empty_batch(harness: &Harness) {
+    // Scenario: no items. Expectation: an empty answer.
+    let (path, _) = harness.file("file", 10_000);
+    let dataset = harness.blocks(1, &[&path]);
+    harness.expect(|| ranges_of(&dataset, &[]), &[]);
+}
+
+fn good_and_failed_items_mixed(harness: &Harness) {
+    // Scenario: failed items at the beginning, in the middle and at the end of good ones of different lengths.
+    // Expectation: the good ones' bytes without a gap, length 0 for the others, errors in item order.
+    let (path, model) = harness.file("file", 50_001);
+    let dataset = harness.blocks(1, &[&path]);
+    let past = |offset, length| {
+        Err(ReadError::RangeOutOfRange {
+            offset,
+            length,
+            end: 50_001,
+        })
+    };
+    let ranges = [
+        (50_001, 1),
+        (7, 1000),
+        (50_000, 2),
+        (0, 0),
+        (20_480, 4096),
+        (49_999, 2),
+        (1, 50_001),
+    ];
+    harness.expect(
+        || ranges_of(&dataset, &ranges),
+        &[
+            past(50_001, 1),
+            Ok(&model[7..1007]),
+            past(50_000, 2),
+            Err(ReadError::ZeroLength),
+            Ok(&model[20_480..24_576]),
+            Ok(&model[49_999..]),
+            past(1, 50_001),
+        ],
+    );
+    // One good item after a failed one is read in place, unaligned.
+    harness.expect(
+        || ranges_of(&dataset, &[(0, 0), (700, 5000)]),
+        &[Err(ReadError::ZeroLength), Ok(&model[700..5700])],
+    );
+}
+
+fn failing_fast(harness: &Harness) {
+    // Scenario: fail_fast with a good item before two failed ones; and with good ones only. Expectation: the first
+    // error in place of the batch, without a device read; the bytes.
+    let (path, model) = harness.file("file", 10_000);
+    let dataset = harness.blocks(1, &[&path]);
+    let options = SubmitOptions {
+        fail_fast: true,
+        ..SubmitOptions::default()
+    };
+    let answer = harness.fetch_with(
+        || ranges_of(&dataset, &[(0, 10), (10_000, 1), (0, 0)]),
+        options.clone(),
+    );
+    let past = ReadError::RangeOutOfRange {
+        offset: 10_000,
+        length: 1,
+        end: 10_000,
+    };
+    assert_eq!(answer, Err(past), "{}", harness.name());
+    assert_eq!(harness.device_reads(), 0, "{}", harness.name());
+    let answer = harness.fetch_with(|| ranges_of(&dataset, &[(10, 90)]), options);
+    assert_eq!(answer.expect("good").data, model[10..100], "{}", harness.name());
+}
+
+fn a_response_larger_than_may_be(harness: &Harness) {
+    // Scenario: a range, and a batch of ranges, of more bytes than a quarter of the memory; then exactly as many.
+    // Expectation: refused at once with both figures; read.
+    let (path, model) = harness.file("file", 7 << 20);
+    let dataset = harness.blocks(1, &[&path]);
+    let most = usize::try_from(MEMORY_BYTES / 4).expect("small");
+    let too_large = |length: usize| {
+        Err(ReadError::ItemTooLarge {
+            length: length as u64,
+            max: MEMORY_BYTES / 4,
+        })
+    };
+    let answer = harness.fetch(|| ranges_of(&dataset, &[(0, most + 1)]));
+    assert_eq!(answer, too_large(most + 1), "{}", harness.name());
+    let answer = harness.fetch(|| ranges_of(&dataset, &[(0, most), (5, 2)]));
+    assert_eq!(answer, too_large(most + 2), "{}", harness.name());
+    harness.expect_ranges(&dataset, &model, &[(4096, most)]);
+}
+
+contract!(
+    past_the_end,
+    a_partial_tail_is_not_served,
+    no_bytes_and_too_many,
+    an_item_of_another_kind,
+    only_failed_items,
+    an_empty_batch,
+    good_and_failed_items_mixed,
+    failing_fast,
+    a_response_larger_than_may_be,
+);

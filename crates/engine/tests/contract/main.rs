@@ -1,0 +1,43 @@
+//! The contract suite: one set of cases over every backend, which demands the same bytes and the same error values.
+//!
+//! A case is a function of a [`harness::Harness`]; `contract!` makes a test of it for each of [`harness::VARIANTS`],
+//! so that the failing backend stands in the test's name. After each case the harness checks what holds always: every
+//! read accounted for in the metrics, all memory returned, a clean drain. `faults` has what only the simulation can
+//! show, `devices` what needs a real block device (root), `model` the random batches.
+
+#![expect(
+    clippy::expect_used,
+    reason = "a test fails by panicking, outside of its own function too"
+)]
+
+mod harness;
+
+mod devices;
+mod errors;
+mod faults;
+mod files;
+mod flow;
+mod model;
+mod reads;
+
+/// One test for each case and variant, named `variant::case`.
+macro_rules! contract {
+    ($($case:ident),* $(,)?) => {
+        crate::contract!(@variants [$($case),*]
+            uring_direct uring_buffered uring_own_thread uring_own_thread_buffered auto mmap mmap_plain
+            pread pread_buffered sim);
+    };
+    (@variants $cases:tt $($variant:ident)*) => {
+        $(crate::contract!(@variant $variant $cases);)*
+    };
+    (@variant $variant:ident [$($case:ident),*]) => {
+        mod $variant {
+            $(#[test]
+            fn $case() {
+                // Scenario and expectation: see the function of this name above.
+                crate::harness::Harness::run(stringify!($variant), super::$case);
+            })*
+        }
+    };
+}
+pub(crate) use contract;

@@ -1,0 +1,113 @@
+//! Random batches over two files, held against a byte array: uring, mmap, pread and the simulation must all answer
+//! what the array says, errors included.
+
+use crate::harness::{Harness, VARIANTS, assert_answer, expected};
+use proptest::prelude::*;
+use ringfetch_engine::batch::Batch;
+use ringfetch_engine::dataset::Dataset;
+use ringfetch_engine::error::ReadError;
+use std::sync::Arc;
+
+const FIRST_BYTES: usize = 70_001;
+const BLOCK_BYTES: u64 = 1000;
+
+/// One item of a batch.
+#[derive(Debug, Clone, Copy)]
+enum Wish {
+    Range { offset: u64, length: u64 },
+    Block(u64),
+}
+
+fn wishes() -> impl Strategy<Value = Vec<Wish>> {
+    let range = |(offset, length)| Wish::Range { offset, length };
+    let anywhere = (0..200_500_u64, 0..20_000_u64).prop_map(range);
+    let small = (0..200_000_u64, 1..700_u64).prop_map(range);
+    let aligned =
+        (0..390_u64, 1..20_u64).prop_map(move |(sector, sectors)| range((sector * 512, sectors * 512)));
+    let run = (0..20_u64).prop_map(move |step| range((60_000 + step * 1000, 1000)));
+    let long = (0..50_000_u64, 128_000..150_000_u64).prop_map(range);
+    let absurd = (any::<u64>(), any::<u64>()).prop_map(range);
+    let block = (0..203_u64).prop_map(Wish::Block);
+    let wish = prop_oneof![
+        4 => anywhere,
+        8 => small,
+        4 => aligned,
+        8 => run,
+        1 => long,
+        1 => absurd,
+        4 => block
+    ];
+    prop::collection::vec(wish, 0..60)
+}
+
+fn batch_of(dataset: &Arc<Dataset>, wishes: &[Wish]) -> Batch {
+    let mut batch = Batch::new(Arc::clone(dataset), wishes.len());
+    for wish in wishes {
+        match *wish {
+            Wish::Range { offset, length } => batch.push_range(offset, length),
+            Wish::Block(index) => batch.push_block(index),
+        }
+    }
+    batch
+}
+
+/// What the array says.
+fn answer_of<'a>(model: &'a [u8], wish: &Wish) -> Result<&'a [u8], ReadError> {
+    let end = model.len() as u64;
+    let (offset, length) = match *wish {
+        Wish::Block(index) if index >= end / BLOCK_BYTES => {
+            return Err(ReadError::IndexOutOfRange {
+                what: "block",
+                index,
+                count: end / BLOCK_BYTES,
+            });
+        }
+        Wish::Block(index) => (index * BLOCK_BYTES, BLOCK_BYTES),
+        Wish::Range { length: 0, .. } => return Err(ReadError::ZeroLength),
+        Wish::Range { offset, length } => (offset, length),
+    };
+    let range_end = offset
+        .checked_add(length)
+        .ok_or(ReadError::RangeOverflow { offset, length })?;
+    if range_end > end {
+        return Err(ReadError::RangeOutOfRange { offset, length, end });
+    }
+    let at = |offset: u64| usize::try_from(offset).expect("inside the model");
+    Ok(&model[at(offset)..at(range_end)])
+}
+
+#[test]
+fn every_backend_answers_what_the_model_says() {
+    // Scenario: random batches of ranges and blocks, good and bad, touching and overlapping, over two files whose
+    // border lies off every alignment; from outside and from each core. Expectation: the model's answer from each.
+    let worlds: Vec<_> = VARIANTS
+        .into_iter()
+        .filter(|variant| ["uring_direct", "auto", "mmap", "pread", "sim"].contains(&variant.name))
+        .map(|variant| {
+            let harness = Harness::with(variant, |config| config.plan.merge_gap_bytes = 256);
+            let files = [
+                harness.file("a", FIRST_BYTES),
+                harness.file("b", 200_000 - FIRST_BYTES),
+            ];
+            let dataset = harness.blocks(1000, &[&files[0].0, &files[1].0]);
+            let model: Vec<u8> = files.into_iter().flat_map(|(_, bytes)| bytes).collect();
+            (harness, dataset, model)
+        })
+        .collect();
+    let config = ProptestConfig {
+        cases: 64,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    proptest!(config, |(wishes in wishes())| {
+        for (harness, dataset, model) in &worlds {
+            let found = harness.fetch(|| batch_of(dataset, &wishes));
+            let found = found.unwrap_or_else(|error| panic!("{}: {error}", harness.name()));
+            let items: Vec<_> = wishes.iter().map(|wish| answer_of(model, wish)).collect();
+            assert_answer(&found, &expected(&items), harness.name());
+        }
+    });
+    for (harness, _, _) in worlds {
+        harness.finish();
+    }
+}

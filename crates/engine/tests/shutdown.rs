@@ -1,0 +1,309 @@
+//! The end of an engine: under load, many times over, without a thread, a descriptor or a mapping left; and by a defect.
+//!
+//! Both count what belongs to the whole process, so they take turns.
+
+#![expect(
+    clippy::expect_used,
+    reason = "a test fails by panicking, outside of its own function too"
+)]
+
+use ringfetch_engine::batch::Batch;
+use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable, Placement};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use ringfetch_engine::engine::{Engine, SubmitOptions};
+use ringfetch_engine::error::ReadError;
+use ringfetch_engine::pattern;
+use ringfetch_engine::sim::{Fault, FaultPlan, SimControl};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+const BLOCKS: u64 = 1024;
+const WAIT: Duration = Duration::from_secs(30);
+
+static PROCESS: Mutex<()> = Mutex::new(());
+
+fn process() -> MutexGuard<'static, ()> {
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn config(backend: BackendKind, placement: Placement) -> EngineConfig {
+    let mut config = EngineConfig {
+        backend,
+        on_unavailable: OnUnavailable::Fail,
+        cores: 2,
+        pin: false,
+        memory_budget_bytes: 16 << 20,
+        ..EngineConfig::default()
+    };
+    config.uring.queue_depth = 16;
+    config.uring.placement = placement;
+    config.pread.threads = 4;
+    config
+}
+
+struct World {
+    _directory: tempfile::TempDir,
+    dataset: Arc<Dataset>,
+}
+
+fn world() -> World {
+    // The first runtime of a process opens a pair of sockets for signals that tokio keeps for good: before any counting.
+    let first = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    drop(first.expect("a runtime"));
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let path = directory.path().join("blocks");
+    pattern::write_blocks(&path, 4, BLOCKS * 4096, &mut |_| true).expect("write");
+    let dataset = Dataset::open(&DatasetSpec {
+        name: "shutdown".to_owned(),
+        paths: vec![path],
+        kind: KindSpec::Blocks {
+            block_bytes: 4096,
+            partial_tail: PartialTail::Refuse,
+        },
+        direct_io: DirectIo::Required,
+    });
+    World {
+        _directory: directory,
+        dataset: Arc::new(dataset.expect("open")),
+    }
+}
+
+fn batch(dataset: &Arc<Dataset>, seed: u64, items: u64) -> (Vec<u64>, Batch) {
+    let blocks: Vec<u64> = (0..items).map(|item| (seed * 131 + item * 37) % BLOCKS).collect();
+    let mut batch = Batch::new(Arc::clone(dataset), blocks.len());
+    blocks.iter().for_each(|block| batch.push_block(*block));
+    (blocks, batch)
+}
+
+/// What this process has open: the targets of its descriptors, sorted.
+fn descriptors() -> Vec<String> {
+    let entries = std::fs::read_dir("/proc/self/fd").expect("proc").flatten();
+    // The descriptor of this very look is gone when it is looked at.
+    let mut targets: Vec<String> = entries
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .map(|target| target.to_string_lossy().into_owned())
+        .filter(|target| !target.ends_with("/fd"))
+        .collect();
+    targets.sort();
+    targets
+}
+
+/// The engine's threads, and the kernel's workers for its rings.
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("proc").flatten();
+    // A thread may end while it is looked at.
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
+        .map(|name| name.trim().to_owned())
+        .filter(|name| name.starts_with("rf-") || name.starts_with("iou-"))
+        .collect()
+}
+
+/// Mappings of response memory and of files; the engine's own are gone when they are no more than before.
+fn mappings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("proc");
+    maps.lines().filter(|line| line.contains("io_uring")).count()
+}
+
+#[track_caller]
+fn wait_until(condition: impl Fn() -> bool, complaint: impl Fn() -> String) {
+    let deadline = Instant::now() + WAIT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{}", complaint());
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Fetches until the engine drains; returns the batches that were answered with data.
+async fn load(engine: Engine, dataset: Arc<Dataset>, task: u64, answered: Arc<AtomicU64>) {
+    for round in 0.. {
+        let (blocks, batch) = batch(&dataset, task * 7919 + round, 24);
+        let answer = match engine.submit(batch, SubmitOptions::default()) {
+            Ok(ticket) => ticket.await,
+            Err(error) => Err(error),
+        };
+        match answer {
+            Ok(fetched) => {
+                assert_eq!(fetched.errors, []);
+                for (place, block) in blocks.iter().enumerate() {
+                    let bytes = &fetched.data[place * 4096..][..4096];
+                    assert_eq!(pattern::first_difference(4, block * 4096, bytes), None);
+                }
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(ReadError::Draining) => return,
+            Err(ReadError::Overloaded { .. }) => tokio::task::yield_now().await,
+            Err(other) => panic!("task {task}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn nothing_is_left_of_an_engine_that_drained_under_load() {
+    // Scenario: twenty engines, one after the other, of each backend and placement in turn; tasks outside, on two
+    // threads, and tasks on the cores load each one, and it drains in the middle. Expectation: every ticket is
+    // answered with data or Draining, nothing is abandoned, and afterwards threads, descriptors and rings are as
+    // before.
+    let _process = process();
+    let world = world();
+    let before = (descriptors(), mappings());
+    let kinds = [
+        (BackendKind::Uring, Placement::SameThread),
+        (BackendKind::Uring, Placement::OwnThread),
+        (BackendKind::Mmap, Placement::SameThread),
+        (BackendKind::Pread, Placement::SameThread),
+    ];
+    for (cycle, (backend, placement)) in kinds.into_iter().cycle().take(20).enumerate() {
+        let who = format!("cycle {cycle}, {backend} {placement:?}");
+        let engine = Engine::start(&config(backend, placement)).expect("start");
+        let answered = Arc::new(AtomicU64::new(0));
+        for task in 0..4 {
+            let (inside, dataset, answered) =
+                (engine.clone(), Arc::clone(&world.dataset), Arc::clone(&answered));
+            engine.spawn_on(task % 2, move || load(inside, dataset, task as u64, answered));
+        }
+        let outside: Vec<_> = (0..2)
+            .map(|task| {
+                let (engine, dataset, answered) =
+                    (engine.clone(), Arc::clone(&world.dataset), Arc::clone(&answered));
+                std::thread::spawn(move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread().build();
+                    let load = async {
+                        let one = load(
+                            engine.clone(),
+                            Arc::clone(&dataset),
+                            10 + task,
+                            Arc::clone(&answered),
+                        );
+                        let two = load(
+                            engine.clone(),
+                            Arc::clone(&dataset),
+                            20 + task,
+                            Arc::clone(&answered),
+                        );
+                        tokio::join!(one, two);
+                    };
+                    runtime.expect("a runtime").block_on(load);
+                })
+            })
+            .collect();
+        wait_until(
+            || answered.load(Ordering::Relaxed) > 20,
+            || format!("{who}: no load"),
+        );
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let report = runtime.block_on(engine.drain(Instant::now() + WAIT));
+        assert_eq!(report.abandoned_reads, 0, "{who}");
+        wait_until(
+            || outside.iter().all(|thread| thread.is_finished()),
+            || format!("{who}: a ticket is never answered"),
+        );
+        for thread in outside {
+            thread
+                .join()
+                .unwrap_or_else(|_| panic!("{who}: a task outside failed"));
+        }
+        assert_eq!(
+            engine.memory().0,
+            0,
+            "{who}: memory in use when nobody holds an answer"
+        );
+        drop((engine, runtime));
+        wait_until(
+            || threads().is_empty(),
+            || format!("{who}: threads left: {:?}", threads()),
+        );
+        wait_until(
+            || (descriptors(), mappings()) == before,
+            || format!("{who}: {:?} became {:?}", before, (descriptors(), mappings())),
+        );
+    }
+}
+
+#[test]
+fn an_engine_dropped_without_a_drain_ends() {
+    // Scenario: an engine is dropped while tickets are under way. Expectation: they are answered, and its threads end.
+    let _process = process();
+    let world = world();
+    let before = descriptors();
+    for (backend, placement) in [
+        (BackendKind::Uring, Placement::SameThread),
+        (BackendKind::Uring, Placement::OwnThread),
+        (BackendKind::Mmap, Placement::SameThread),
+        (BackendKind::Pread, Placement::SameThread),
+    ] {
+        let engine = Engine::start(&config(backend, placement)).expect("start");
+        let tickets: Vec<_> = (0..10)
+            .map(|seed| engine.submit(batch(&world.dataset, seed, 40).1, SubmitOptions::default()))
+            .collect();
+        drop(engine);
+        for ticket in tickets {
+            let fetched = ticket.expect("accepted").wait();
+            assert_eq!(fetched.expect("answered").data.len(), 40 * 4096, "{backend}");
+        }
+        wait_until(
+            || threads().is_empty() && descriptors() == before,
+            || {
+                format!(
+                    "{backend} {placement:?}: {:?}, {before:?} became {:?}",
+                    threads(),
+                    descriptors()
+                )
+            },
+        );
+    }
+}
+
+#[test]
+fn a_shard_that_panics_answers_everybody() {
+    // Scenario: a defect makes the only shard panic, with one batch half read, one in its queue and one dropped by its
+    // caller. Expectation: ShardFailed for all of them and for later ones, `failed` resolves, the memory of reads in
+    // flight stays in use for good, and the drain still ends.
+    let _process = process();
+    let world = world();
+    let control = SimControl::from_environment();
+    let engine =
+        Engine::start_sim(&config(BackendKind::Sim, Placement::SameThread), &control).expect("start");
+    control.hold();
+    control.set_faults(FaultPlan {
+        script: vec![Fault::None, Fault::Panic],
+        ..FaultPlan::default()
+    });
+    let submit = |seed| engine.submit(batch(&world.dataset, seed, 12).1, SubmitOptions::default());
+    let tickets: Vec<_> = (0..3).map(|seed| submit(seed).expect("accepted")).collect();
+    drop(submit(3));
+    assert!(control.wait_started(16, WAIT), "the slots are in flight");
+    control.release(2);
+    for ticket in tickets {
+        assert_eq!(ticket.wait().err(), Some(ReadError::ShardFailed));
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let failed = runtime.block_on(async { tokio::time::timeout(WAIT, engine.failed()).await });
+    failed.expect("the failure is told");
+    let (tell, told) = mpsc::channel();
+    let later = engine.submit(batch(&world.dataset, 4, 1).1, SubmitOptions::default());
+    // Refused at once, or answered; never left waiting.
+    std::thread::spawn(move || tell.send(later.and_then(|ticket| ticket.wait())));
+    let later = told.recv_timeout(WAIT).expect("an answer in time");
+    assert_eq!(later.err(), Some(ReadError::ShardFailed));
+    let held = engine.memory().0;
+    assert!(
+        held >= 16 * 4096,
+        "{held} bytes: the memory of 16 reads in flight is not reused"
+    );
+    let deadline = Instant::now() + WAIT;
+    runtime.block_on(engine.drain(deadline));
+    assert!(Instant::now() < deadline, "the drain ends");
+    assert_eq!(engine.memory().0, held, "leaked, not freed");
+    wait_until(
+        || threads().is_empty(),
+        || format!("threads left: {:?}", threads()),
+    );
+}

@@ -1,0 +1,159 @@
+//! The end of a connection. A socket that is closed while bytes from the peer lie unread in it is reset by the kernel,
+//! and a reset throws away what was written and is not yet on its way: the end of an answer, to a client that pinged
+//! or opened its window meanwhile (RFC 9112 9.6 tells of it). So the socket outlives the protocol that spoke on it, until
+//! the peer has closed its side too.
+//!
+//! Deliberately absent: any say in what is sent; the protocol has said everything by then.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+use super::progress::Progress;
+
+/// How long the peer has to close its side.
+const LINGER: Duration = Duration::from_secs(2);
+/// What is thrown away at a time.
+const DISCARD_BYTES: usize = 16 << 10;
+
+/// A socket that goes back to who lent it when its user is done with it.
+#[derive(Debug)]
+pub(super) struct Lent {
+    /// `None` only while it is dropped.
+    stream: Option<TcpStream>,
+    progress: Arc<Progress>,
+    back: Option<oneshot::Sender<TcpStream>>,
+}
+
+/// Where a lent socket comes back.
+#[derive(Debug)]
+pub(super) struct Returned(oneshot::Receiver<TcpStream>);
+
+/// Lends a socket out. What is done with it is noted in `progress`.
+pub(super) fn lend(stream: TcpStream, progress: Arc<Progress>) -> (Lent, Returned) {
+    let (back, returned) = oneshot::channel();
+    let lent = Lent {
+        stream: Some(stream),
+        progress,
+        back: Some(back),
+    };
+    (lent, Returned(returned))
+}
+
+impl Returned {
+    /// Closes the socket once the peer has, or after [`LINGER`]. Call it when the user of the socket is gone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the socket at once.
+    pub(super) async fn close(mut self) {
+        let Ok(mut stream) = self.0.try_recv() else { return };
+        let until_the_peer_closes = async {
+            stream.shutdown().await?;
+            let mut discarded = vec![0; DISCARD_BYTES];
+            while stream.read(&mut discarded).await? > 0 {}
+            io::Result::Ok(())
+        };
+        // An error means that the connection is gone, which is what this waits for.
+        let _closed_or_late = tokio::time::timeout(LINGER, until_the_peer_closes).await;
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let (Some(stream), Some(back)) = (self.stream.take(), self.back.take()) {
+            // Nobody waits for it: then it is closed here.
+            let _nobody_waits = back.send(stream);
+        }
+    }
+}
+
+impl Lent {
+    fn stream(&mut self) -> io::Result<Pin<&mut TcpStream>> {
+        let stream = self.stream.as_mut();
+        stream
+            .map(Pin::new)
+            .ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl AsyncRead for Lent {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(self.stream()?.poll_read(cx, buffer))?;
+        self.progress.read(buffer.filled().len().saturating_sub(before));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Lent {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = self.stream()?.poll_write(cx, bytes);
+        self.progress.wrote(&outcome);
+        outcome
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream()?.poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream()?.poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = self.stream()?.poll_write_vectored(cx, slices);
+        self.progress.wrote(&outcome);
+        outcome
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.as_ref().is_some_and(AsyncWrite::is_write_vectored)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn an_answer_is_heard_to_its_end_though_the_peer_spoke_last() {
+        // Scenario: a peer that reads late has sent bytes that nobody read when the protocol ends and drops its socket.
+        // Expectation: the peer gets all that was written and then an end, not a reset.
+        const BYTES: usize = 2 << 20;
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let peer = async {
+            let mut peer = TcpStream::connect(address).await.expect("a connection");
+            peer.write_all(b"never read").await.expect("sent");
+            // The other side writes meanwhile, as far as it can.
+            tokio::task::yield_now().await;
+            let mut got = Vec::new();
+            peer.read_to_end(&mut got).await.map(|_| got.len())
+        };
+        let server = async {
+            let (stream, _) = listener.accept().await.expect("a connection");
+            stream.readable().await.expect("bytes");
+            let (mut lent, returned) = lend(stream, Arc::default());
+            lent.write_all(&vec![7; BYTES]).await.expect("written");
+            drop(lent);
+            returned.close().await;
+        };
+        let (got, ()) = tokio::join!(peer, server);
+        assert_eq!(got.expect("no reset"), BYTES);
+    }
+}

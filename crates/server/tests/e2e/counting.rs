@@ -1,0 +1,238 @@
+//! The metrics are true: after a load whose every read was counted by its client, the daemon's numbers are the same.
+
+use crate::daemon::{BACKENDS, Daemon, Setup, eventually_async};
+use crate::data::plain_blocks;
+use crate::exposition::Scrape;
+use crate::wire;
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use ringfetch_proto::v1::fetch_stream_response::Response;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const COUNT: u64 = 2000;
+const ROUNDS: u64 = 30;
+
+/// What the clients counted.
+#[derive(Default)]
+struct Counted {
+    good: AtomicU64,
+    bad: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Counted {
+    fn add(&self, items: usize, errors: usize, bytes: usize) {
+        self.good.fetch_add((items - errors) as u64, Ordering::Relaxed);
+        self.bad.fetch_add(errors as u64, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// 20 blocks, of which every fifth does not exist.
+fn indices(client: u64, round: u64) -> Vec<u64> {
+    (0..20)
+        .map(|item| {
+            (client * 7919 + round * 104_729 + item * 613) % COUNT + if item % 5 == 4 { COUNT } else { 0 }
+        })
+        .collect()
+}
+
+async fn unary(daemon: &Daemon, client: u64, counted: &Counted) {
+    let mut fetch = daemon.fetch().await;
+    for round in 0..ROUNDS {
+        let request = wire::blocks("blocks", &indices(client, round));
+        let answer = fetch.fetch_blocks(request).await.unwrap().into_inner();
+        counted.add(20, answer.errors.len(), answer.data.len());
+    }
+}
+
+async fn streamed(daemon: &Daemon, client: u64, counted: &Counted) {
+    let requests = (0..ROUNDS).map(move |round| v1::FetchStreamRequest {
+        id: round,
+        request: Some(Request::Blocks(wire::blocks("blocks", &indices(client, round)))),
+        deadline_ms: 0,
+    });
+    let mut fetch = daemon.fetch().await;
+    let mut answers = fetch
+        .fetch_stream(tokio_stream::iter(requests))
+        .await
+        .unwrap()
+        .into_inner();
+    while let Some(answer) = answers.message().await.unwrap() {
+        let Some(Response::Blocks(answer)) = answer.response else {
+            panic!("{answer:?}")
+        };
+        counted.add(20, answer.errors.len(), answer.data.len());
+    }
+}
+
+async fn over_http(daemon: &Daemon, client: u64, counted: &Counted) {
+    let http = daemon.http_client();
+    for round in 0..ROUNDS {
+        let body = serde_json::json!({"indices": indices(client, round)});
+        let answer = http
+            .batch(
+                "/v1/datasets/blocks/blocks:batchFetch",
+                &body,
+                "application/octet-stream",
+            )
+            .await;
+        let errors: usize = answer.header("ringfetch-errors").parse().unwrap();
+        counted.add(20, errors, answer.body.len());
+        // One block by itself, and a range, which is one read as well.
+        let answer = http.get(&format!("/v1/datasets/blocks/blocks/{round}")).await;
+        counted.add(1, 0, answer.body.len());
+        let range = format!("bytes={}-{}", round * 1000, round * 1000 + 5999);
+        let answer = http
+            .get_with("/v1/datasets/blocks/bytes", &[("range", &range)])
+            .await;
+        counted.add(1, 0, answer.body.len());
+    }
+}
+
+#[tokio::test]
+async fn the_metrics_are_what_the_clients_counted() {
+    // Scenario: clients of every transport at once, with known numbers of good and bad reads, on each backend.
+    // Expectation: reads, bytes and requests to the last one; nothing in flight; depth and latency observed as often as
+    // there were reads; a page that promtool has nothing to say about.
+    for backend in BACKENDS {
+        let (setup, _) = plain_blocks(Setup::new(backend), usize::try_from(COUNT).unwrap());
+        let daemon = setup.start();
+        let counted = Counted::default();
+        tokio::join!(
+            unary(&daemon, 1, &counted),
+            unary(&daemon, 2, &counted),
+            unary(&daemon, 3, &counted),
+            streamed(&daemon, 4, &counted),
+            streamed(&daemon, 5, &counted),
+            over_http(&daemon, 6, &counted),
+            over_http(&daemon, 7, &counted),
+        );
+        let good = counted.good.into_inner();
+        let bad = counted.bad.into_inner();
+        assert_eq!((good, bad), (7 * ROUNDS * 16 + 2 * ROUNDS * 2, 7 * ROUNDS * 4));
+
+        // A stream is counted when its end is written, which may be after its client has seen it.
+        let streams = &[("method", "FetchStream"), ("code", "OK")];
+        let scrape = eventually_async("both streams are counted", async || {
+            let scrape = daemon.scrape().await;
+            (scrape.sum("ringfetch_rpc_requests_total", streams) > 1.5).then_some(scrape)
+        })
+        .await;
+        let is = |metric: &str, labels: &[(&str, &str)], expected: u64| {
+            let found = scrape.sum(metric, labels);
+            #[expect(clippy::cast_precision_loss, reason = "small counts")]
+            let expected = expected as f64;
+            assert!(
+                (found - expected).abs() < 0.5,
+                "{backend}: {metric}{labels:?} is {found}, not {expected}"
+            );
+        };
+        is(
+            "ringfetch_reads_total",
+            &[("result", "ok"), ("dataset", "blocks"), ("backend", backend)],
+            good,
+        );
+        is("ringfetch_reads_total", &[("result", "out_of_range")], bad);
+        is("ringfetch_reads_total", &[], good + bad);
+        is(
+            "ringfetch_read_bytes_total",
+            &[("dataset", "blocks"), ("backend", backend)],
+            counted.bytes.into_inner(),
+        );
+        is(
+            "ringfetch_read_duration_seconds_count",
+            &[("stage", "total"), ("backend", backend)],
+            good + bad,
+        );
+        is("ringfetch_batch_items_sum", &[], good + bad);
+        is("ringfetch_in_flight_reads", &[], 0);
+        is("ringfetch_queued_reads", &[], 0);
+        is("ringfetch_rejected_total", &[], 0);
+        is(
+            "ringfetch_rpc_requests_total",
+            &[("transport", "grpc"), ("method", "FetchBlocks"), ("code", "OK")],
+            3 * ROUNDS,
+        );
+        is("ringfetch_rpc_requests_total", &[("method", "FetchStream")], 2);
+        for method in ["BatchFetchBlocks", "GetBlock"] {
+            is(
+                "ringfetch_rpc_requests_total",
+                &[("transport", "http"), ("method", method), ("code", "200")],
+                2 * ROUNDS,
+            );
+        }
+        is(
+            "ringfetch_rpc_requests_total",
+            &[("method", "GetBytes"), ("code", "206")],
+            2 * ROUNDS,
+        );
+        is(
+            "ringfetch_rpc_duration_seconds_count",
+            &[("method", "FetchBlocks")],
+            3 * ROUNDS,
+        );
+        of_the_device(&scrape, backend);
+        checked_by_promtool(&scrape);
+
+        let status = daemon.status().await;
+        assert_eq!((status.reads_total, status.read_errors_total), (good + bad, bad));
+        daemon.stop().await;
+    }
+}
+
+/// What is between the engine and the device adds up.
+fn of_the_device(scrape: &Scrape, backend: &str) {
+    let reads = scrape.sum("ringfetch_device_reads_total", &[]);
+    assert!(reads > 0.0);
+    assert!(scrape.sum("ringfetch_device_read_bytes_total", &[]) >= 4096.0);
+    for metric in [
+        "ringfetch_queue_depth_count",
+        "ringfetch_read_duration_seconds_count",
+    ] {
+        let labels: &[(&str, &str)] = if metric.contains("queue") {
+            &[]
+        } else {
+            &[("stage", "device")]
+        };
+        let seen = scrape.sum(metric, labels);
+        assert!(
+            (seen - reads).abs() < 0.5,
+            "{backend}: {metric} is {seen}, and there were {reads} device reads"
+        );
+    }
+    // Batches: more than one read was in flight at a time, and none saw itself left out.
+    assert!(scrape.sum("ringfetch_queue_depth_sum", &[]) > reads, "{backend}");
+    if backend == "uring" {
+        let submissions = scrape.sum("ringfetch_submissions_total", &[]);
+        assert!(
+            submissions > 0.0 && submissions <= reads,
+            "{submissions} system calls for {reads} reads"
+        );
+    }
+}
+
+fn checked_by_promtool(scrape: &Scrape) {
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool (of Prometheus) must be installed");
+    promtool
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(scrape.text.as_bytes())
+        .unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(
+        output.status.success() && said.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&said)
+    );
+}

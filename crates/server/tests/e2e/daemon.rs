@@ -1,0 +1,345 @@
+//! One `ringfetchd` process: configured, started, watched, stopped. Nothing outlives its test: a daemon that is still
+//! there when its value is dropped is killed, by its own process id.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+/// Every backend that serves; what matters is shown on each.
+pub(crate) const BACKENDS: [&str; 3] = ["uring", "mmap", "pread"];
+
+/// For anything that is to happen at once, on a machine that is busy with other tests.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits for a condition, up to a deadline, and says what did not happen.
+pub(crate) fn eventually<T>(what: &str, within: Duration, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + within;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "within {within:?}: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// [`eventually`] for a condition that is asked over the network.
+pub(crate) async fn eventually_async<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = condition().await {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A configuration to be, in a directory of its own on a real disk.
+pub(crate) struct Setup {
+    directory: tempfile::TempDir,
+    datasets: String,
+    set: Vec<String>,
+    through: Vec<String>,
+}
+
+impl Setup {
+    /// Two cores, 32 MiB, free ports; no datasets yet.
+    pub(crate) fn new(backend: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let setup = Self {
+            directory,
+            datasets: String::new(),
+            set: Vec::new(),
+            through: Vec::new(),
+        };
+        setup
+            .set("engine.backend", backend)
+            // A test that means uring must not pass on mmap.
+            .set("engine.on_unavailable", "fail")
+            .set("engine.cores", "2")
+            .set("engine.memory_budget", "32MiB")
+    }
+
+    /// A path in the directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Writes a file into the directory, parents and all.
+    pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("directories");
+        fs::write(&path, bytes).expect("a file");
+        path
+    }
+
+    /// Adds a dataset: the lines of its entry. Paths are relative to the directory.
+    pub(crate) fn dataset(mut self, lines: &[&str]) -> Self {
+        for (index, line) in lines.iter().enumerate() {
+            let lead = if index == 0 { "  - " } else { "    " };
+            self.datasets.push_str(&format!("{lead}{line}\n"));
+        }
+        self
+    }
+
+    /// Sets a key; the last word on it counts.
+    pub(crate) fn set(mut self, key: &str, value: &str) -> Self {
+        let prefix = format!("{key}=");
+        self.set.retain(|setting| !setting.starts_with(&prefix));
+        self.set.push(prefix + value);
+        self
+    }
+
+    /// Starts the daemon through a command that ends in replacing itself by its arguments.
+    pub(crate) fn through(mut self, command: &[&str]) -> Self {
+        self.through = command.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
+    /// The directory and the daemon's binary made readable for everybody: for daemons of another user.
+    pub(crate) fn open_to_all(self) -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        let all = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(self.directory.path(), all).expect("chmod");
+        let binary = self.path("ringfetchd");
+        fs::copy(env!("CARGO_BIN_EXE_ringfetchd"), &binary).expect("a copy of the binary");
+        self
+    }
+
+    /// The configuration file, as it would be written by hand.
+    fn configuration(&self) -> PathBuf {
+        let listen = |name: &str| format!("{name}: {{listen: 127.0.0.1:0}}\n");
+        let text = ["grpc", "http", "admin"].map(listen).concat() + "datasets:\n" + &self.datasets;
+        self.file("ringfetchd.yaml", text.as_bytes())
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let own = self.path("ringfetchd");
+        let binary = if own.exists() {
+            own
+        } else {
+            PathBuf::from(env!("CARGO_BIN_EXE_ringfetchd"))
+        };
+        let mut command = match self.through.split_first() {
+            None => Command::new(binary),
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(binary);
+                command
+            }
+        };
+        command.arg("--config").arg(self.configuration());
+        for setting in &self.set {
+            command.args(["--set", setting]);
+        }
+        command.args(arguments);
+        // What the developer's shell has set must not decide a test.
+        command.env_clear();
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts the daemon and waits until it is ready.
+    pub(crate) fn start(self) -> Daemon {
+        self.start_or_refused()
+            .unwrap_or_else(|refused| panic!("the daemon ended with {:?}:\n{}", refused.code, refused.said))
+    }
+
+    /// Starts the daemon and waits until it is ready, or has ended.
+    pub(crate) fn start_or_refused(self) -> Result<Daemon, Refused> {
+        let file = self.path("addresses.json");
+        let child = self
+            .command(&["--addresses-file", file.to_str().expect("a path")])
+            .spawn()
+            .expect("the daemon, or what it is started through");
+        let mut daemon = Daemon::watch(child, self);
+        let text = eventually("the daemon is ready or ends", PATIENCE, || {
+            if let Some(status) = daemon.child.try_wait().expect("wait") {
+                return Some(Err(status.code()));
+            }
+            fs::read_to_string(&file).ok().map(Ok)
+        });
+        let text = match text {
+            Ok(text) => text,
+            Err(code) => {
+                return Err(Refused {
+                    code,
+                    said: daemon.last_words(),
+                });
+            }
+        };
+        let addresses: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let address = |name: &str| {
+            let text = addresses[name].as_str().expect("an address");
+            text.parse().expect("an address")
+        };
+        daemon.grpc = address("grpc");
+        daemon.http = address("http");
+        daemon.admin = address("admin");
+        Ok(daemon)
+    }
+
+    /// Runs the daemon to its end, which must be an error: its exit code and what it said.
+    pub(crate) fn refused(&self) -> Refused {
+        self.run(&[])
+    }
+
+    /// Runs one of the daemon's other commands to its end.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Refused {
+        let mut child = self.command(arguments).spawn().expect("the daemon");
+        let mut stderr = child.stderr.take().expect("a pipe");
+        let said = thread::spawn(move || {
+            let mut text = String::new();
+            std::io::Read::read_to_string(&mut stderr, &mut text).expect("UTF-8");
+            text
+        });
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("wait") {
+                break status;
+            }
+            if Instant::now() > deadline {
+                child.kill().expect("kill");
+                child.wait().expect("wait");
+                panic!("it runs on:\n{}", said.join().expect("stderr"));
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        Refused {
+            code: status.code(),
+            said: said.join().expect("stderr"),
+        }
+    }
+}
+
+/// A run that ended by itself.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) code: Option<i32>,
+    pub(crate) said: String,
+}
+
+impl Refused {
+    /// Fails unless it ended with this code and said all of these.
+    pub(crate) fn with(&self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, Some(code), "{}", self.said);
+        for part in parts {
+            assert!(self.said.contains(part), "{part:?} is not in:\n{}", self.said);
+        }
+        assert!(!self.said.contains("panicked"), "{}", self.said);
+    }
+}
+
+/// A daemon that serves.
+pub(crate) struct Daemon {
+    child: Child,
+    setup: Setup,
+    log: Arc<Mutex<Vec<String>>>,
+    /// Reads the log until its end.
+    reader: Option<thread::JoinHandle<()>>,
+    pub(crate) grpc: SocketAddr,
+    pub(crate) http: SocketAddr,
+    pub(crate) admin: SocketAddr,
+}
+
+impl Daemon {
+    fn watch(mut child: Child, setup: Setup) -> Self {
+        let stderr = child.stderr.take().expect("a pipe");
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let lines = Arc::clone(&log);
+        // Ends with the pipe, hence with the daemon.
+        let reader = thread::spawn(move || {
+            for line in std::io::BufRead::lines(std::io::BufReader::new(stderr)).map_while(Result::ok) {
+                lines.lock().expect("the log").push(line);
+            }
+        });
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self {
+            child,
+            setup,
+            log,
+            reader: Some(reader),
+            grpc: nowhere,
+            http: nowhere,
+            admin: nowhere,
+        }
+    }
+
+    /// A path in its directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.setup.path(name)
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// The lines it logged so far.
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.log.lock().expect("the log").clone()
+    }
+
+    /// All it logged; it must have ended.
+    fn last_words(&mut self) -> String {
+        if let Some(reader) = self.reader.take() {
+            reader.join().expect("the log's reader");
+        }
+        self.log().join("\n")
+    }
+
+    /// Waits for a line in the log that has all of these.
+    pub(crate) fn logged(&self, parts: &[&str]) -> String {
+        eventually(&format!("a line with {parts:?} in the log"), PATIENCE, || {
+            let has_all = |line: &String| parts.iter().all(|part| line.contains(part));
+            self.log().into_iter().find(has_all)
+        })
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("the daemon is there");
+    }
+
+    /// Whether it runs.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().expect("wait").is_none()
+    }
+
+    /// Waits for its end. Asynchronous, like everything that a client's task must not be stopped by: a client that
+    /// does not hear the daemon's goodbye keeps it from draining.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        let child = &mut self.child;
+        eventually_async("the daemon ends", async || child.try_wait().expect("wait")).await
+    }
+
+    /// Ends it as an operator would: SIGTERM, a drain, exit code 0, no panic in the log.
+    pub(crate) async fn stop(mut self) {
+        assert!(self.is_alive(), "it died:\n{}", self.log().join("\n"));
+        self.signal(Signal::TERM);
+        let status = self.ended().await;
+        let log = self.last_words();
+        assert_eq!(status.code(), Some(0), "{status}:\n{log}");
+        assert!(!log.contains("panicked"), "{log}");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Already gone, mostly.
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+        if thread::panicking() {
+            eprintln!("the daemon's log:\n{}", self.log().join("\n"));
+        }
+    }
+}

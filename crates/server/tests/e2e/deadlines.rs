@@ -1,0 +1,154 @@
+//! Deadlines end the wait, and what nobody waits for does not reach the disk.
+
+use crate::backlog::{ITEMS, Load, slow};
+use crate::daemon::{Setup, eventually_async};
+use crate::data::plain_blocks;
+use crate::wire::{self, Narrow};
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use ringfetch_proto::v1::fetch_stream_response::Response;
+use tonic::Code;
+
+#[tokio::test]
+async fn what_nobody_waits_for_is_not_read() {
+    // Scenario: a daemon with seconds of reads queued gets requests with short deadlines by unary call, stream and HTTP.
+    // Expectation: each is told that its deadline passed while the queue is still there, and afterwards the device has
+    // been read exactly as often as somebody waited for.
+    let (setup, _) = plain_blocks(slow(Setup::new("pread")), 8);
+    let daemon = setup.start();
+    let load = Load::start(&daemon, 10).await;
+    let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
+    let http = daemon.http_client();
+    let request = wire::blocks("blocks", &[3]);
+    let mut in_time = 0;
+
+    for _ in 0..5 {
+        eventually_async("a unary call is late", async || {
+            let before = load.finished();
+            match narrow
+                .call("FetchBlocks", &[("grpc-timeout", "1m")], &request)
+                .await
+                .status()
+                .await
+            {
+                status if status.code() == Code::DeadlineExceeded => {
+                    assert!(status.message().contains("deadline passed"), "{status:?}");
+                    // It was told before it was its turn: behind ten batches.
+                    (load.finished() < before + 9).then_some(())
+                }
+                status => {
+                    assert_eq!(status.code(), Code::Ok, "{status:?}");
+                    in_time += 1;
+                    None
+                }
+            }
+        })
+        .await;
+        eventually_async("a batch over HTTP is late", async || {
+            let before = load.finished();
+            let body = serde_json::json!({"indices": [3], "deadline_ms": 1});
+            let answer = http
+                .batch("/v1/datasets/blocks/blocks:batchFetch", &body, "*/*")
+                .await;
+            if answer.status == 200 {
+                in_time += 1;
+                return None;
+            }
+            answer.is_problem(504, "deadline-exceeded", None, &["deadline passed"]);
+            (load.finished() < before + 9).then_some(())
+        })
+        .await;
+    }
+
+    // On one stream: every second request is late, the others are answered in the end, and the stream goes on.
+    let requests = (0..10).map(move |id| v1::FetchStreamRequest {
+        id,
+        request: Some(Request::Blocks(request.clone())),
+        deadline_ms: u32::from(id % 2 == 0),
+    });
+    let mut fetch = daemon.fetch().await;
+    let mut answers = fetch
+        .fetch_stream(tokio_stream::iter(requests))
+        .await
+        .unwrap()
+        .into_inner();
+    let mut late = 0;
+    while let Some(answer) = answers.message().await.unwrap() {
+        match answer.response.unwrap() {
+            Response::Error(error) => {
+                assert_eq!(
+                    (error.code, error.retry_after_ms),
+                    (i32::from(Code::DeadlineExceeded), 0)
+                );
+                assert_eq!(answer.id % 2, 0);
+                late += 1;
+            }
+            Response::Blocks(_) => in_time += 1,
+            other @ (Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_)) => {
+                panic!("{other:?}")
+            }
+        }
+    }
+    assert!(late > 0);
+
+    let (batches, _) = load.stop().await;
+    // Those that were given up are still to be taken out of the inbox.
+    let scrape = eventually_async("the queue is empty", async || {
+        let scrape = daemon.scrape().await;
+        (scrape.sum("ringfetch_queued_reads", &[]) < 0.5).then_some(scrape)
+    })
+    .await;
+    let is = |metric: &str, labels: &[(&str, &str)], expected: u64| {
+        let found = scrape.sum(metric, labels);
+        #[expect(clippy::cast_precision_loss, reason = "small counts")]
+        let expected = expected as f64;
+        assert!(
+            (found - expected).abs() < 0.5,
+            "{metric}{labels:?} is {found}, not {expected}"
+        );
+    };
+    is(
+        "ringfetch_reads_total",
+        &[("dataset", "blocks"), ("result", "ok")],
+        in_time,
+    );
+    is("ringfetch_device_reads_total", &[], batches * ITEMS + in_time);
+    is("ringfetch_rejected_total", &[("reason", "deadline")], 10 + late);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_deadline_that_has_passed_touches_nothing() {
+    // Scenario: an idle daemon, and calls whose deadline is over when they arrive. Expectation: DEADLINE_EXCEEDED, and
+    // not one read of the device; a timeout that is none is INVALID_ARGUMENT.
+    let (setup, _) = plain_blocks(Setup::new("uring"), 8);
+    let daemon = setup.start();
+    let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
+    let request = wire::blocks("blocks", &[3]);
+    for timeout in ["1n", "0m", "0S"] {
+        let status = narrow
+            .call("FetchBlocks", &[("grpc-timeout", timeout)], &request)
+            .await
+            .status()
+            .await;
+        assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+    }
+    for timeout in ["", "1", "m", "-1m", "123456789m", "1 m"] {
+        let status = narrow
+            .call("FetchBlocks", &[("grpc-timeout", timeout)], &request)
+            .await
+            .status()
+            .await;
+        assert_eq!(status.code(), Code::InvalidArgument, "{timeout:?}: {status:?}");
+        assert!(status.message().contains("grpc-timeout"), "{status:?}");
+    }
+    assert!(daemon.scrape().await.sum("ringfetch_device_reads_total", &[]) < 0.5);
+    let status = narrow
+        .call("FetchBlocks", &[("grpc-timeout", "99999999H")], &request)
+        .await
+        .status()
+        .await;
+    assert_eq!(status.code(), Code::Ok, "{status:?}");
+    assert!(daemon.scrape().await.sum("ringfetch_device_reads_total", &[]) > 0.5);
+    daemon.stop().await;
+}

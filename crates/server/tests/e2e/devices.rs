@@ -1,0 +1,180 @@
+//! Block devices and files beyond 4 GiB. Needs root and losetup.
+
+use crate::daemon::{BACKENDS, Setup};
+use crate::data::noise;
+use crate::wire;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A loop device, detached on drop.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn attach(file: &Path, sector_bytes: u32) -> Self {
+        let sector_bytes = sector_bytes.to_string();
+        let output = Command::new("losetup")
+            .args(["--sector-size", &sector_bytes, "--find", "--show"])
+            .arg(file)
+            .output()
+            .expect("losetup (util-linux) must be installed");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "losetup must be allowed (run as root): {told}"
+        );
+        Self(PathBuf::from(String::from_utf8(output.stdout).unwrap().trim()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        // A test that fails already must not fail here a second time.
+        let _stays_attached = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[tokio::test]
+async fn devices_of_both_sector_sizes_are_served() {
+    // Scenario: two loop devices, sectors of 512 and of 4096 bytes, as blocks and as raw vectors, read by every backend.
+    // Expectation: their bytes over both transports, directly (but for mmap), and the alignment that each needs.
+    let bytes = noise(30, 2 << 20);
+    for backend in BACKENDS {
+        let mut setup = Setup::new(backend);
+        let file = setup.file("disk", &bytes);
+        // Attached in the same order that they stand in: the files beneath differ, since a device locks nothing.
+        let other = setup.file("disk4k", &bytes);
+        let (small, large) = (LoopDevice::attach(&file, 512), LoopDevice::attach(&other, 4096));
+        for (name, device) in [("s512", &small), ("s4096", &large)] {
+            let path = format!("path: {}", device.0.display());
+            let name = format!("name: {name}");
+            setup = setup.dataset(&[
+                &name,
+                "kind: blocks",
+                "block_bytes: 1KiB",
+                &path,
+                "direct_io: required",
+            ]);
+        }
+        let path = format!("path: {}", large.0.display());
+        setup = setup.dataset(&[
+            "name: v",
+            "kind: vectors",
+            "layout: raw",
+            "dim: 96",
+            "dtype: f16",
+            "header_bytes: 512",
+            &path,
+        ]);
+        let wasted = (bytes.len() - 512) % 192;
+        if wasted != 0 {
+            // 2 MiB - 512 bytes are 10 920 vectors of 192 bytes: nothing is left over.
+            panic!("{wasted} bytes are left over");
+        }
+        let daemon = setup.start();
+        let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+        for (name, sector_bytes) in [("s512", 512), ("s4096", 4096)] {
+            let last = (bytes.len() as u64 >> 10) - 1;
+            let indices = [0, last, 3, 1000];
+            let answer = fetch
+                .fetch_blocks(wire::blocks(name, &indices))
+                .await
+                .unwrap()
+                .into_inner();
+            let expected: Vec<u8> = indices
+                .iter()
+                .flat_map(|index| bytes[usize::try_from(index << 10).unwrap()..][..1024].to_vec())
+                .collect();
+            assert!(
+                answer.errors.is_empty() && answer.data == expected,
+                "{backend} {name}"
+            );
+            let ranges = [(0, 1), (1023, 4098), (bytes.len() as u64 - 5, 5)];
+            let answer = fetch
+                .fetch_ranges(wire::ranges(name, &ranges))
+                .await
+                .unwrap()
+                .into_inner();
+            let expected = [&bytes[..1], &bytes[1023..1023 + 4098], &bytes[bytes.len() - 5..]].concat();
+            assert!(answer.data == expected, "{backend} {name}");
+            assert!(
+                http.get(&format!("/v1/datasets/{name}/bytes")).await.body == bytes,
+                "{backend} {name}"
+            );
+
+            let described = http.get(&format!("/v1/datasets/{name}")).await.json();
+            assert_eq!(described["length_bytes"], bytes.len());
+            assert_eq!(
+                described["read_path"]["direct_io"],
+                backend != "mmap",
+                "{described}"
+            );
+            assert_eq!(
+                described["read_path"]["offset_alignment_bytes"], sector_bytes,
+                "{described}"
+            );
+        }
+        let answer = fetch
+            .fetch_vectors(wire::vectors("v", &[0, 10_919]))
+            .await
+            .unwrap()
+            .into_inner();
+        let expected = [&bytes[512..704], &bytes[bytes.len() - 192..]].concat();
+        assert!(answer.data == expected, "{backend} vectors");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn files_beyond_4_gib_are_read_where_they_are() {
+    // Scenario: a sparse file of 5 GiB and a bit, with data around 4 GiB and at its end. Expectation: the right bytes at
+    // offsets that do not fit 32 bits, zeroes in the holes, and an end where it is.
+    const GIB: u64 = 1 << 30;
+    let length = 5 * GIB + 4096;
+    let (around, end) = (noise(31, 12_288), noise(32, 4096));
+    for backend in BACKENDS {
+        let setup = Setup::new(backend);
+        let file = std::fs::File::create(setup.path("sparse")).unwrap();
+        file.set_len(length).unwrap();
+        file.write_all_at(&around, 4 * GIB - 4096).unwrap();
+        file.write_all_at(&end, length - 4096).unwrap();
+        let setup = setup.dataset(&[
+            "name: sparse",
+            "kind: blocks",
+            "block_bytes: 4KiB",
+            "path: sparse",
+        ]);
+        let daemon = setup.start();
+        let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+        let four = 4 * GIB / 4096;
+        let indices = [four, length / 4096 - 1, four - 1, 7, four + 1];
+        let answer = fetch
+            .fetch_blocks(wire::blocks("sparse", &indices))
+            .await
+            .unwrap()
+            .into_inner();
+        let expected = [
+            &around[4096..8192],
+            &end,
+            &around[..4096],
+            &[0; 4096],
+            &around[8192..],
+        ]
+        .concat();
+        assert!(answer.errors.is_empty() && answer.data == expected, "{backend}");
+        let range = format!("bytes={}-{}", 4 * GIB - 10, 4 * GIB + 9);
+        let answer = http
+            .get_with("/v1/datasets/sparse/bytes", &[("range", &range)])
+            .await;
+        assert!(answer.body == around[4086..4106], "{backend}");
+        assert_eq!(
+            answer.header("content-range"),
+            format!("bytes {}-{}/{length}", 4 * GIB - 10, 4 * GIB + 9)
+        );
+        let answer = http
+            .get_with("/v1/datasets/sparse/bytes", &[("range", "bytes=-4096")])
+            .await;
+        assert!(answer.body == end, "{backend}");
+        daemon.stop().await;
+    }
+}

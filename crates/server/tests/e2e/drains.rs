@@ -1,0 +1,265 @@
+//! The way down under load: nobody sees a broken answer, everybody learns to go elsewhere, and the process is gone in
+//! time. What one signal does to an idle daemon is shown beside the binary (`drain`).
+
+use crate::backlog::{batch, slow};
+use crate::daemon::{BACKENDS, Daemon, PATIENCE, Setup, eventually_async};
+use crate::data::plain_blocks;
+use crate::wire::{self, Http, Narrow, channel};
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use ringfetch_proto::v1::fetch_stream_response::Response;
+use rustix::process::Signal;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+const COUNT: u64 = 512;
+
+/// Reads until told to go elsewhere; every answer before that is whole and right.
+async fn unary(daemon: &Daemon, bytes: &[u8], answered: &AtomicU64, seed: u64) {
+    let mut fetch = daemon.fetch().await;
+    for round in seed.. {
+        let indices: Vec<u64> = (0..16).map(|item| (round * 31 + item * 77) % COUNT).collect();
+        match fetch.fetch_blocks(wire::blocks("blocks", &indices)).await {
+            Ok(answer) => {
+                let expected: Vec<u8> = indices
+                    .iter()
+                    .flat_map(|index| of(bytes, *index))
+                    .copied()
+                    .collect();
+                assert!(answer.into_inner().data == expected, "wrong bytes");
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(status) => {
+                assert!(
+                    status.code() == Code::Unavailable || was_not_sent(&status),
+                    "{status:?}"
+                );
+                return;
+            }
+        }
+    }
+}
+
+/// Whether a call was never sent, because its connection was told to go away first. Clients may try it elsewhere; what
+/// tonic makes of that is CANCELLED or INTERNAL, by where the two met.
+fn was_not_sent(status: &tonic::Status) -> bool {
+    let sources = std::iter::successors(std::error::Error::source(status), |error| error.source());
+    let mut hyper = sources.filter_map(|error| error.downcast_ref::<hyper::Error>());
+    hyper.any(|error| error.is_canceled() || format!("{error:?}").contains("GoAway(b\"\", NO_ERROR, Remote)"))
+}
+
+/// The same on one stream that never ends by itself.
+async fn streamed(daemon: &Daemon, bytes: &[u8], answered: &AtomicU64) {
+    let requests = (0..u64::MAX).map(|id| v1::FetchStreamRequest {
+        id,
+        request: Some(Request::Blocks(wire::blocks("blocks", &[id % COUNT]))),
+        deadline_ms: 0,
+    });
+    let mut fetch = daemon.fetch().await;
+    let mut answers = fetch
+        .fetch_stream(tokio_stream::iter(requests))
+        .await
+        .unwrap()
+        .into_inner();
+    loop {
+        match answers.message().await {
+            Ok(Some(answer)) => {
+                let id = answer.id;
+                match answer.response.unwrap() {
+                    Response::Blocks(blocks) => assert!(blocks.data == of(bytes, id % COUNT), "wrong bytes"),
+                    Response::Error(error) => {
+                        assert_eq!(error.code, i32::from(Code::Unavailable), "{error:?}");
+                    }
+                    other @ (Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_)) => {
+                        panic!("{other:?}")
+                    }
+                }
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(None) => panic!("the stream ended as if it had been told everything"),
+            Err(status) => {
+                assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+                return;
+            }
+        }
+    }
+}
+
+/// The same over HTTP/1.1, with long answers.
+async fn over_http(http: Http, bytes: &[u8], answered: &AtomicU64) {
+    for round in 0.. {
+        let from = round * 4097 % 1_000_000;
+        let range = format!("bytes={from}-{}", from + 999_999);
+        // A body that breaks off fails the client itself.
+        let Some(answer) = http
+            .try_get("/v1/datasets/blocks/bytes", &[("range", &range)])
+            .await
+        else {
+            return;
+        };
+        if answer.status == 503 {
+            answer.is_problem(503, "draining", None, &["draining"]);
+            return;
+        }
+        assert_eq!(answer.status, 206, "{answer:?}");
+        assert!(answer.body == bytes[from..from + 1_000_000], "wrong bytes");
+        answered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Ready until it is not; never ready again after the signal.
+async fn readiness(http: Http, signalled: &AtomicU64) {
+    loop {
+        let late = signalled.load(Ordering::Acquire) > 0;
+        match http.try_get("/readyz", &[]).await {
+            // A daemon that is told to stop may answer once more as ready: the signal is on its way.
+            Some(answer) if answer.status == 200 && !late => {}
+            Some(answer) if answer.status == 200 => eventually_ends(&http).await,
+            Some(answer) => assert_eq!(answer.status, 503, "{answer:?}"),
+            None => return,
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn eventually_ends(http: &Http) {
+    eventually_async("readiness ends", async || {
+        let answer = http.try_get("/readyz", &[]).await;
+        answer.is_none_or(|answer| answer.status == 503).then_some(())
+    })
+    .await;
+}
+
+async fn watch(daemon: &Daemon, answered: &AtomicU64) {
+    let mut health = HealthClient::new(channel(daemon.grpc).await);
+    let request = HealthCheckRequest {
+        service: "ringfetch.v1.FetchService".to_owned(),
+    };
+    let mut changes = health.watch(request).await.unwrap().into_inner();
+    let mut next = async || changes.message().await.unwrap().map(|answer| answer.status());
+    assert_eq!(next().await, Some(ServingStatus::Serving));
+    answered.fetch_add(1, Ordering::Relaxed);
+    assert_eq!(next().await, Some(ServingStatus::NotServing));
+    assert_eq!(next().await, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_under_load_breaks_no_answer() {
+    // Scenario: clients of every kind read without pause when SIGTERM or SIGINT comes. Expectation: every answer that
+    // arrives is whole and right; then UNAVAILABLE, 503, or a refused connection; the watch sees NOT_SERVING; exit 0
+    // long before the drain's timeout.
+    for (backend, signal) in [
+        ("uring", Signal::TERM),
+        ("mmap", Signal::INT),
+        ("pread", Signal::TERM),
+    ] {
+        let (setup, bytes) = plain_blocks(Setup::new(backend), usize::try_from(COUNT).unwrap());
+        let mut daemon = setup.set("shutdown.drain_timeout_ms", "60000").start();
+        let (answered, signalled) = (AtomicU64::new(0), AtomicU64::new(0));
+        let http = || daemon.http_client();
+        let stopper = async {
+            eventually_async("the load is under way", async || {
+                (answered.load(Ordering::Relaxed) > 300).then_some(())
+            })
+            .await;
+            daemon.signal(signal);
+            signalled.store(1, Ordering::Release);
+            Instant::now()
+        };
+        let (begun, ..) = tokio::join!(
+            stopper,
+            unary(&daemon, &bytes, &answered, 1),
+            unary(&daemon, &bytes, &answered, 2),
+            streamed(&daemon, &bytes, &answered),
+            over_http(http(), &bytes, &answered),
+            over_http(http(), &bytes, &answered),
+            readiness(http(), &signalled),
+            watch(&daemon, &answered),
+        );
+        let status = daemon.ended().await;
+        assert_eq!(status.code(), Some(0), "{backend}: {}", daemon.log().join("\n"));
+        assert!(begun.elapsed() < PATIENCE, "{backend}: {:?}", begun.elapsed());
+        daemon.logged(&["\"drained\""]);
+        let log = daemon.log().join("\n");
+        assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_in_flight_is_answered_however_long_the_queue() {
+    // Scenario: four batches of 4096 reads wait for one reading thread when SIGTERM comes, twice over for good measure.
+    // Expectation: all of them are answered whole; exit 0.
+    for _ in 0..2 {
+        let setup = slow(Setup::new("pread")).set("shutdown.drain_timeout_ms", "60000");
+        let mut daemon = setup.start();
+        let mut calls = Vec::new();
+        for _ in 0..4 {
+            let mut fetch = daemon.fetch().await;
+            calls.push(tokio::spawn(async move {
+                fetch.fetch_blocks(wire::blocks("slow", &batch())).await
+            }));
+        }
+        eventually_async("all four are accepted", async || {
+            let items = daemon.scrape().await;
+            let queued = items.sum("ringfetch_queued_reads", &[]);
+            let taken_up = items.sum("ringfetch_device_reads_total", &[]);
+            (queued + taken_up > 4.0 * 4096.0 - 0.5).then_some(())
+        })
+        .await;
+        daemon.signal(Signal::TERM);
+        for call in calls {
+            let answer = call.await.unwrap().expect("an answer").into_inner();
+            assert_eq!((answer.errors.len(), answer.data.len()), (0, 4096 * 512));
+        }
+        assert_eq!(
+            daemon.ended().await.code(),
+            Some(0),
+            "{}",
+            daemon.log().join("\n")
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
+    // Scenario: gRPC answers that are not read, on each backend, and a drain timeout of half a second. Expectation: gone
+    // soon after, with exit code 1 and a line that names the key and what was cut off.
+    for backend in BACKENDS {
+        let (setup, _) = plain_blocks(Setup::new(backend), 1024);
+        let mut daemon = setup.set("shutdown.drain_timeout_ms", "500").start();
+        let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+        let held = narrow
+            .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 4 << 20)]))
+            .await;
+        assert_eq!(held.head.status, 200);
+        let begun = Instant::now();
+        daemon.signal(Signal::TERM);
+        assert_eq!(daemon.ended().await.code(), Some(1), "{backend}");
+        assert!(begun.elapsed().as_secs() < 10, "{backend}: {:?}", begun.elapsed());
+        daemon.logged(&["shutdown.drain_timeout_ms (500) passed with 1 connections open"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_signal_ends_it_at_once() {
+    // Scenario: a drain that waits for a client for ten minutes, and a second signal of the other kind. Expectation: the
+    // process is gone at once, with the exit code of an interrupted one.
+    let (setup, _) = plain_blocks(Setup::new("uring"), 1024);
+    let mut daemon = setup.set("shutdown.drain_timeout_ms", "600000").start();
+    let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+    let _held = narrow
+        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 4 << 20)]))
+        .await;
+    daemon.signal(Signal::INT);
+    daemon.logged(&["draining", "SIGINT"]);
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.ended().await.code(), Some(130));
+}
+
+fn of(bytes: &[u8], index: u64) -> &[u8] {
+    &bytes[usize::try_from(index * 4096).unwrap()..][..4096]
+}

@@ -1,0 +1,47 @@
+//! Prometheus' text format, as far as a test reads it: series with their labels, summed.
+
+/// One scrape.
+#[derive(Debug)]
+pub(crate) struct Scrape {
+    pub(crate) text: String,
+}
+
+impl Scrape {
+    /// The sum over a metric's series that have all of these labels; 0 without any.
+    pub(crate) fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> f64 {
+        self.series(metric, labels).map(|(_, value)| value).sum()
+    }
+
+    /// A metric's series that have all of these labels: (text of the labels, value).
+    pub(crate) fn series<'a>(
+        &'a self,
+        metric: &'a str,
+        labels: &'a [(&'a str, &'a str)],
+    ) -> impl Iterator<Item = (&'a str, f64)> + 'a {
+        self.text.lines().filter_map(move |line| {
+            let rest = line.strip_prefix(metric)?;
+            let (series, value) = rest.rsplit_once(' ')?;
+            if !series.is_empty() && !series.starts_with('{') {
+                return None;
+            }
+            let has = |(name, value): &(&str, &str)| series.contains(&format!("{name}=\"{value}\""));
+            labels.iter().all(has).then_some(())?;
+            Some((series, value.parse().expect("a number")))
+        })
+    }
+}
+
+#[test]
+fn series_are_summed_by_their_labels() {
+    // Scenario: a metric with labels, one whose name begins like it, one without labels. Expectation: only the asked.
+    let text = "# HELP a x\na{k=\"1\",r=\"ok\"} 3\na{k=\"2\",r=\"ok\"} 4\na{k=\"2\",r=\"bad\"} 1\na_total 9\nb 2.5\n";
+    let scrape = Scrape {
+        text: text.to_owned(),
+    };
+    let near = |found: f64, expected: f64| (found - expected).abs() < 1e-9;
+    assert!(near(scrape.sum("a", &[]), 8.0));
+    assert!(near(scrape.sum("a", &[("r", "ok")]), 7.0));
+    assert!(near(scrape.sum("a", &[("r", "ok"), ("k", "2")]), 4.0));
+    assert!(near(scrape.sum("b", &[]), 2.5));
+    assert!(near(scrape.sum("c", &[]), 0.0));
+}

@@ -1,0 +1,161 @@
+//! Bytes that are no requests: they cost their sender a connection, and nobody else anything.
+
+use crate::daemon::{Daemon, Setup, eventually_async};
+use crate::data::{noise, plain_blocks};
+use std::net::SocketAddr;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// An empty SETTINGS frame.
+const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+/// What a confused or hostile client might send.
+fn volleys() -> Vec<Vec<u8>> {
+    let http1 = |text: &str| text.as_bytes().to_vec();
+    let http2 = |frames: &[u8]| [PREFACE, SETTINGS, frames].concat();
+    let long = "x".repeat(1 << 20);
+    let mut volleys = vec![
+        http1("GET / HTTP/1.1\r\nhost: x\r\n\r\n"),
+        http1("GET /v1/datasets/blocks/blocks/0 HTTP/1.1\r\n"),
+        http1("\r\n\r\n\r\n"),
+        http1("GET / HTTP/9.9\r\n\r\n"),
+        http1("GET  / HTTP/1.1\r\n\r\n"),
+        http1(
+            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{",
+        ),
+        http1(
+            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n{}",
+        ),
+        http1(
+            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        ),
+        http1("GET /v1/datasets/\u{0}\u{1} HTTP/1.1\r\nhost: x\r\n\r\n"),
+        http1(&format!("GET /{long} HTTP/1.1\r\nhost: x\r\n\r\n")),
+        http1(&format!("GET / HTTP/1.1\r\nhost: x\r\nlong: {long}\r\n\r\n")),
+        http1(&format!(
+            "GET / HTTP/1.1\r\nhost: x\r\n{}\r\n",
+            "a: b\r\n".repeat(10_000)
+        )),
+        http1(&"GET /v1/datasets HTTP/1.1\r\nhost: x\r\n\r\n".repeat(200)),
+        PREFACE[..10].to_vec(),
+        PREFACE.to_vec(),
+        http2(&[]),
+        // A frame longer than any may be, one of an unknown type, DATA on stream 0, HEADERS that are no HPACK,
+        // CONTINUATION out of place, WINDOW_UPDATE of 0, a PRIORITY of itself.
+        http2(&[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]),
+        http2(&[0, 0, 1, 0xee, 0, 0, 0, 0, 1, 0]),
+        http2(&[0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
+        http2(&[&[0, 0, 8, 1, 5, 0, 0, 0, 1], &[0xff; 8][..]].concat()),
+        http2(&[0, 0, 1, 9, 4, 0, 0, 0, 1, 0x82]),
+        http2(&[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        http2(&[0, 0, 5, 2, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0]),
+        // Rapid reset (CVE-2023-44487): open and reset many streams.
+        http2(
+            &(0..2000_u32)
+                .flat_map(|n| {
+                    let id = (2 * n + 1).to_be_bytes();
+                    let open = [&[0, 0, 3, 1, 5][..], &id, &[0x82, 0x86, 0x84]].concat();
+                    [open, [&[0, 0, 4, 3, 0][..], &id, &[0, 0, 0, 8]].concat()].concat()
+                })
+                .collect::<Vec<u8>>(),
+        ),
+        // TLS, to a port that speaks none.
+        vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3],
+    ];
+    volleys.extend((0..20).map(|seed| noise(100 + seed, 1 << (seed % 12))));
+    volleys.extend((0..10).map(|seed| http2(&noise(200 + seed, 200))));
+    volleys
+}
+
+/// Sends all of it, and hears out whatever comes back while that is on its way.
+async fn fire(address: SocketAddr, bytes: &[u8]) {
+    let Ok(stream) = TcpStream::connect(address).await else {
+        panic!("{address} does not accept any more")
+    };
+    let (mut read, mut write) = stream.into_split();
+    let hear = tokio::spawn(async move {
+        let mut sink = [0; 4096];
+        while matches!(read.read(&mut sink).await, Ok(1..)) {}
+    });
+    // The daemon may well have hung up meanwhile.
+    let _refused = write.write_all(bytes).await;
+    drop(write);
+    hear.await.expect("the other half");
+}
+
+/// Open connections on a port, that of the question not counted.
+async fn open(daemon: &Daemon, transport: &str) -> f64 {
+    let asking = if transport == "http" { 1.0 } else { 0.0 };
+    daemon
+        .scrape()
+        .await
+        .sum("ringfetch_connections", &[("transport", transport)])
+        - asking
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_ends_its_connection_and_nothing_else() {
+    // Scenario: every port gets every volley, some at the same time, and then real requests. Expectation: no panic, real
+    // requests are served in between, no connection and no memory is left behind.
+    let (setup, _) = plain_blocks(Setup::new("uring"), 16);
+    let mut daemon = setup.start();
+    for volley in volleys() {
+        let ports = [daemon.grpc, daemon.http, daemon.admin];
+        let [a, b, c] = ports.map(|address| fire(address, &volley));
+        tokio::join!(a, b, c);
+        assert!(daemon.is_alive());
+    }
+    daemon.assert_serves("blocks").await;
+    for transport in ["grpc", "http", "admin"] {
+        eventually_async(&format!("no connection is left on {transport}"), async || {
+            (open(&daemon, transport).await < 0.5).then_some(())
+        })
+        .await;
+    }
+    assert_eq!(daemon.status().await.memory_in_use_bytes, 0);
+    let fds = daemon.scrape().await.sum("process_open_fds", &[]);
+    assert!(fds < 60.0, "{fds} descriptors are open");
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_never_finish_a_request_do_not_hold_the_others() {
+    // Scenario: two hundred connections a port that say nothing, half a preface, half a head, or a byte of a body now and
+    // then. Expectation: others are served meanwhile; a drain does not wait for them: exit 0 soon after the signal.
+    let (setup, _) = plain_blocks(Setup::new("uring"), 16);
+    let mut daemon = setup.set("shutdown.drain_timeout_ms", "20000").start();
+    let beginnings: [&[u8]; 5] = [
+        b"",
+        b"P",
+        &PREFACE[..20],
+        b"GET /v1/datasets HTTP/1.1\r\nhost: x\r\nslow",
+        b"GET /v1/datasets HTTP/1.1\r\n",
+    ];
+    let mut held = Vec::new();
+    for address in [daemon.grpc, daemon.http] {
+        for number in 0..200 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream
+                .write_all(beginnings[number % beginnings.len()])
+                .await
+                .unwrap();
+            held.push(stream);
+        }
+    }
+    for _ in 0..10 {
+        for stream in held.iter_mut().skip(3).step_by(5) {
+            // To the port that speaks HTTP/2 only, this was garbage from the beginning.
+            let _hung_up = stream.write_all(b"x").await;
+        }
+        daemon.assert_serves("blocks").await;
+    }
+    assert!(open(&daemon, "http").await > 150.0);
+    let begun = std::time::Instant::now();
+    daemon.signal(rustix::process::Signal::TERM);
+    let status = daemon.ended().await;
+    let log = daemon.log().join("\n");
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(begun.elapsed().as_secs() < 15, "{:?}", begun.elapsed());
+    drop(held);
+}

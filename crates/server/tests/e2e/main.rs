@@ -1,0 +1,35 @@
+//! The daemon as its clients meet it: the real binary on real files, over sockets. Each test has a daemon, ports and a
+//! directory of its own, so that they run side by side. Some need root (loop devices, another user); they fail, and do
+//! not skip, without it.
+//!
+//! Deliberately absent: anything that can be shown without a process (unit tests beside the code), and README's
+//! sessions with grpcurl and Python (`.ci/readme-session`).
+
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+mod daemon;
+mod data;
+mod exposition;
+mod wire;
+
+mod agreement;
+mod backlog;
+mod byte_ranges;
+mod counting;
+mod deadlines;
+mod devices;
+mod drains;
+mod garbage;
+mod misconfigured;
+mod no_ring;
+mod overload;
+mod pipelining;
+mod refusals;
+mod slow_readers;
+mod surfaces;
+mod vanishing;

@@ -1,0 +1,195 @@
+//! Configurations and files that cannot be served: each ends the daemon at once with its exit code and a message that
+//! names the field and the remedy.
+
+use crate::daemon::Setup;
+use crate::data::{counted, noise, npy};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+
+/// An entry for a vectors dataset in a file.
+fn vectors<'a>(name: &'a str, path: &'a str, more: &[&'a str]) -> Vec<String> {
+    let mut lines = vec![
+        format!("name: {name}"),
+        "kind: vectors".to_owned(),
+        format!("path: {path}"),
+    ];
+    lines.extend(more.iter().map(|line| (*line).to_owned()));
+    lines
+}
+
+#[test]
+fn files_that_contradict_their_entry_are_told_all_at_once() {
+    // Scenario: one daemon over datasets of which each has something wrong. Expectation: exit code 2, and every dataset
+    // named with its field, what is wrong and what would mend it.
+    let setup = Setup::new("uring");
+    let array = npy("<f4", 10, 16, &noise(1, 640));
+    setup.file("f32.npy", &array);
+    setup.file("header-cut.npy", &array[..50]);
+    setup.file("data-cut.npy", &array[..array.len() - 1]);
+    setup.file("not.npy", &noise(2, 500));
+    setup.file("empty.bin", b"");
+    setup.file("odd.bin", &noise(3, 10_001));
+    setup.file("cut.fvecs", &[&16_u32.to_le_bytes()[..], &noise(4, 63)].concat());
+    setup.file("cut.fbin", &counted(10, 16, &noise(5, 600)));
+    setup.file("directory/file", b"x");
+    let entries = [
+        vectors("dtype", "f32.npy", &["dtype: u8"]),
+        vectors("dim", "f32.npy", &["dim: 17"]),
+        vectors("header-cut", "header-cut.npy", &[]),
+        vectors("data-cut", "data-cut.npy", &[]),
+        vectors("magic", "not.npy", &[]),
+        vectors("fvecs-cut", "cut.fvecs", &[]),
+        vectors("fbin-cut", "cut.fbin", &[]),
+        vectors(
+            "raw-odd",
+            "odd.bin",
+            &["layout: raw", "dim: 16", "dtype: f32", "header_bytes: 1000"],
+        ),
+    ];
+    let blocks = |name: &str, path: &str| {
+        [
+            &format!("name: {name}"),
+            "kind: blocks",
+            "block_bytes: 4096",
+            &format!("path: {path}"),
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    };
+    let mut all = entries.to_vec();
+    all.extend([
+        blocks("blocks-odd", "odd.bin"),
+        blocks("missing", "gone.bin"),
+        blocks("empty", "empty.bin"),
+        blocks("a-directory", "directory"),
+        ["name: a-file", "kind: objects", "path: odd.bin"]
+            .map(str::to_owned)
+            .to_vec(),
+    ]);
+    let setup = all.iter().fold(setup, |setup, lines| {
+        setup.dataset(&lines.iter().map(String::as_str).collect::<Vec<_>>())
+    });
+    let checks: [&[&str]; 13] = [
+        &["dtype", "is u8, but", "holds f32", "set dtype: f32"],
+        &["dim", "is 17, but", "says 16", "set dim: 16"],
+        &["header-cut", "truncated", "copy or save the file again"],
+        &["data-cut", "wants 768", "cut off"],
+        &["magic", "magic of .npy"],
+        &["fvecs-cut", "no multiple of 68", "cut off"],
+        &["fbin-cut", "wants 648", "cut off"],
+        &[
+            "raw-odd",
+            "dim",
+            "no multiple of 64",
+            "correct dim, dtype or header_bytes",
+        ],
+        &[
+            "blocks-odd",
+            "block_bytes",
+            "no multiple of 4096",
+            "partial_tail: ignore",
+        ],
+        &["missing", "path", "gone.bin: does not exist", "correct the path"],
+        &["empty", "is empty", "write it first"],
+        &["a-directory", "is a directory", "kind: objects"],
+        &["a-file", "objects need a directory", "kind: blocks"],
+    ];
+    for run in [setup.refused(), setup.run(&["check-config", "--open"])] {
+        run.with(2, &[]);
+        for check in &checks {
+            let told = run
+                .said
+                .lines()
+                .any(|line| check.iter().all(|part| line.contains(part)));
+            assert!(told, "no line with {check:?} in:\n{}", run.said);
+        }
+    }
+}
+
+#[test]
+fn a_file_without_permission_names_the_file_and_the_remedy() {
+    // Scenario: a daemon of another user over a file that only its owner may read. Expectation: exit code 2 and the
+    // path, "permission denied" and what to do.
+    let setup = Setup::new("pread").open_to_all();
+    let file = setup.file("private.bin", &noise(1, 4096));
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    setup
+        .dataset(&[
+            "name: private",
+            "kind: blocks",
+            "block_bytes: 4096",
+            "path: private.bin",
+        ])
+        .through(&[
+            "setpriv",
+            "--reuid",
+            "65534",
+            "--regid",
+            "65534",
+            "--clear-groups",
+        ])
+        .refused()
+        .with(
+            2,
+            &[
+                "private",
+                "path",
+                "private.bin: permission denied",
+                "let the daemon's user read it",
+            ],
+        );
+}
+
+#[test]
+fn mistakes_in_the_configuration_are_told_all_at_once() {
+    // Scenario: an unknown key in a dataset, one on the command line, a wrong word, a number out of range, a size with a
+    // unit that means two things, a limit that contradicts another. Expectation: exit code 2, each with its key path
+    // and what is allowed; nothing else, since no file was opened.
+    let setup = Setup::new("uring")
+        .set("engine.backend", "io_uring")
+        .set("engine.uring.que_depth", "4")
+        .set("engine.mmap.threads", "0")
+        .set("limits.request_bytes", "4MB")
+        .set("limits.response_bytes", "1GiB")
+        .dataset(&["name: a", "kind: blocks", "block_byte: 4096", "path: a.bin"]);
+    let run = setup.refused();
+    run.with(
+        2,
+        &[
+            "engine.backend",
+            "allowed: uring, mmap, auto, pread",
+            "engine.uring.que_depth",
+            "queue_depth",
+            "engine.mmap.threads",
+            "1 to 256",
+            "limits.request_bytes",
+            "MiB",
+            "limits.response_bytes",
+            "engine.memory_budget",
+            "datasets[0].block_byte",
+            "block_bytes",
+        ],
+    );
+    assert!(!run.said.contains("does not exist"), "{}", run.said);
+    Setup::new("uring")
+        .refused()
+        .with(2, &["datasets", "there are none"]);
+}
+
+#[test]
+fn a_port_in_use_is_named_with_its_key() {
+    // Scenario: another process listens where gRPC or HTTP is to. Expectation: exit code 1, key, address and remedy.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for (key, flag) in [
+        ("grpc.listen", "--grpc-listen"),
+        ("http.listen", "--http-listen"),
+        ("admin.listen", "--set"),
+    ] {
+        let setup = Setup::new("mmap").set(key, &address);
+        let (setup, _) = crate::data::plain_blocks(setup, 1);
+        setup
+            .refused()
+            .with(1, &[key, &address, "another process has this port", flag]);
+    }
+}

@@ -1,0 +1,215 @@
+//! Where io_uring cannot be had, or not all of it: the cause and the remedy are named, the fallback is seen everywhere,
+//! and what is a fault of the set-up does not fall back.
+
+use crate::daemon::{Daemon, Setup};
+use crate::data::plain_blocks;
+use crate::wire;
+use ringfetch_proto::v1;
+
+/// Replaces itself by its arguments, under a filter that answers io_uring_setup (425 on every architecture) with an
+/// errno, as container runtimes' profiles do.
+const SECCOMP: &str = r#"
+import ctypes, os, struct, sys
+errno, command = int(sys.argv[1]), sys.argv[2:]
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050000 | errno), (0x06, 0, 0, 0x7FFF0000)]
+code = b"".join(struct.pack("HBBI", *rule) for rule in rules)
+buffer = ctypes.create_string_buffer(code)
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(buffer)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, program, 0, 0) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+os.execv(command[0], command)
+"#;
+const EPERM: &str = "1";
+const ENOSYS: &str = "38";
+
+fn under_seccomp(errno: &str) -> Setup {
+    let (setup, _) = plain_blocks(Setup::new("uring"), 16);
+    setup.through(&["python3", "-c", SECCOMP, errno])
+}
+
+async fn assert_falls_back(daemon: &Daemon, reason: &str) {
+    let line = daemon.logged(&["WARN", "fallback"]);
+    assert!(
+        line.contains(reason) && line.contains("\"backend\":\"mmap\""),
+        "{line}"
+    );
+    let line = daemon.logged(&["\"started\""]);
+    assert!(
+        line.contains("\"requested\":\"uring\"") && line.contains("\"backend\":\"mmap\""),
+        "{line}"
+    );
+
+    let scrape = daemon.scrape().await;
+    let labels = [("backend", "mmap"), ("requested", "uring")];
+    let series: Vec<_> = scrape.series("ringfetch_backend_info", &labels).collect();
+    assert!(series.len() == 1 && series[0].0.contains(reason), "{series:?}");
+
+    let status = daemon.status().await;
+    assert!(status.fallback && status.reason.contains(reason), "{status:?}");
+    assert_eq!(
+        (status.backend(), status.requested()),
+        (v1::Backend::Mmap, v1::Backend::Uring)
+    );
+    let request = v1::GetDatasetRequest {
+        name: "blocks".to_owned(),
+    };
+    let dataset = daemon
+        .datasets()
+        .await
+        .get_dataset(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .dataset
+        .unwrap();
+    let path = dataset.read_path.unwrap();
+    assert_eq!(
+        (path.backend(), path.requested()),
+        (v1::Backend::Mmap, v1::Backend::Uring)
+    );
+    assert!(path.reason.contains(reason) && !path.direct_io, "{path:?}");
+    let mirrored = daemon.http_client().get("/v1/datasets/blocks").await.json();
+    assert_eq!(mirrored["read_path"]["requested"], "uring");
+    assert_eq!(mirrored["read_path"]["reason"], path.reason);
+
+    daemon.assert_serves("blocks").await;
+    let scrape = daemon.scrape().await;
+    assert!(scrape.sum("ringfetch_reads_total", &[("backend", "mmap"), ("result", "ok")]) > 1.5);
+}
+
+#[tokio::test]
+async fn a_seccomp_filter_means_mmap_for_all_to_see() {
+    // Scenario: a filter that answers EPERM (Docker's) or ENOSYS (Podman's) to io_uring_setup, and `on_unavailable:
+    // mmap`. Expectation: mmap serves; the log warns; metric, status and dataset say what was asked for and why not.
+    for (errno, reason) in [
+        (EPERM, "a seccomp filter forbids io_uring"),
+        (ENOSYS, "a seccomp filter answers ENOSYS"),
+    ] {
+        let daemon = under_seccomp(errno).set("engine.on_unavailable", "mmap").start();
+        assert_falls_back(&daemon, reason).await;
+        daemon.stop().await;
+    }
+}
+
+#[test]
+fn an_engine_asked_for_by_name_fails_with_the_remedy() {
+    // Scenario: the same filters, and `on_unavailable: fail`. Expectation: exit code 1 at once, the key, the cause, and
+    // how to allow io_uring.
+    for errno in [EPERM, ENOSYS] {
+        let setup = under_seccomp(errno).set("engine.on_unavailable", "fail");
+        setup
+            .refused()
+            .with(1, &["engine.backend: uring", "seccomp filter", "io_uring_setup"]);
+    }
+}
+
+#[tokio::test]
+async fn backends_without_a_ring_do_not_mind() {
+    // Scenario: the filter, and mmap or pread asked for by name. Expectation: they serve, and nothing is a fallback.
+    for backend in ["mmap", "pread"] {
+        let daemon = under_seccomp(EPERM).set("engine.backend", backend).start();
+        assert!(!daemon.status().await.fallback);
+        daemon.assert_serves("blocks").await;
+        let log = daemon.log().join("\n");
+        assert!(!log.contains("WARN"), "{log}");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_limit_of_open_files_that_is_too_low_never_falls_back() {
+    // Scenario: every limit of open files from too few for anything to enough, with `on_unavailable: mmap`. Expectation:
+    // either the daemon serves on uring, or it ends with a message about descriptors; never a quiet mmap. At some
+    // limit it is the ring that cannot be had.
+    let mut refused_by_ring = 0;
+    let mut served = false;
+    for limit in 4..64 {
+        let (setup, _) = plain_blocks(Setup::new("uring"), 16);
+        let nofile = format!("--nofile={limit}");
+        let setup = setup
+            .set("engine.on_unavailable", "mmap")
+            .through(&["prlimit", &nofile]);
+        match setup.start_or_refused() {
+            Ok(daemon) => {
+                let status = daemon.status().await;
+                assert_eq!(
+                    (status.backend(), status.fallback),
+                    (v1::Backend::Uring, false),
+                    "at {limit}"
+                );
+                served = true;
+                break;
+            }
+            Err(refused) => {
+                assert!(
+                    matches!(refused.code, Some(1 | 2 | 127)),
+                    "at {limit}: {refused:?}"
+                );
+                let told = [
+                    "descriptor",
+                    "open files",
+                    "open-file",
+                    "cannot open shared object",
+                ];
+                assert!(
+                    told.iter().any(|word| refused.said.contains(word)),
+                    "at {limit}: {refused:?}"
+                );
+                assert!(
+                    !refused.said.contains("fallback") && !refused.said.contains("panicked"),
+                    "{refused:?}"
+                );
+                refused_by_ring += u32::from(refused.said.contains("engine.backend: uring"));
+            }
+        }
+    }
+    assert!(
+        served && refused_by_ring > 0,
+        "{refused_by_ring} refusals by the ring; served: {served}"
+    );
+}
+
+#[tokio::test]
+async fn without_lockable_memory_it_goes_on_unregistered_and_says_so() {
+    // Scenario: a user without privileges, 64 KiB of lockable memory and 32 MiB of response memory to register.
+    // Expectation: uring serves, and the log says that the memory is not registered and what would mend it; with
+    // `registered_buffers: false` there is nothing to say.
+    // What a user has locked is counted over all of the user's processes: nobody else may be this one.
+    let user = (100_000 + std::process::id()).to_string();
+    for registered in ["true", "false"] {
+        let (setup, bytes) = plain_blocks(Setup::new("uring").open_to_all(), 16);
+        let daemon = setup
+            .set("engine.uring.registered_buffers", registered)
+            .through(&[
+                "prlimit",
+                "--memlock=65536",
+                "setpriv",
+                "--reuid",
+                &user,
+                "--regid",
+                &user,
+                "--clear-groups",
+            ])
+            .start();
+        let answer = daemon
+            .fetch()
+            .await
+            .fetch_blocks(wire::blocks("blocks", &[0, 15]))
+            .await
+            .unwrap()
+            .into_inner();
+        assert_eq!(answer.data, [&bytes[..4096], &bytes[15 * 4096..]].concat());
+        assert_eq!(daemon.status().await.backend(), v1::Backend::Uring);
+        if registered == "true" {
+            let line = daemon.logged(&["WARN", "not registered with the ring"]);
+            assert!(
+                line.contains("RLIMIT_MEMLOCK") && line.contains("registered_buffers: false"),
+                "{line}"
+            );
+        } else {
+            assert!(!daemon.log().join("\n").contains("WARN"), "{:?}", daemon.log());
+        }
+        daemon.stop().await;
+    }
+}

@@ -1,0 +1,223 @@
+//! Every bound that holds now: who is over it is told at once, with when to retry, and the service recovers.
+
+use crate::backlog::{Load, batch, slow};
+use crate::daemon::{BACKENDS, Daemon, Setup, eventually_async};
+use crate::data::plain_blocks;
+use crate::wire::{self, Answer, Narrow};
+use bytes::Bytes;
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use ringfetch_proto::v1::fetch_stream_response::Response;
+use serde_json::json;
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
+
+/// RESOURCE_EXHAUSTED with RetryInfo and without a field to mend.
+fn check(status: &Status, part: &str) {
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+    assert!(status.message().contains(part), "{part:?} is not in {status:?}");
+    let retry = status.get_details_retry_info().and_then(|info| info.retry_delay);
+    assert!(retry.is_some_and(|delay| !delay.is_zero()), "{status:?}");
+    assert!(status.get_details_bad_request().is_none(), "{status:?}");
+    let reason = status.get_details_error_info().map(|info| info.reason);
+    assert_eq!(reason.as_deref(), Some("OVERLOADED"));
+}
+
+/// The same in HTTP's words.
+fn check_http(answer: &Answer, code: u16, part: &str) {
+    answer.is_problem(code, "overloaded", None, &[part]);
+    assert!(
+        answer
+            .header("retry-after")
+            .parse::<u32>()
+            .is_ok_and(|seconds| seconds >= 1),
+        "{answer:?}"
+    );
+    assert!(
+        answer.json()["retry_after_ms"]
+            .as_u64()
+            .is_some_and(|after| after > 0),
+        "{answer:?}"
+    );
+}
+
+/// Asks until it is refused while no batch of the load came to its end: so nobody was waited for.
+async fn refused_at_once<T>(load: &Load, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    eventually_async("a request is refused at once", async || {
+        let before = load.finished();
+        let refused = ask().await;
+        refused.filter(|_| load.finished() == before)
+    })
+    .await
+}
+
+/// Asks over every transport until refused.
+async fn refused_everywhere(daemon: &Daemon, load: &Load, dataset: &str, indices: &[u64], part: &str) {
+    let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+    let request = wire::blocks(dataset, indices);
+    let status = refused_at_once(load, async || fetch.fetch_blocks(request.clone()).await.err()).await;
+    check(&status, part);
+
+    let path = format!("/v1/datasets/{dataset}/blocks:batchFetch");
+    let body = json!({"indices": indices});
+    let answer = refused_at_once(load, async || {
+        let answer = http.batch(&path, &body, "*/*").await;
+        (answer.status != 200).then_some(answer)
+    })
+    .await;
+    check_http(&answer, 503, part);
+
+    let error = refused_at_once(load, async || {
+        let request = v1::FetchStreamRequest {
+            id: 1,
+            request: Some(Request::Blocks(request.clone())),
+            deadline_ms: 0,
+        };
+        let mut answers = fetch
+            .fetch_stream(tokio_stream::iter([request]))
+            .await
+            .unwrap()
+            .into_inner();
+        match answers.message().await.unwrap().unwrap().response.unwrap() {
+            Response::Error(error) => Some(error),
+            Response::Blocks(_) | Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_) => None,
+        }
+    })
+    .await;
+    assert_eq!(error.code, i32::from(Code::ResourceExhausted));
+    assert!(
+        error.retry_after_ms > 0 && error.message.contains(part),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn more_requests_than_may_be_in_flight_are_refused() {
+    // Scenario: two requests are allowed in flight and two clients always have one each; others ask. Expectation: told at
+    // once over gRPC, stream and HTTP, with a hint; counted; served again once the load is over.
+    let (setup, _) = plain_blocks(slow(Setup::new("pread")), 8);
+    let daemon = setup.set("limits.requests_in_flight", "2").start();
+    let load = Load::start(&daemon, 2).await;
+    refused_everywhere(&daemon, &load, "blocks", &[1], "limits.requests_in_flight").await;
+    let (finished, _) = load.stop().await;
+    assert!(finished > 0, "those in flight were answered");
+    daemon.assert_serves("blocks").await;
+    let scrape = daemon.scrape().await;
+    assert!(scrape.sum("ringfetch_rejected_total", &[("reason", "requests_in_flight")]) >= 3.0);
+    assert!(scrape.sum("ringfetch_rpc_requests_total", &[("code", "RESOURCE_EXHAUSTED")]) >= 1.0);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn more_reads_than_may_be_queued_are_refused() {
+    // Scenario: 4096 reads are allowed in the queue, which a client keeps filled. Expectation: another batch of 4096 is
+    // refused at once on every transport; served once the load is over.
+    let (setup, _) = plain_blocks(slow(Setup::new("pread")), 8);
+    let daemon = setup.set("limits.queued_reads", "4096").start();
+    let load = Load::start(&daemon, 1).await;
+    refused_everywhere(&daemon, &load, "slow", &batch(), "queued reads").await;
+    load.stop().await;
+    let mut fetch = daemon.fetch().await;
+    let answer = fetch
+        .fetch_blocks(wire::blocks("slow", &batch()))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(answer.data.len(), batch().len() * 512);
+    assert!(
+        daemon
+            .scrape()
+            .await
+            .sum("ringfetch_rejected_total", &[("reason", "queued_reads")])
+            >= 3.0
+    );
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn memory_that_slow_clients_hold_is_bounded_by_connection_and_by_daemon() {
+    // Scenario: 8 MiB of memory, 2 MiB a connection, answers of 2 MiB that three, then four connections do not read.
+    // Expectation: a connection that has its share gets RESOURCE_EXHAUSTED (429 over HTTP) while others are served; with
+    // all of it held, everybody else gets RESOURCE_EXHAUSTED (503); small answers are served again, and the memory is
+    // whole, once the clients are gone.
+    const ANSWER: u64 = 2 << 20;
+    for backend in BACKENDS {
+        let (setup, _) = plain_blocks(Setup::new(backend), 1024);
+        let daemon = setup
+            .set("engine.memory_budget", "8MiB")
+            .set("limits.response_bytes", "2MiB")
+            .set("limits.connection_bytes", "2MiB")
+            .start();
+        let large = wire::ranges("blocks", &[(0, ANSWER)]);
+        let large_json = Bytes::from(json!({"ranges": [{"offset": 0, "length": ANSWER}]}).to_string());
+        let (path, headers) = (
+            "/v1/datasets/blocks/ranges:batchFetch",
+            [("content-type", "application/json")],
+        );
+        let mut holding = Vec::new();
+        for _ in 0..2 {
+            let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+            let held = narrow.call("FetchRanges", &[], &large).await;
+            assert_eq!(held.head.status, 200);
+            let status = narrow.call("FetchRanges", &[], &large).await.status().await;
+            check(&status, "this connection's share");
+            holding.push((narrow, held));
+        }
+        let mut narrow = Narrow::connect(daemon.http, 65_535).await;
+        let held = narrow.ask(path, &headers, large_json.clone()).await;
+        assert_eq!(held.head.status, 200);
+        let refused = narrow.ask(path, &headers, large_json.clone()).await;
+        assert_eq!(
+            (refused.head.status.as_u16(), &refused.head.headers["retry-after"]),
+            (429, &http::HeaderValue::from_static("1"))
+        );
+        holding.push((narrow, held));
+        daemon.assert_serves("blocks").await;
+        assert_eq!(daemon.status().await.memory_in_use_bytes, 3 * ANSWER, "{backend}");
+
+        let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+        let held = narrow.call("FetchRanges", &[], &large).await;
+        holding.push((narrow, held));
+        let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+        check(
+            &fetch
+                .fetch_blocks(wire::blocks("blocks", &[0]))
+                .await
+                .unwrap_err(),
+            "the response memory",
+        );
+        check_http(
+            &http.get("/v1/datasets/blocks/blocks/0").await,
+            503,
+            "the response memory",
+        );
+        check_http(
+            &http.get("/v1/datasets/blocks/bytes").await,
+            503,
+            "the response memory",
+        );
+        assert_eq!(daemon.status().await.memory_in_use_bytes, 4 * ANSWER, "{backend}");
+        let scrape = daemon.scrape().await;
+        for (reason, least) in [("connection_memory", 3.0), ("memory", 3.0)] {
+            assert!(
+                scrape.sum("ringfetch_rejected_total", &[("reason", reason)]) >= least,
+                "{reason}"
+            );
+        }
+
+        // One reads its answer after all, and it is whole; the others hang up.
+        let (_, (body, status)) = {
+            let (narrow, held) = holding.remove(0);
+            (narrow, held.rest().await)
+        };
+        assert!(status.is_some_and(|status| status.code() == Code::Ok));
+        assert!(body.len() as u64 > ANSWER);
+        daemon.assert_serves("blocks").await;
+        drop(holding);
+        eventually_async("the memory is given back", async || {
+            (daemon.status().await.memory_in_use_bytes == 0).then_some(())
+        })
+        .await;
+        daemon.stop().await;
+    }
+}

@@ -1,0 +1,164 @@
+//! FetchStream: many requests at once, answers in any order, and a client that does not read.
+
+use crate::daemon::{BACKENDS, Setup, eventually_async};
+use crate::data::everything;
+use crate::wire;
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use ringfetch_proto::v1::fetch_stream_response::Response;
+use std::collections::BTreeMap;
+use tonic::Code;
+
+#[tokio::test]
+async fn five_hundred_requests_are_answered_by_their_ids() {
+    // Scenario: 500 requests of all four kinds on one stream, with an unknown dataset and an empty request in the middle,
+    // on each backend. Expectation: each id once, with its bytes; the two bad ones have their errors; the rest goes on.
+    for backend in BACKENDS {
+        let (setup, everything) = everything(Setup::new(backend));
+        let daemon = setup.start();
+        let space = |name: &str| everything.spaces.iter().find(|space| space.name == name).unwrap();
+        let (joined, npy) = (space("joined"), space("npy-f32"));
+        let small = &everything.objects[3];
+        let (mut requests, mut expected) = (Vec::new(), BTreeMap::new());
+        for number in 0..500_u64 {
+            // Far apart, over all of 64 bits: an odd factor keeps them different.
+            let id = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let (request, bytes) = match number % 4 {
+                _ if number == 250 => (
+                    Some(Request::Blocks(wire::blocks("nothing", &[1]))),
+                    Err(Code::NotFound),
+                ),
+                _ if number == 251 => (None, Err(Code::InvalidArgument)),
+                0 => {
+                    let index = number % 21;
+                    let bytes = joined.items[usize::try_from(index).unwrap()].clone();
+                    (Some(Request::Blocks(wire::blocks("joined", &[index]))), Ok(bytes))
+                }
+                1 => {
+                    let ids = [number % 61, 60 - number % 61];
+                    let of = |id: u64| npy.items[usize::try_from(id).unwrap()].clone();
+                    (
+                        Some(Request::Vectors(wire::vectors("npy-f32", &ids))),
+                        Ok(ids.map(of).concat()),
+                    )
+                }
+                2 => {
+                    let offset = usize::try_from(number * 100).unwrap();
+                    let range = [(number * 100, 777)];
+                    (
+                        Some(Request::Ranges(wire::ranges("joined", &range))),
+                        Ok(joined.bytes[offset..offset + 777].to_vec()),
+                    )
+                }
+                _ => (
+                    Some(Request::Objects(wire::objects("objects", &[small.0]))),
+                    Ok(small.1.clone()),
+                ),
+            };
+            requests.push(v1::FetchStreamRequest {
+                id,
+                request,
+                deadline_ms: 0,
+            });
+            assert!(expected.insert(id, bytes).is_none());
+        }
+        let mut fetch = daemon.fetch().await;
+        let mut answers = fetch
+            .fetch_stream(tokio_stream::iter(requests))
+            .await
+            .unwrap()
+            .into_inner();
+        while let Some(answer) = answers.message().await.unwrap() {
+            let expected = expected
+                .remove(&answer.id)
+                .unwrap_or_else(|| panic!("{} a second time", answer.id));
+            let (data, errors) = match answer.response.unwrap() {
+                Response::Blocks(answer) => (answer.data, answer.errors),
+                Response::Vectors(answer) => (answer.data, answer.errors),
+                Response::Ranges(answer) => (answer.data, answer.errors),
+                Response::Objects(answer) => (answer.data, answer.errors),
+                Response::Error(error) => {
+                    assert_eq!(Err(Code::from(error.code)), expected, "{error:?}");
+                    assert!(
+                        !error.message.is_empty() && error.retry_after_ms == 0,
+                        "{error:?}"
+                    );
+                    continue;
+                }
+            };
+            assert!(errors.is_empty(), "{errors:?}");
+            assert!(
+                Ok(data.to_vec()) == expected,
+                "{backend}: wrong bytes for {}",
+                answer.id
+            );
+        }
+        assert!(expected.is_empty(), "{} are not answered", expected.len());
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_holds_its_share_and_no_more() {
+    // Scenario: 600 requests of 64 KiB on a stream whose answers are not read, at most 8 of a stream in flight.
+    // Expectation: the daemon takes up what is in flight and what the windows hold, then no more; it keeps no more memory
+    // than that; others are served meanwhile; once the client reads, it gets all 600, whole.
+    const REQUESTS: u64 = 600;
+    const BYTES: u64 = 64 << 10;
+    // 8 in flight; the client's window of 1 MiB and the daemon's send buffer of 1 MiB hold 16 answers each.
+    const TAKEN_MAX: f64 = 8.0 + 2.0 * 17.0;
+    for backend in BACKENDS {
+        let (setup, bytes) = crate::data::plain_blocks(Setup::new(backend), 256);
+        let daemon = setup.set("limits.stream_requests_in_flight", "8").start();
+        let requests = (0..REQUESTS).map(|id| v1::FetchStreamRequest {
+            id,
+            request: Some(Request::Ranges(wire::ranges("blocks", &[(id * 1000, BYTES)]))),
+            deadline_ms: 0,
+        });
+        let mut fetch = daemon.fetch().await;
+        let mut answers = fetch
+            .fetch_stream(tokio_stream::iter(requests))
+            .await
+            .unwrap()
+            .into_inner();
+
+        let (mut taken, mut still) = (0.0, 0);
+        eventually_async("the stream stands still", async || {
+            let now = daemon.scrape().await.sum("ringfetch_batch_items_count", &[]);
+            still = if now > taken { 0 } else { still + 1 };
+            taken = now;
+            (taken > 8.0 && still >= 20).then_some(())
+        })
+        .await;
+        assert!(taken <= TAKEN_MAX, "{backend}: {taken} requests were taken up");
+        let held = daemon.status().await.memory_in_use_bytes;
+        // Unaligned ranges need scratch beside their place: at most a page more on either side, twice.
+        assert!(
+            held <= 42 * 2 * (BYTES + 8192),
+            "{backend}: {held} bytes are held"
+        );
+        for _ in 0..20 {
+            daemon.assert_serves("blocks").await;
+        }
+
+        let mut seen = vec![false; usize::try_from(REQUESTS).unwrap()];
+        while let Some(answer) = answers.message().await.unwrap() {
+            let Some(Response::Ranges(ranges)) = answer.response else {
+                panic!("{answer:?}")
+            };
+            let from = usize::try_from(answer.id * 1000).unwrap();
+            assert!(
+                ranges.data == bytes[from..from + 65_536],
+                "{backend}: {}",
+                answer.id
+            );
+            seen[usize::try_from(answer.id).unwrap()] = true;
+        }
+        assert!(seen.iter().all(|seen| *seen));
+        eventually_async("the memory is given back", async || {
+            (daemon.status().await.memory_in_use_bytes == 0).then_some(())
+        })
+        .await;
+        daemon.stop().await;
+    }
+}

@@ -1,0 +1,579 @@
+//! Bad requests over both transports: the code, a message that names the field and the remedy, details that decode, and
+//! a daemon that goes on.
+
+use crate::daemon::{BACKENDS, Daemon, Setup};
+use crate::data::{everything, plain_blocks};
+use crate::wire::{self, Answer, Http};
+use http::Method;
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
+use serde_json::json;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
+
+const OCTETS: &str = "application/octet-stream";
+const JSON: &str = "application/json";
+
+fn serve(backend: &str) -> Daemon {
+    let setup = Setup::new(backend)
+        .set("limits.items_per_request", "100")
+        .set("limits.request_bytes", "64KiB")
+        .set("limits.response_bytes", "1MiB");
+    let (setup, _) = plain_blocks(setup, 300);
+    everything(setup).0.start()
+}
+
+/// Fails unless the status has this code, these details and these parts in its message.
+fn check(status: &Status, code: Code, reason: &str, field: Option<&str>, parts: &[&str]) {
+    assert_eq!(status.code(), code, "{status:?}");
+    for part in parts {
+        assert!(
+            status.message().contains(part),
+            "{part:?} is not in {:?}",
+            status.message()
+        );
+    }
+    let info = status
+        .get_details_error_info()
+        .unwrap_or_else(|| panic!("no ErrorInfo: {status:?}"));
+    assert_eq!(
+        (info.reason.as_str(), info.domain.as_str()),
+        (reason, "ringfetch"),
+        "{status:?}"
+    );
+    let violations = status
+        .get_details_bad_request()
+        .map(|request| request.field_violations);
+    let found = violations.as_ref().map(|violations| violations[0].field.as_str());
+    assert_eq!(found, field, "{status:?}");
+    // What a retry cannot help must not say that it does.
+    assert!(status.get_details_retry_info().is_none(), "{status:?}");
+}
+
+#[tokio::test]
+async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
+    // Scenario: each mistake that a request as a whole can have. Expectation: gRPC's code for it, google.rpc details
+    // that name the field, a message with the remedy; the daemon serves on.
+    let daemon = serve("uring");
+    let mut fetch = daemon.fetch().await;
+
+    let status = fetch
+        .fetch_blocks(wire::blocks("nothing", &[0]))
+        .await
+        .unwrap_err();
+    check(
+        &status,
+        Code::NotFound,
+        "DATASET_NOT_FOUND",
+        Some("dataset"),
+        &["\"nothing\"", "there are: blocks"],
+    );
+    let status = fetch.fetch_blocks(wire::blocks("", &[0])).await.unwrap_err();
+    check(
+        &status,
+        Code::NotFound,
+        "DATASET_NOT_FOUND",
+        Some("dataset"),
+        &["\"\""],
+    );
+    let status = fetch.fetch_blocks(wire::blocks("fbin", &[0])).await.unwrap_err();
+    check(
+        &status,
+        Code::FailedPrecondition,
+        "WRONG_KIND",
+        Some("dataset"),
+        &["kind vectors", "use FetchVectors"],
+    );
+    let status = fetch
+        .fetch_objects(wire::objects("blocks", &["a"]))
+        .await
+        .unwrap_err();
+    check(
+        &status,
+        Code::FailedPrecondition,
+        "WRONG_KIND",
+        Some("dataset"),
+        &["kind blocks", "use FetchBlocks"],
+    );
+    let status = fetch
+        .fetch_ranges(wire::ranges("objects", &[(0, 1)]))
+        .await
+        .unwrap_err();
+    check(
+        &status,
+        Code::FailedPrecondition,
+        "WRONG_KIND",
+        Some("dataset"),
+        &["use FetchObjects"],
+    );
+
+    let empty = ["indices", "ids", "offsets", "names"];
+    let statuses = [
+        fetch.fetch_blocks(wire::blocks("blocks", &[])).await.unwrap_err(),
+        fetch.fetch_vectors(wire::vectors("fbin", &[])).await.unwrap_err(),
+        fetch.fetch_ranges(wire::ranges("fbin", &[])).await.unwrap_err(),
+        fetch
+            .fetch_objects(wire::objects("objects", &[]))
+            .await
+            .unwrap_err(),
+    ];
+    for (field, status) in empty.iter().zip(statuses) {
+        check(
+            &status,
+            Code::InvalidArgument,
+            "EMPTY_BATCH",
+            Some(field),
+            &[field, "at least one item"],
+        );
+    }
+    let mut uneven = wire::ranges("blocks", &[(0, 1), (1, 1)]);
+    uneven.lengths.pop();
+    let status = fetch.fetch_ranges(uneven).await.unwrap_err();
+    check(
+        &status,
+        Code::InvalidArgument,
+        "LISTS_DIFFER",
+        Some("lengths"),
+        &["1 entries for 2 offsets"],
+    );
+    let mut uneven = wire::objects("objects", &["one", "empty"]);
+    uneven.offsets = vec![0];
+    let status = fetch.fetch_objects(uneven).await.unwrap_err();
+    check(
+        &status,
+        Code::InvalidArgument,
+        "LISTS_DIFFER",
+        Some("offsets"),
+        &["the same length"],
+    );
+
+    let status = fetch
+        .fetch_blocks(wire::blocks("blocks", &[0; 101]))
+        .await
+        .unwrap_err();
+    let limit = &["101 items", "100", "limits.items_per_request", "split the batch"];
+    check(
+        &status,
+        Code::ResourceExhausted,
+        "TOO_MANY_ITEMS",
+        Some("indices"),
+        limit,
+    );
+    let status = fetch
+        .fetch_ranges(wire::ranges("blocks", &[(0, 600_000); 2]))
+        .await
+        .unwrap_err();
+    let limit = &["1200000 bytes", "limits.response_bytes", "split the batch"];
+    check(
+        &status,
+        Code::ResourceExhausted,
+        "RESPONSE_TOO_LARGE",
+        Some("offsets"),
+        limit,
+    );
+    let status = fetch
+        .fetch_blocks(wire::blocks("blocks", &[u64::MAX; 20_000]))
+        .await
+        .unwrap_err();
+    let limit = &["limits.request_bytes", "65536", "split the batch"];
+    check(
+        &status,
+        Code::ResourceExhausted,
+        "REQUEST_TOO_LARGE",
+        Some("message"),
+        limit,
+    );
+
+    let mut datasets = daemon.datasets().await;
+    let request = v1::GetDatasetRequest {
+        name: "nothing".to_owned(),
+    };
+    let status = datasets.get_dataset(request).await.unwrap_err();
+    check(
+        &status,
+        Code::NotFound,
+        "DATASET_NOT_FOUND",
+        Some("dataset"),
+        &["\"nothing\""],
+    );
+
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
+
+/// (object name, code, problem type, part of the message).
+const BAD_NAMES: [(&str, Code, &str, &str); 8] = [
+    (
+        "../secret",
+        Code::InvalidArgument,
+        "object-name-invalid",
+        "`..` part",
+    ),
+    (
+        "nested/../../secret",
+        Code::InvalidArgument,
+        "object-name-invalid",
+        "`..` part",
+    ),
+    (
+        "/etc/passwd",
+        Code::InvalidArgument,
+        "object-name-invalid",
+        "relative to the dataset's directory",
+    ),
+    (
+        "nested//deeper/block",
+        Code::InvalidArgument,
+        "object-name-invalid",
+        "an empty",
+    ),
+    ("a\0b", Code::InvalidArgument, "object-name-invalid", "NUL"),
+    (
+        "not there",
+        Code::NotFound,
+        "object-not-found",
+        "no object \"not there\"",
+    ),
+    ("nested", Code::NotFound, "object-not-found", "no object"),
+    ("leaves", Code::NotFound, "object-not-found", "no object"),
+];
+
+#[tokio::test]
+async fn a_bad_item_is_told_alike_by_both_transports() {
+    // Scenario: batches with good items and each kind of bad one, on every backend. Expectation: the good items' bytes,
+    // and for each bad one the same code and the same words over gRPC and HTTP; with fail_fast, the first is the call's.
+    for backend in BACKENDS {
+        let daemon = serve(backend);
+        let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+
+        // Indices.
+        let request = wire::blocks("blocks", &[0, 300, 1, u64::MAX]);
+        let answer = fetch.fetch_blocks(request.clone()).await.unwrap().into_inner();
+        assert_eq!(answer.lengths, [4096, 0, 4096, 0]);
+        let expected = [
+            (1, Code::OutOfRange, "300 (block 0 to 299)"),
+            (3, Code::OutOfRange, "is out of range"),
+        ];
+        items(&answer.errors, &expected);
+        let path = "/v1/datasets/blocks/blocks:batchFetch";
+        let mirrored = http.batch(path, &json!({"indices": request.indices}), JSON).await;
+        alike(&mirrored, &answer.errors, &["index-out-of-range"; 2]);
+        let mirrored = http
+            .batch(path, &json!({"indices": request.indices}), OCTETS)
+            .await;
+        assert_eq!(mirrored.header("ringfetch-error-items"), "1,3");
+        assert_eq!(mirrored.body, answer.data);
+        let status = fetch
+            .fetch_blocks(v1::FetchBlocksRequest {
+                fail_fast: true,
+                ..request
+            })
+            .await
+            .unwrap_err();
+        check(
+            &status,
+            Code::OutOfRange,
+            "INDEX_OUT_OF_RANGE",
+            Some("indices"),
+            &["block 300 is out of range"],
+        );
+
+        // Ranges: past the end, overflow, nothing, too large.
+        let end = 300 * 4096;
+        let wanted = [
+            (end - 1, 1),
+            (end - 1, 2),
+            (u64::MAX, 2),
+            (7, 0),
+            (0, (1 << 20) + 1),
+            (end, 1),
+        ];
+        let request = wire::ranges("blocks", &wanted);
+        let answer = fetch.fetch_ranges(request.clone()).await.unwrap().into_inner();
+        assert_eq!(answer.lengths, [1, 0, 0, 0, 0, 0]);
+        items(
+            &answer.errors,
+            &[
+                (1, Code::OutOfRange, "ask for at most 1"),
+                (2, Code::InvalidArgument, "overflows 64 bits"),
+                (3, Code::InvalidArgument, "length is 0: ask for at least one byte"),
+                (4, Code::ResourceExhausted, "fetch it in ranges"),
+                (5, Code::OutOfRange, "past the end"),
+            ],
+        );
+        let slugs = [
+            "range-out-of-range",
+            "range-overflow",
+            "zero-length",
+            "item-too-large",
+            "range-out-of-range",
+        ];
+        let parts: Vec<_> = wanted
+            .iter()
+            .map(|(offset, length)| json!({"offset": offset, "length": length}))
+            .collect();
+        let path = "/v1/datasets/blocks/ranges:batchFetch";
+        alike(
+            &http.batch(path, &json!({ "ranges": parts }), JSON).await,
+            &answer.errors,
+            &slugs,
+        );
+        let failing = http
+            .batch(path, &json!({"ranges": parts, "fail_fast": true}), JSON)
+            .await;
+        failing.is_problem(416, "range-out-of-range", None, &["ends past the end"]);
+
+        // Names.
+        let names: Vec<&str> = BAD_NAMES.iter().map(|bad| bad.0).chain(["one", ""]).collect();
+        let answer = fetch
+            .fetch_objects(wire::objects("objects", &names))
+            .await
+            .unwrap()
+            .into_inner();
+        let mut expected: Vec<_> = (0..)
+            .zip(BAD_NAMES)
+            .map(|(item, bad)| (item, bad.1, bad.3))
+            .collect();
+        expected.push((9, Code::InvalidArgument, "it is empty"));
+        items(&answer.errors, &expected);
+        let mut slugs = BAD_NAMES.map(|bad| bad.2).to_vec();
+        slugs.push("object-name-invalid");
+        let path = "/v1/datasets/objects/objects:batchFetch";
+        alike(
+            &http.batch(path, &json!({ "names": names }), JSON).await,
+            &answer.errors,
+            &slugs,
+        );
+        for (name, code, slug, part) in BAD_NAMES {
+            let answer = http
+                .get(&format!("/v1/datasets/objects/objects/{}", wire::escaped(name)))
+                .await;
+            let status = if code == Code::NotFound { 404 } else { 400 };
+            answer.is_problem(status, slug, None, &[part]);
+        }
+        daemon.assert_serves("blocks").await;
+        daemon.stop().await;
+    }
+}
+
+fn items(errors: &[v1::ItemError], expected: &[(u32, Code, &str)]) {
+    assert_eq!(errors.len(), expected.len(), "{errors:?}");
+    for (error, (item, code, part)) in errors.iter().zip(expected) {
+        assert_eq!((error.item, error.code), (*item, i32::from(*code)), "{error:?}");
+        assert!(error.message.contains(part), "{part:?} is not in {error:?}");
+    }
+}
+
+/// The mirror's errors: the same items and words, and these types.
+fn alike(mirrored: &Answer, errors: &[v1::ItemError], slugs: &[&str]) {
+    assert_eq!(mirrored.status, 200, "{mirrored:?}");
+    let body = mirrored.json();
+    let told = body["errors"].as_array().expect("errors");
+    assert_eq!((told.len(), errors.len()), (slugs.len(), slugs.len()), "{body}");
+    for ((told, error), slug) in told.iter().zip(errors).zip(slugs) {
+        assert_eq!(told["item"], error.item);
+        assert_eq!(told["message"], error.message);
+        assert_eq!(told["code"], *slug);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
+    // Scenario: each mistake that an HTTP request can have. Expectation: its status, problem+json with the field and the
+    // remedy, Allow and the like where they belong; the daemon serves on, on the same connections.
+    let daemon = serve("mmap");
+    let http = daemon.http_client();
+    let get = async |path: &str| http.get(path).await;
+
+    get("/v1/datasets/nothing/bytes").await.is_problem(
+        404,
+        "dataset-not-found",
+        Some("dataset"),
+        &["nothing", "there are:"],
+    );
+    get("/v1/datasets/nothing")
+        .await
+        .is_problem(404, "dataset-not-found", Some("dataset"), &[]);
+    get("/v1/nowhere")
+        .await
+        .is_problem(404, "no-such-path", None, &[]);
+    get("/v1/datasets/fbin/blocks/0").await.is_problem(
+        400,
+        "wrong-kind",
+        Some("dataset"),
+        &["kind vectors", "vectors/{id}"],
+    );
+    get("/v1/datasets/objects/bytes").await.is_problem(
+        400,
+        "wrong-kind",
+        Some("dataset"),
+        &["objects/{object}"],
+    );
+    get("/v1/datasets/blocks/blocks/300").await.is_problem(
+        404,
+        "index-out-of-range",
+        Some("index"),
+        &["0 to 299"],
+    );
+    get("/v1/datasets/fbin/vectors/61")
+        .await
+        .is_problem(404, "index-out-of-range", Some("id"), &["0 to 60"]);
+    for index in ["-1", "+1", "1.0", "x", "18446744073709551616", "%00"] {
+        let answer = get(&format!("/v1/datasets/blocks/blocks/{index}")).await;
+        answer.is_problem(400, "malformed", Some("index"), &["decimal number"]);
+    }
+    get("/v1/datasets/objects/objects?limit=x").await.is_problem(
+        400,
+        "malformed",
+        Some("limit"),
+        &["1 to 1000"],
+    );
+    get("/v1/datasets/objects/objects?nothing=1").await.is_problem(
+        400,
+        "malformed",
+        Some("query"),
+        &["nothing"],
+    );
+
+    let batch = "/v1/datasets/blocks/blocks:batchFetch";
+    for (body, field, parts) in [
+        ("", "body", "EOF"),
+        ("{", "body", "EOF"),
+        ("[1,2]", "[0]", "invalid type"),
+        ("{\"indices\":[1,]}", "indices", "line 1 column 15"),
+        ("{\"indices\":[1,-2]}", "indices[1]", "invalid value"),
+        ("{\"indices\":[18446744073709551616]}", "indices[0]", "invalid"),
+        ("{\"indices\":\"1\"}", "indices", "invalid type"),
+        ("{\"indices\":[1],\"failfast\":true}", "failfast", "fail_fast"),
+        ("{\"indices\":[1]} more", "body", "trailing"),
+        ("\u{0}\u{1}", "body", "expected value"),
+    ] {
+        let headers = [("content-type", JSON)];
+        let answer = http.send(Method::POST, batch, &headers, body).await;
+        answer.is_problem(400, "malformed", Some(field), &[parts]);
+    }
+    http.batch(batch, &json!({"indices": []}), JSON).await.is_problem(
+        400,
+        "empty-batch",
+        Some("indices"),
+        &["at least one"],
+    );
+    let many = json!({"indices": vec![0; 101]});
+    http.batch(batch, &many, JSON).await.is_problem(
+        413,
+        "too-many-items",
+        Some("indices"),
+        &["limits.items_per_request"],
+    );
+    let large = json!({"ranges": [{"offset": 0, "length": 600_000}, {"offset": 0, "length": 600_000}]});
+    let answer = http
+        .batch("/v1/datasets/blocks/ranges:batchFetch", &large, OCTETS)
+        .await;
+    answer.is_problem(
+        413,
+        "response-too-large",
+        None,
+        &["limits.response_bytes", "split the batch"],
+    );
+    let long = json!({"indices": vec![1_000_000; 20_000]});
+    http.batch(batch, &long, JSON).await.is_problem(
+        413,
+        "request-too-large",
+        None,
+        &["limits.request_bytes"],
+    );
+
+    // A body of 24 MiB that the daemon does not read: the client, still sending, hears why all the same.
+    hears_out_a_sender(&daemon, batch);
+
+    let answer = http
+        .send(Method::POST, batch, &[("content-type", "text/plain")], "{}")
+        .await;
+    answer.is_problem(415, "unsupported-media-type", Some("Content-Type"), &[JSON]);
+    http.batch(batch, &json!({"indices": [0]}), "image/png")
+        .await
+        .is_problem(406, "not-acceptable", Some("Accept"), &[JSON]);
+    let answer = http
+        .send(Method::DELETE, "/v1/datasets/blocks/bytes", &[], "")
+        .await;
+    answer.is_problem(405, "method-not-allowed", None, &["GET, HEAD"]);
+    assert_eq!(answer.header("allow"), "GET, HEAD");
+    let answer = http.get(batch).await;
+    assert_eq!((answer.status.as_u16(), answer.header("allow")), (405, "POST"));
+
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn an_object_that_may_not_be_read_is_permission_denied() {
+    // Scenario: a daemon of another user; one object is its owner's alone, one lies in a closed directory. Expectation:
+    // PERMISSION_DENIED and 403 for those, the rest is served.
+    use std::os::unix::fs::PermissionsExt as _;
+    let setup = Setup::new("pread").open_to_all();
+    let closed = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    setup.file("objects/fine", b"fine");
+    closed(&setup.file("objects/private", b"private"), 0o600);
+    setup.file("objects/closed/inside", b"inside");
+    closed(&setup.path("objects/closed"), 0o700);
+    let daemon = setup
+        .dataset(&["name: objects", "kind: objects", "path: objects"])
+        .through(&[
+            "setpriv",
+            "--reuid",
+            "65534",
+            "--regid",
+            "65534",
+            "--clear-groups",
+        ])
+        .start();
+    let mut fetch: FetchServiceClient<Channel> = daemon.fetch().await;
+    let http: Http = daemon.http_client();
+    let names = ["private", "fine", "closed/inside"];
+    let answer = fetch
+        .fetch_objects(wire::objects("objects", &names))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(answer.data, &b"fine"[..]);
+    let denied = "cannot be opened: Permission denied";
+    items(
+        &answer.errors,
+        &[
+            (0, Code::PermissionDenied, denied),
+            (2, Code::PermissionDenied, denied),
+        ],
+    );
+    for name in ["private", "closed/inside"] {
+        let answer = http.get(&format!("/v1/datasets/objects/objects/{name}")).await;
+        answer.is_problem(403, "object-unreadable", None, &[name, "Permission denied"]);
+    }
+    daemon.stop().await;
+}
+
+/// curl without Expect, so that the body is on its way when the answer comes.
+fn hears_out_a_sender(daemon: &Daemon, batch: &str) {
+    std::fs::write(daemon.path("body"), vec![b' '; 24 << 20]).unwrap();
+    let body = format!("@{}", daemon.path("body").display());
+    let url = format!("{{http}}{batch}");
+    let common = [
+        "--data-binary",
+        &body,
+        "--header",
+        "Expect:",
+        "--header",
+        "Content-Type: application/json",
+    ];
+    let answer = wire::curl(
+        daemon,
+        &[&common[..], &["--write-out", "%{http_code}", &url]].concat(),
+    );
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(
+        answer.contains("limits.request_bytes") && answer.ends_with("413"),
+        "{answer}"
+    );
+}

@@ -1,0 +1,313 @@
+//! What is there beside the data: health, reflection, OpenAPI, probes, and the admin service.
+
+use crate::daemon::{BACKENDS, Setup, eventually_async};
+use crate::data::{everything, plain_blocks};
+use crate::wire::{self, channel, curl};
+use ringfetch_proto::v1;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_types::StatusExt as _;
+
+const FETCH: &str = "ringfetch.v1.FetchService";
+const DATASETS: &str = "ringfetch.v1.DatasetService";
+const ADMIN: &str = "ringfetch.v1.AdminService";
+
+async fn health(address: SocketAddr, service: &str) -> Result<ServingStatus, Code> {
+    let request = HealthCheckRequest {
+        service: service.to_owned(),
+    };
+    let answer = HealthClient::new(channel(address).await).check(request).await;
+    answer
+        .map(|answer| answer.into_inner().status())
+        .map_err(|status| status.code())
+}
+
+#[tokio::test]
+async fn each_service_has_its_health() {
+    // Scenario: both gRPC ports are asked about the whole, their own services, the other port's and nonsense.
+    // Expectation: SERVING for what they serve, NOT_FOUND for the rest.
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 1);
+    let daemon = setup.start();
+    for (address, own, others) in [
+        (daemon.grpc, vec!["", FETCH, DATASETS], vec![ADMIN, "nonsense"]),
+        (daemon.admin, vec!["", ADMIN], vec![FETCH, "nonsense"]),
+    ] {
+        for service in own {
+            assert_eq!(
+                health(address, service).await,
+                Ok(ServingStatus::Serving),
+                "{service}"
+            );
+        }
+        for service in others {
+            assert_eq!(health(address, service).await, Err(Code::NotFound), "{service}");
+        }
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn reflection_lists_all_services_in_both_versions() {
+    // Scenario: server reflection v1 and v1alpha on both ports: list the services, ask for the file of one. Expectation:
+    // every service that the port serves, and a file that defines it.
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 1);
+    let daemon = setup.start();
+    let served = [
+        (daemon.grpc, vec![FETCH, DATASETS], ADMIN),
+        (daemon.admin, vec![ADMIN], FETCH),
+    ];
+    for (address, own, other) in &served {
+        macro_rules! list {
+            ($version:ident) => {{
+                use pb::server_reflection_request::MessageRequest;
+                use pb::server_reflection_response::MessageResponse;
+                use tonic_reflection::pb::$version as pb;
+                let mut client =
+                    pb::server_reflection_client::ServerReflectionClient::new(channel(*address).await);
+                let ask = |message_request| pb::ServerReflectionRequest {
+                    host: String::new(),
+                    message_request: Some(message_request),
+                };
+                let requests = vec![
+                    ask(MessageRequest::ListServices(String::new())),
+                    ask(MessageRequest::FileContainingSymbol(own[0].to_owned())),
+                ];
+                let mut answers = client
+                    .server_reflection_info(tokio_stream::iter(requests))
+                    .await
+                    .unwrap()
+                    .into_inner();
+                let mut next = async || {
+                    answers
+                        .message()
+                        .await
+                        .unwrap()
+                        .unwrap()
+                        .message_response
+                        .unwrap()
+                };
+                let MessageResponse::ListServicesResponse(listed) = next().await else {
+                    panic!("no list")
+                };
+                let MessageResponse::FileDescriptorResponse(files) = next().await else {
+                    panic!("no file")
+                };
+                let short = own[0].rsplit('.').next().unwrap();
+                let defines = |file: &Vec<u8>| {
+                    file.windows(short.len())
+                        .any(|word| word == short.as_bytes())
+                };
+                assert!(files.file_descriptor_proto.iter().any(defines), "{short}");
+                listed
+                    .service
+                    .into_iter()
+                    .map(|service| service.name)
+                    .collect::<BTreeSet<String>>()
+            }};
+        }
+        for names in [list!(v1), list!(v1alpha)] {
+            for service in own.iter().chain(&["grpc.health.v1.Health"]) {
+                assert!(names.contains(*service), "{service} is not in {names:?}");
+            }
+            assert!(!names.contains(*other), "{names:?}");
+        }
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn openapi_has_every_path_and_each_is_there() {
+    // Scenario: the document, and a request to each path in it by each of its methods. Expectation: JSON of OpenAPI 3,
+    // all of the contract's paths, and none that the daemon does not know.
+    let (setup, everything) = everything(Setup::new("mmap"));
+    let daemon = setup.start();
+    let document: serde_json::Value =
+        serde_json::from_slice(&curl(&daemon, &["{http}/openapi.json"])).unwrap();
+    assert!(document["openapi"].as_str().unwrap().starts_with("3."));
+    let paths = document["paths"].as_object().unwrap();
+    for path in [
+        "/v1/datasets",
+        "/v1/datasets/{name}",
+        "/v1/datasets/{name}/bytes",
+        "/v1/datasets/{name}/blocks/{index}",
+        "/v1/datasets/{name}/vectors/{id}",
+        "/v1/datasets/{name}/objects/{object}",
+        "/v1/datasets/{name}/blocks:batchFetch",
+        "/v1/datasets/{name}/vectors:batchFetch",
+        "/v1/datasets/{name}/ranges:batchFetch",
+        "/v1/datasets/{name}/objects:batchFetch",
+        "/metrics",
+        "/livez",
+        "/readyz",
+        "/openapi.json",
+    ] {
+        assert!(
+            paths.contains_key(path),
+            "{path} is not in {:?}",
+            paths.keys().collect::<Vec<_>>()
+        );
+    }
+    let http = daemon.http_client();
+    for (path, operations) in paths {
+        let name = if path.contains("vectors") {
+            "fbin"
+        } else if path.contains("object") {
+            "objects"
+        } else {
+            "tailed"
+        };
+        let filled = path
+            .replace("{name}", name)
+            .replace("{index}", "0")
+            .replace("{id}", "0")
+            .replace("{object}", everything.objects[0].0);
+        for method in operations.as_object().unwrap().keys() {
+            let method = http::Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();
+            let answer = http
+                .send(
+                    method.clone(),
+                    &filled,
+                    &[("content-type", "application/json")],
+                    "{}",
+                )
+                .await;
+            let expected = if method == http::Method::POST { 400 } else { 200 };
+            assert_eq!(answer.status, expected, "{method} {filled}: {answer:?}");
+        }
+    }
+    for (path, state) in [("/livez", "serving"), ("/readyz", "serving")] {
+        assert_eq!(http.get(path).await.json()["state"], state);
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn the_status_is_plausible_after_a_load() {
+    // Scenario: a few hundred reads with some errors, on each backend. Expectation: facts of the configuration, exact
+    // totals, rates above zero, percentiles in order, shards that are idle again.
+    for backend in BACKENDS {
+        let (setup, _) = plain_blocks(Setup::new(backend), 256);
+        let daemon = setup.start();
+        let mut fetch = daemon.fetch().await;
+        for round in 0..30 {
+            fetch
+                .fetch_blocks(wire::blocks("blocks", &[round, round * 7 % 256, 9999]))
+                .await
+                .unwrap();
+        }
+        let status = daemon.status().await;
+        assert_eq!(status.version, env!("CARGO_PKG_VERSION"));
+        assert_eq!(
+            (status.state.as_str(), status.fallback, status.cores),
+            ("serving", false, 2)
+        );
+        assert_eq!(
+            status.backend().as_str_name(),
+            format!("BACKEND_{}", backend.to_uppercase())
+        );
+        assert_eq!(
+            (status.memory_budget_bytes, status.memory_in_use_bytes),
+            (32 << 20, 0)
+        );
+        assert_eq!((status.reads_total, status.read_errors_total), (90, 30));
+        assert!(status.uptime_ms > 0 && status.uptime_ms < 600_000);
+        assert!(
+            status.reads_per_second > 0.0 && status.read_bytes_per_second > 4096.0,
+            "{status:?}"
+        );
+        assert!(status.rates_window_ms > 0);
+        let (p50, p99, p999) = (
+            status.latency_p50_us,
+            status.latency_p99_us,
+            status.latency_p999_us,
+        );
+        assert!(
+            p50 >= 1.0 && p50 <= p99 && p99 <= p999 && p999 < 1e7,
+            "{p50} {p99} {p999}"
+        );
+        assert!(!status.shards.is_empty());
+        assert!(
+            status
+                .shards
+                .iter()
+                .all(|shard| shard.in_flight == 0 && shard.queued == 0 && shard.queue_depth > 0)
+        );
+        assert!(
+            status
+                .shards
+                .iter()
+                .map(|shard| shard.device_reads_total)
+                .sum::<u64>()
+                > 30
+        );
+        assert_eq!(status.datasets.len(), 1);
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn the_log_level_changes_while_it_runs() {
+    // Scenario: the filter is set to debug and back; then nonsense. Expectation: debug lines appear only in between; the
+    // previous filter is answered; nonsense is INVALID_ARGUMENT that names the field, and changes nothing.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 4);
+    let daemon = setup.start();
+    let mut admin = daemon.admin_client().await;
+    let mut set = async |filter: &str| {
+        let request = v1::SetLogLevelRequest {
+            filter: filter.to_owned(),
+        };
+        admin
+            .set_log_level(request)
+            .await
+            .map(|answer| answer.into_inner().previous)
+    };
+    // A connection that breaks off is told at level debug.
+    let break_off = async || {
+        use tokio::io::AsyncWriteExt as _;
+        let mut stream = tokio::net::TcpStream::connect(daemon.http).await.unwrap();
+        stream.write_all(b"GARBAGE\r\n\r\n").await.unwrap();
+        let mut end = Vec::new();
+        let _reset = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut end).await;
+    };
+    break_off().await;
+    assert_eq!(set("debug").await.unwrap(), "info");
+    assert!(
+        !daemon
+            .log()
+            .iter()
+            .any(|line| line.contains("\"DEBUG\"") && line.contains("ended with an error"))
+    );
+    eventually_async("a line at level debug", async || {
+        break_off().await;
+        daemon
+            .log()
+            .iter()
+            .any(|line| line.contains("\"DEBUG\"") && line.contains("ended with an error"))
+            .then_some(())
+    })
+    .await;
+    assert_eq!(set("warn,ringfetch_server=info").await.unwrap(), "debug");
+    for (filter, part) in [
+        ("", "empty"),
+        ("   ", "empty"),
+        ("ringfetch=loud", "loud"),
+        (&"x".repeat(5000), "4096"),
+    ] {
+        let status = set(filter).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+        assert!(
+            status.message().starts_with("filter: ") && status.message().contains(part),
+            "{status:?}"
+        );
+        assert_eq!(
+            status.get_details_bad_request().unwrap().field_violations[0].field,
+            "filter"
+        );
+    }
+    assert_eq!(set("info").await.unwrap(), "warn,ringfetch_server=info");
+    daemon.stop().await;
+}

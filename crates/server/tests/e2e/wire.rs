@@ -1,0 +1,358 @@
+//! Clients of the daemon: gRPC by the generated stubs, HTTP/1.1 by hyper (which checks the framing), and curl.
+
+use crate::daemon::Daemon;
+use crate::exposition::Scrape;
+use bytes::Bytes;
+use http::{HeaderMap, Method, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::admin_service_client::AdminServiceClient;
+use ringfetch_proto::v1::dataset_service_client::DatasetServiceClient;
+use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::process::Command;
+use tonic::transport::{Channel, Endpoint};
+
+/// One gRPC connection.
+pub(crate) async fn channel(address: SocketAddr) -> Channel {
+    Endpoint::from_shared(format!("http://{address}"))
+        .expect("a URI")
+        .tcp_nodelay(true)
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(8 << 20)
+        .connect()
+        .await
+        .expect("a connection")
+}
+
+/// A fetch client on a connection, without a bound of its own on answers.
+pub(crate) fn fetch_client(channel: Channel) -> FetchServiceClient<Channel> {
+    FetchServiceClient::new(channel).max_decoding_message_size(usize::MAX)
+}
+
+impl Daemon {
+    /// A fetch client on a connection of its own.
+    pub(crate) async fn fetch(&self) -> FetchServiceClient<Channel> {
+        fetch_client(channel(self.grpc).await)
+    }
+
+    /// A client of the dataset service.
+    pub(crate) async fn datasets(&self) -> DatasetServiceClient<Channel> {
+        DatasetServiceClient::new(channel(self.grpc).await)
+    }
+
+    /// A client of the admin service.
+    pub(crate) async fn admin_client(&self) -> AdminServiceClient<Channel> {
+        AdminServiceClient::new(channel(self.admin).await)
+    }
+
+    /// An HTTP client with connections of its own.
+    pub(crate) fn http_client(&self) -> Http {
+        Http {
+            client: Client::builder(TokioExecutor::new()).build_http(),
+            address: self.http,
+        }
+    }
+
+    /// The metrics as they are now.
+    pub(crate) async fn scrape(&self) -> Scrape {
+        let answer = self.http_client().get("/metrics").await;
+        assert_eq!(answer.status, 200);
+        let text = String::from_utf8(answer.body.to_vec()).expect("UTF-8");
+        Scrape { text }
+    }
+
+    /// The admin service's status.
+    pub(crate) async fn status(&self) -> v1::GetStatusResponse {
+        let request = v1::GetStatusRequest {};
+        self.admin_client()
+            .await
+            .get_status(request)
+            .await
+            .expect("a status")
+            .into_inner()
+    }
+
+    /// Fails unless a plain read of block 0 of a dataset works over both transports: the daemon goes on.
+    pub(crate) async fn assert_serves(&self, dataset: &str) {
+        let request = blocks(dataset, &[0]);
+        let answer = self
+            .fetch()
+            .await
+            .fetch_blocks(request)
+            .await
+            .expect("a block over gRPC");
+        let path = format!("/v1/datasets/{dataset}/blocks/0");
+        let mirrored = self.http_client().get(&path).await;
+        assert_eq!(mirrored.status, 200);
+        assert_eq!(answer.into_inner().data, mirrored.body);
+    }
+}
+
+/// A request for blocks.
+pub(crate) fn blocks(dataset: &str, indices: &[u64]) -> v1::FetchBlocksRequest {
+    v1::FetchBlocksRequest {
+        dataset: dataset.to_owned(),
+        indices: indices.to_vec(),
+        fail_fast: false,
+    }
+}
+
+/// A request for vectors.
+pub(crate) fn vectors(dataset: &str, ids: &[u64]) -> v1::FetchVectorsRequest {
+    v1::FetchVectorsRequest {
+        dataset: dataset.to_owned(),
+        ids: ids.to_vec(),
+        fail_fast: false,
+    }
+}
+
+/// A request for (offset, length) ranges.
+pub(crate) fn ranges(dataset: &str, ranges: &[(u64, u64)]) -> v1::FetchRangesRequest {
+    v1::FetchRangesRequest {
+        dataset: dataset.to_owned(),
+        offsets: ranges.iter().map(|range| range.0).collect(),
+        lengths: ranges.iter().map(|range| range.1).collect(),
+        fail_fast: false,
+    }
+}
+
+/// A request for whole objects.
+pub(crate) fn objects(dataset: &str, names: &[&str]) -> v1::FetchObjectsRequest {
+    v1::FetchObjectsRequest {
+        dataset: dataset.to_owned(),
+        names: names.iter().map(|name| (*name).to_owned()).collect(),
+        ..v1::FetchObjectsRequest::default()
+    }
+}
+
+/// An HTTP answer, read whole.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Answer {
+    /// A header as text; empty without it.
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().expect("printable"))
+    }
+
+    /// The body as JSON.
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// Fails unless this is a problem of this status and type whose field and text are these.
+    pub(crate) fn is_problem(&self, status: u16, slug: &str, field: Option<&str>, parts: &[&str]) {
+        assert_eq!(self.status.as_u16(), status, "{self:?}");
+        assert_eq!(
+            self.header("content-type"),
+            "application/problem+json",
+            "{self:?}"
+        );
+        let body = self.json();
+        assert_eq!(body["type"], format!("/problems/{slug}"), "{body}");
+        assert_eq!(body["status"], status, "{body}");
+        assert_eq!(body["field"].as_str(), field, "{body}");
+        let detail = body["detail"].as_str().expect("a detail");
+        for part in parts {
+            assert!(detail.contains(part), "{part:?} is not in {detail:?}");
+        }
+    }
+}
+
+/// An HTTP/1.1 client.
+#[derive(Debug, Clone)]
+pub(crate) struct Http {
+    client: Client<HttpConnector, Full<Bytes>>,
+    address: SocketAddr,
+}
+
+impl Http {
+    /// Sends a request and reads the answer whole.
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Answer {
+        let mut request = http::Request::builder()
+            .method(method)
+            .uri(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(body.into())).expect("a request");
+        let (parts, body) = self
+            .client
+            .request(request)
+            .await
+            .expect("an answer")
+            .into_parts();
+        let body = body.collect().await.expect("a whole body").to_bytes();
+        Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body,
+        }
+    }
+
+    /// A GET of a daemon that may be going: `None` when there is no connection, or it was closed without a word. An
+    /// answer that breaks off is a failure.
+    pub(crate) async fn try_get(&self, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
+        let mut request = http::Request::get(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::default()).expect("a request");
+        let (parts, body) = self.client.request(request).await.ok()?.into_parts();
+        let body = body.collect().await.expect("a whole body").to_bytes();
+        Some(Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body,
+        })
+    }
+
+    /// A plain GET.
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(Method::GET, path, &[], "").await
+    }
+
+    /// A GET with headers.
+    pub(crate) async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.send(Method::GET, path, headers, "").await
+    }
+
+    /// A batch: JSON in, the form that `accept` names out.
+    pub(crate) async fn batch(&self, path: &str, body: &Value, accept: &str) -> Answer {
+        let headers = [("content-type", "application/json"), ("accept", accept)];
+        self.send(Method::POST, path, &headers, body.to_string()).await
+    }
+}
+
+/// Runs curl; what it wrote to stdout. `{http}` in an argument is the daemon's address.
+pub(crate) fn curl(daemon: &Daemon, arguments: &[&str]) -> Vec<u8> {
+    let output = Command::new("curl")
+        .args(["--silent", "--show-error", "--max-time", "60"])
+        .args(
+            arguments
+                .iter()
+                .map(|word| word.replace("{http}", &format!("http://{}", daemon.http))),
+        )
+        .output()
+        .expect("curl must be installed");
+    assert!(
+        output.status.success(),
+        "curl {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output.stdout
+}
+
+/// A name as one path: every byte that needs it escaped, `/` left as it is.
+pub(crate) fn escaped(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    name.bytes()
+        .map(|byte| {
+            if plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
+        .collect()
+}
+
+/// An HTTP/2 connection on which answers wait in the daemon: `window_bytes` is all that it may send unread.
+pub(crate) struct Narrow {
+    sender: hyper::client::conn::http2::SendRequest<Full<Bytes>>,
+    address: SocketAddr,
+}
+
+/// An answer whose head is there and whose body is not read.
+pub(crate) struct Held {
+    pub(crate) head: http::response::Parts,
+    body: hyper::body::Incoming,
+}
+
+impl Narrow {
+    pub(crate) async fn connect(address: SocketAddr, window_bytes: u32) -> Self {
+        let stream = tokio::net::TcpStream::connect(address)
+            .await
+            .expect("a connection");
+        stream.set_nodelay(true).expect("nodelay");
+        let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(window_bytes)
+            .initial_connection_window_size(window_bytes)
+            .handshake(hyper_util::rt::TokioIo::new(stream))
+            .await
+            .expect("a handshake");
+        // Ends with the sender and the answers.
+        tokio::spawn(connection);
+        Self { sender, address }
+    }
+
+    /// Sends a request, waits for the head of its answer, and leaves the rest.
+    pub(crate) async fn ask(&mut self, path: &str, headers: &[(&str, &str)], body: Bytes) -> Held {
+        let mut request = http::Request::post(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(body)).expect("a request");
+        self.sender.ready().await.expect("a connection");
+        let (head, body) = self
+            .sender
+            .send_request(request)
+            .await
+            .expect("a head")
+            .into_parts();
+        Held { head, body }
+    }
+
+    /// A unary gRPC call as bytes, so that no client's own deadline or bound comes first.
+    pub(crate) async fn call(
+        &mut self,
+        method: &str,
+        headers: &[(&str, &str)],
+        message: &impl prost::Message,
+    ) -> Held {
+        let message = message.encode_to_vec();
+        let length = u32::try_from(message.len())
+            .expect("a short message")
+            .to_be_bytes();
+        let body = Bytes::from([&[0][..], &length, &message].concat());
+        let common = [("content-type", "application/grpc"), ("te", "trailers")];
+        self.ask(
+            &format!("/ringfetch.v1.FetchService/{method}"),
+            &[&common[..], headers].concat(),
+            body,
+        )
+        .await
+    }
+}
+
+impl Held {
+    /// Reads what is left: the body, and a gRPC call's status.
+    pub(crate) async fn rest(self) -> (Bytes, Option<tonic::Status>) {
+        let body = self.body.collect().await.expect("a whole body");
+        let status = tonic::Status::from_header_map(&self.head.headers)
+            .or_else(|| body.trailers().and_then(tonic::Status::from_header_map));
+        (body.to_bytes(), status)
+    }
+
+    /// As [`Self::rest`], for a call that must fail.
+    pub(crate) async fn status(self) -> tonic::Status {
+        self.rest().await.1.expect("a status")
+    }
+}

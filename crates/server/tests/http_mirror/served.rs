@@ -1,0 +1,182 @@
+//! Three small datasets behind the service, and requests to it.
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
+use http::{Method, Request, header};
+use http_body_util::BodyExt as _;
+use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec, Layout, PartialTail};
+use ringfetch_engine::engine::Engine;
+use ringfetch_server::config::Limits;
+use ringfetch_server::fetch::Fetcher;
+use ringfetch_server::http as service_of;
+use ringfetch_server::lifecycle::Lifecycle;
+use ringfetch_server::rpc_metrics::RpcMetrics;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tower::ServiceExt as _;
+
+pub(crate) const MIB: usize = 1 << 20;
+/// Five windows and three blocks.
+pub(crate) const BLOCKS_BYTES: usize = 5 * MIB + 3 * 4096;
+
+pub(crate) struct Served {
+    pub(crate) directory: TempDir,
+    pub(crate) engine: Engine,
+    pub(crate) fetcher: Fetcher,
+    pub(crate) lifecycle: Lifecycle,
+    router: Router,
+}
+
+pub(crate) fn data(length: usize, seed: usize) -> Vec<u8> {
+    (0..length)
+        .map(|i| u8::try_from((i * 7 + i / 251 + seed) % 256).unwrap())
+        .collect()
+}
+
+impl Served {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("blocks"), data(BLOCKS_BYTES, 0)).unwrap();
+        let vectors: Vec<u8> = (0..400_u16).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+        std::fs::write(path("vectors"), vectors).unwrap();
+        std::fs::create_dir_all(path("objects/a")).unwrap();
+        std::fs::write(path("objects/a/long"), data(5 * MIB + 17, 1)).unwrap();
+        std::fs::write(path("objects/one"), b"x").unwrap();
+        std::fs::write(path("objects/empty"), b"").unwrap();
+        let datasets = [
+            (
+                "b",
+                "blocks",
+                KindSpec::Blocks {
+                    block_bytes: 4096,
+                    partial_tail: PartialTail::Refuse,
+                },
+            ),
+            (
+                "v",
+                "vectors",
+                KindSpec::Vectors {
+                    layout: Layout::Raw,
+                    dim: Some(4),
+                    dtype: Some(Dtype::F32),
+                    header_bytes: 0,
+                },
+            ),
+            (
+                "o",
+                "objects",
+                KindSpec::Objects {
+                    max_open_files: 8,
+                    revalidate: Duration::ZERO,
+                },
+            ),
+        ];
+        let datasets = datasets.map(|(name, file, kind)| {
+            let paths: Vec<PathBuf> = vec![path(file)];
+            let spec = DatasetSpec {
+                name: name.to_owned(),
+                paths,
+                kind,
+                direct_io: DirectIo::Off,
+            };
+            Arc::new(Dataset::open(&spec).unwrap())
+        });
+        let config = EngineConfig {
+            backend: BackendKind::Pread,
+            pin: false,
+            memory_budget_bytes: 8 * MIB as u64,
+            ..EngineConfig::default()
+        };
+        let limits = Limits {
+            items_per_request: 4096,
+            response_bytes: 4 * MIB as u64,
+            request_bytes: 1 << 16,
+            requests_in_flight: 64,
+            requests_per_connection: 64,
+            stream_requests_in_flight: 8,
+            connections: 8,
+            http_ranges: 8,
+        };
+        // Starting blocks until the threads are there, so not on the test's runtime.
+        let engine = std::thread::spawn(move || Engine::start(&config).unwrap())
+            .join()
+            .unwrap();
+        let fetcher = Fetcher::new(engine.clone(), datasets.to_vec(), limits);
+        let lifecycle = Lifecycle::new();
+        let registry = prometheus::Registry::new();
+        let rpc = RpcMetrics::new(&registry).unwrap();
+        let router = service_of::service(fetcher.clone(), lifecycle.clone(), rpc, registry);
+        Self {
+            directory,
+            engine,
+            fetcher,
+            lifecycle,
+            router,
+        }
+    }
+
+    pub(crate) async fn send(&self, request: Request<Body>) -> Response {
+        self.router.clone().oneshot(request).await.unwrap()
+    }
+
+    pub(crate) async fn get(&self, path: &str, headers: &[(header::HeaderName, &str)]) -> Response {
+        self.send(request(Method::GET, path, headers, Body::empty()))
+            .await
+    }
+
+    pub(crate) async fn post(&self, path: &str, accept: &str, body: Value) -> Response {
+        let headers = [
+            (header::CONTENT_TYPE, "application/json"),
+            (header::ACCEPT, accept),
+        ];
+        self.send(request(
+            Method::POST,
+            path,
+            &headers,
+            Body::from(body.to_string()),
+        ))
+        .await
+    }
+
+    pub(crate) async fn stop(self) {
+        let report = self.engine.drain(Instant::now() + Duration::from_secs(10)).await;
+        assert_eq!(report.abandoned_reads, 0);
+    }
+}
+
+pub(crate) fn request(
+    method: Method,
+    path: &str,
+    headers: &[(header::HeaderName, &str)],
+    body: Body,
+) -> Request<Body> {
+    let builder = Request::builder()
+        .method(method)
+        .uri(format!("/v1/datasets/{path}"));
+    headers
+        .iter()
+        .fold(builder, |builder, (name, value)| builder.header(name, *value))
+        .body(body)
+        .unwrap()
+}
+
+pub(crate) async fn bytes_of(response: Response) -> Vec<u8> {
+    response.into_body().collect().await.unwrap().to_bytes().to_vec()
+}
+
+pub(crate) async fn json_of(response: Response) -> Value {
+    serde_json::from_slice(&bytes_of(response).await).unwrap()
+}
+
+pub(crate) fn text(response: &Response, name: impl AsRef<str>) -> String {
+    response
+        .headers()
+        .get(name.as_ref())
+        .map_or(String::new(), |value| value.to_str().unwrap().to_owned())
+}
