@@ -329,12 +329,24 @@ mod tests {
         // Scenario: every form of rate, ramp, batch, pattern and mix, and forms that are nearly right.
         // Expected: values; an error for each of the others.
         assert_eq!(parse_rate("2.5"), Ok(2.5));
-        assert_eq!(parse_ramp("0:5e3"), Ok(Ramp { from: 0.0, to: 5000.0 }));
+        assert_eq!(
+            parse_ramp("0:5e3"),
+            Ok(Ramp {
+                from: 0.0,
+                to: 5000.0
+            })
+        );
         assert_eq!(parse_batch("64"), Ok(Batch { min: 64, max: 64 }));
         assert_eq!(parse_batch("1..64"), Ok(Batch { min: 1, max: 64 }));
         assert_eq!(parse_pattern("zipfian"), Ok(PatternArg::Zipfian { theta: 0.99 }));
-        assert_eq!(parse_pattern("zipfian:0.5"), Ok(PatternArg::Zipfian { theta: 0.5 }));
-        let hotspot = PatternArg::Hotspot { fraction: 0.1, share: 0.9 };
+        assert_eq!(
+            parse_pattern("zipfian:0.5"),
+            Ok(PatternArg::Zipfian { theta: 0.5 })
+        );
+        let hotspot = PatternArg::Hotspot {
+            fraction: 0.1,
+            share: 0.9,
+        };
         assert_eq!(parse_pattern("hotspot:0.1:0.9"), Ok(hotspot));
         let mix = Mix(vec![("a".into(), 0.7), ("b".into(), 3.0)]);
         assert_eq!(parse_mix("a=0.7,b=3"), Ok(mix));
@@ -347,7 +359,16 @@ mod tests {
         for wrong in ["", "0", "0..4", "5..4", "1..65537", "1...4", "1..", "-1"] {
             assert!(parse_batch(wrong).is_err(), "{wrong}");
         }
-        for wrong in ["", "zipf", "zipfian:1", "zipfian:0", "hotspot", "hotspot:0.1", "hotspot:2:0.5", "uniform:1"] {
+        for wrong in [
+            "",
+            "zipf",
+            "zipfian:1",
+            "zipfian:0",
+            "hotspot",
+            "hotspot:0.1",
+            "hotspot:2:0.5",
+            "uniform:1",
+        ] {
             assert!(parse_pattern(wrong).is_err(), "{wrong}");
         }
         for wrong in ["", "a", "a=", "a=0", "a=-1", "=1", "a=1,a=2", "a=1,", "a=NaN"] {

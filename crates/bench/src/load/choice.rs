@@ -216,7 +216,10 @@ mod tests {
             for rank in 0..10 {
                 let allowed = if rank == 2 || rank == 3 { 0.25 } else { 0.10 };
                 let (got, want) = (share(rank), due(rank));
-                assert!((got / want - 1.0).abs() < allowed, "theta {theta} rank {rank}: {got} for {want}");
+                assert!(
+                    (got / want - 1.0).abs() < allowed,
+                    "theta {theta} rank {rank}: {got} for {want}"
+                );
             }
             let (got, want) = ((0..100).map(share).sum::<f64>(), (0..100).map(due).sum::<f64>());
             assert!((got / want - 1.0).abs() < 0.02, "theta {theta}: {got} for {want}");
@@ -244,7 +247,10 @@ mod tests {
         // Scenario: zeta of a million items at three exponents, by formula and term by term.
         // Expected: the same to nine digits.
         for theta in [0.2, 0.8, 0.99] {
-            let sum: f64 = (1..=1_000_000u64).rev().map(|i| approximate(i).powf(-theta)).sum();
+            let sum: f64 = (1..=1_000_000u64)
+                .rev()
+                .map(|i| approximate(i).powf(-theta))
+                .sum();
             assert!((zeta(1_000_000, theta) / sum - 1.0).abs() < 1e-9, "{theta}");
         }
     }
@@ -253,12 +259,40 @@ mod tests {
     fn a_hot_spot_gets_its_share() {
         // Scenario: 100 000 reads of 1000 items of which a tenth gets nine tenths; a hot spot of less than one item.
         // Expected: 90 % +- 1 % in the first 100 items, all 1000 reached; at least one item is hot.
-        let times = chosen(PatternArg::Hotspot { fraction: 0.1, share: 0.9 }, 1000, 100_000);
-        let hot: u32 = times.iter().filter(|(item, _)| **item < 100).map(|(_, times)| times).sum();
+        let times = chosen(
+            PatternArg::Hotspot {
+                fraction: 0.1,
+                share: 0.9,
+            },
+            1000,
+            100_000,
+        );
+        let hot: u32 = times
+            .iter()
+            .filter(|(item, _)| **item < 100)
+            .map(|(_, times)| times)
+            .sum();
         assert!((89_000..=91_000).contains(&hot), "{hot}");
         assert_eq!(times.len(), 1000);
-        let times = chosen(PatternArg::Hotspot { fraction: 0.001, share: 0.5 }, 10, 1000);
+        let times = chosen(
+            PatternArg::Hotspot {
+                fraction: 0.001,
+                share: 0.5,
+            },
+            10,
+            1000,
+        );
         assert!((400..600).contains(&times[&0]), "{times:?}");
-        assert_eq!(chosen(PatternArg::Hotspot { fraction: 0.5, share: 0.5 }, 1, 10)[&0], 10);
+        assert_eq!(
+            chosen(
+                PatternArg::Hotspot {
+                    fraction: 0.5,
+                    share: 0.5
+                },
+                1,
+                10
+            )[&0],
+            10
+        );
     }
 }

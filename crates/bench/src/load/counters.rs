@@ -7,14 +7,17 @@ use crate::quantity::approximate;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// A page longer than this is not the daemon's.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 
 /// One reading of the page: every sample by its name and labels.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Page {
     samples: Vec<Sample>,
+    /// When it was read.
+    at: Instant,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -32,7 +35,11 @@ impl Page {
             return Err(Refused::protocol("the metrics page is too long"));
         }
         let page = Self::parse(&text);
-        if page.samples.iter().any(|sample| sample.name == "ringfetch_build_info") {
+        if page
+            .samples
+            .iter()
+            .any(|sample| sample.name == "ringfetch_build_info")
+        {
             Ok(page)
         } else {
             Err(Refused::protocol("its /metrics is not ringfetchd's"))
@@ -46,7 +53,8 @@ impl Page {
             .filter(|line| !line.starts_with('#'))
             .filter_map(parse_sample)
             .collect();
-        Self { samples }
+        let at = Instant::now();
+        Self { samples, at }
     }
 
     /// All samples of a name, added up.
@@ -115,6 +123,8 @@ fn parse_sample(line: &str) -> Option<Sample> {
 /// What the daemon counted between two readings. Of everybody's load.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counted {
+    /// Between the two readings: about the window.
+    pub(crate) seconds: f64,
     /// Reads answered, by result.
     pub(crate) reads: BTreeMap<String, u64>,
     pub(crate) read_bytes: u64,
@@ -153,11 +163,16 @@ impl Counted {
         let ratio = |part: f64, whole: f64| (whole > 0.0).then(|| part / whole);
         let reads = grown_by("ringfetch_reads_total", "result");
         let read_count = approximate(reads.values().sum());
-        let (bytes, device_bytes) =
-            (grown("ringfetch_read_bytes_total"), grown("ringfetch_device_read_bytes_total"));
-        let (device_reads, submissions) =
-            (grown("ringfetch_device_reads_total"), grown("ringfetch_submissions_total"));
+        let (bytes, device_bytes) = (
+            grown("ringfetch_read_bytes_total"),
+            grown("ringfetch_device_read_bytes_total"),
+        );
+        let (device_reads, submissions) = (
+            grown("ringfetch_device_reads_total"),
+            grown("ringfetch_submissions_total"),
+        );
         Self {
+            seconds: after.at.saturating_duration_since(before.at).as_secs_f64(),
             reads,
             read_bytes: whole(bytes),
             device_reads: whole(device_reads),
@@ -168,8 +183,17 @@ impl Counted {
             device_reads_per_read: ratio(device_reads, read_count),
             read_amplification: ratio(device_bytes, bytes),
             submissions_per_read: ratio(submissions, read_count),
-            queue_depth_mean: ratio(grown("ringfetch_queue_depth_sum"), grown("ringfetch_queue_depth_count")),
+            queue_depth_mean: ratio(
+                grown("ringfetch_queue_depth_sum"),
+                grown("ringfetch_queue_depth_count"),
+            ),
         }
+    }
+
+    /// CPU a read by the daemon's account alone: both were counted over the same time, by whomever they were caused.
+    pub(crate) fn cpu_us_per_read(&self) -> Option<f64> {
+        let reads: u64 = self.reads.values().sum();
+        (reads > 0).then(|| self.cpu_seconds * 1e6 / approximate(reads))
     }
 
     /// Reads that were answered with their bytes.
@@ -222,10 +246,17 @@ broken{x="y 1
         assert_eq!(after.samples[0].labels[1].1, "said \"no\", a } \\ b\n");
         let counted = Counted::between(&before, &after);
         assert_eq!(counted.reads, BTreeMap::from([("ok".to_owned(), 200)]));
-        assert_eq!((counted.reads_ok(), counted.device_reads, counted.read_bytes), (200, 150, 4096));
+        assert_eq!(
+            (counted.reads_ok(), counted.device_reads, counted.read_bytes),
+            (200, 150, 4096)
+        );
         assert!((counted.cpu_seconds - 0.25).abs() < 1e-9);
+        assert!((counted.cpu_us_per_read().unwrap() - 1250.0).abs() < 1e-6);
         assert_eq!(counted.device_reads_per_read, Some(0.75));
-        assert_eq!((counted.read_amplification, counted.queue_depth_mean), (Some(2.0), Some(8.0)));
+        assert_eq!(
+            (counted.read_amplification, counted.queue_depth_mean),
+            (Some(2.0), Some(8.0))
+        );
         assert_eq!(counted.submissions_per_read, Some(0.0));
         let nothing = Counted::between(&after, &after);
         assert_eq!((nothing.reads_ok(), nothing.device_reads_per_read), (0, None));

@@ -7,19 +7,18 @@ use super::alarm::Alarm;
 use super::args::{Load, TransportArg};
 use super::pacer::{Gate, Pacer};
 use super::recorder::Recorder;
-use super::transport::{ConnectError, Endpoints, Transport};
+use super::transport::{Endpoints, Refused, Transport};
 use super::workload::{Ask, Workload};
 use crate::outcome::Failure;
 use std::sync::Arc;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 
 /// All threads of a run.
 #[derive(Debug)]
 pub(super) struct Crew {
     threads: Vec<Thread>,
     /// One message from each thread for each measurement; ends when all threads have.
-    pub(super) done: mpsc::Receiver<Result<(), ConnectError>>,
+    pub(super) done: mpsc::Receiver<Result<(), Refused>>,
 }
 
 #[derive(Debug)]
@@ -63,22 +62,17 @@ impl Crew {
             let join = std::thread::Builder::new()
                 .name(format!("load-{thread}"))
                 .spawn(move || driver.run())?;
-            crew.threads.push(Thread { measure, recorder, join });
+            crew.threads.push(Thread {
+                measure,
+                recorder,
+                join,
+            });
         }
         drop(ready);
         for _ in 0..count {
             match crew.done.recv().await {
                 Some(Ok(())) => {}
-                Some(Err(ConnectError::Grpc(error))) => {
-                    return Err(Failure::call(&error, "grpc", &endpoints.grpc));
-                }
-                Some(Err(ConnectError::Http(refused))) => {
-                    let url = &endpoints.http;
-                    return Err(Failure::Failed(format!(
-                        "cannot reach {url} ({}); is ringfetchd there? --http names another",
-                        refused.message
-                    )));
-                }
+                Some(Err(refused)) => return Err(unreachable(endpoints, &refused)),
                 None => return Err(Failure::Failed("a load thread failed to start".to_owned())),
             }
         }
@@ -113,6 +107,17 @@ impl Crew {
     }
 }
 
+fn unreachable(endpoints: &Endpoints, refused: &Refused) -> Failure {
+    let (flag, url) = match endpoints.transport {
+        TransportArg::Grpc | TransportArg::Stream => ("grpc", &endpoints.grpc),
+        TransportArg::Http => ("http", &endpoints.http),
+    };
+    Failure::Failed(format!(
+        "cannot reach {url} ({}); is ringfetchd there? --{flag} names another",
+        refused.message
+    ))
+}
+
 /// Part `part` of `whole` split as evenly as can be: 10 over 4 is 3, 3, 2, 2.
 fn share(whole: u32, parts: u32, part: u32) -> u32 {
     whole / parts + u32::from(part < whole % parts)
@@ -128,7 +133,7 @@ struct Driver {
     seed: u64,
     workload: Arc<Workload>,
     recorder: Arc<Recorder>,
-    ready: mpsc::Sender<Result<(), ConnectError>>,
+    ready: mpsc::Sender<Result<(), Refused>>,
     measurements: mpsc::Receiver<Arc<Pacer>>,
 }
 
@@ -156,7 +161,13 @@ impl Driver {
             recorder: Arc::clone(&self.recorder),
         });
         while let Some(pacer) = self.measurements.recv().await {
-            let gate = Gate::new(Arc::clone(&pacer), self.thread, self.threads, self.seed, Alarm::new());
+            let gate = Gate::new(
+                Arc::clone(&pacer),
+                self.thread,
+                self.threads,
+                self.seed,
+                Alarm::new(),
+            );
             run_slots(Arc::clone(&seat), pacer, gate, self.slots, self.seed).await;
             let _ = self.ready.send(Ok(())).await;
         }
@@ -185,8 +196,8 @@ async fn run_slots(seat: Arc<Seat>, pacer: Arc<Pacer>, gate: Gate, slots: u32, s
 /// One request in flight, again and again.
 async fn run_slot(slot: u32, mut random: fastrand::Rng, seat: &Seat, pacer: &Pacer, gate: &Gate) {
     let slot = usize::try_from(slot).unwrap_or(0);
-    let is_open = pacer.rate_now().is_some();
-    let (mut ask, mut free_since) = (Ask::default(), Instant::now());
+    let is_open = pacer.is_open();
+    let (mut ask, mut free_since) = (Ask::default(), pacer.begin());
     while let Some(turn) = gate.next(free_since).await {
         seat.workload.choose(&mut random, &mut ask);
         let sent = seat.recorder.send(turn, is_open);
@@ -221,6 +232,7 @@ mod tests {
     use super::super::transport::fake::Fake;
     use super::*;
     use std::time::Duration;
+    use tokio::time::Instant;
 
     #[test]
     fn shares_are_even_and_whole() {
@@ -255,7 +267,13 @@ mod tests {
         // Scenario: 1000 requests a second for 10 s, 100 slots, and a server that stalls for 1 s.
         // Expected: all 10 000 are sent. About 1000 of them waited, evenly between 0 and 1 s: 100 in their slots, about
         // 900 that found no slot; so p99 is near 0.9 s, and p90 below it begins to show. Nothing is missed.
-        let open = Some((Ramp { from: 1000.0, to: 1000.0 }, ArrivalsArg::Constant));
+        let open = Some((
+            Ramp {
+                from: 1000.0,
+                to: 1000.0,
+            },
+            ArrivalsArg::Constant,
+        ));
         let (tally, missed) = through_a_stall(open, 100).await;
         assert_eq!((tally.requests, missed), (10_000, 0));
         let slow = |percentile: f64| tally.latency.percentile(percentile).unwrap() / 1e6;

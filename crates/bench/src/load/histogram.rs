@@ -87,7 +87,11 @@ impl Durations {
     pub(crate) fn percentile(&self, percentile: f64) -> Option<f64> {
         let histogram = self.histogram.as_ref()?;
         // The histogram rounds up within its resolution; nothing is slower than the slowest.
-        Some(histogram.value_at_percentile(percentile).clamp(self.min_ns, self.max_ns) as f64)
+        Some(
+            histogram
+                .value_at_percentile(percentile)
+                .clamp(self.min_ns, self.max_ns) as f64,
+        )
     }
 
     /// The mean in nanoseconds; `None` if there is no duration.
@@ -145,7 +149,11 @@ impl Durations {
     /// format of .hgrm files, which its plotter reads.
     pub(crate) fn write_hgrm(&self, out: &mut dyn Write) -> io::Result<()> {
         const NS_PER_MS: f64 = 1e6;
-        writeln!(out, "{:>12} {:>14} {:>10} {:>14}\n", "Value", "Percentile", "TotalCount", "1/(1-Percentile)")?;
+        writeln!(
+            out,
+            "{:>12} {:>14} {:>10} {:>14}\n",
+            "Value", "Percentile", "TotalCount", "1/(1-Percentile)"
+        )?;
         let Some(histogram) = &self.histogram else {
             return Ok(());
         };
@@ -155,18 +163,32 @@ impl Durations {
             let ms = crate::quantity::approximate(value.value_iterated_to().min(self.max_ns)) / NS_PER_MS;
             let quantile = value.quantile_iterated_to();
             if quantile < 1.0 {
-                writeln!(out, "{ms:>12.3} {quantile:>2.12} {total:>10} {:>14.2}", 1.0 / (1.0 - quantile))?;
+                writeln!(
+                    out,
+                    "{ms:>12.3} {quantile:>2.12} {total:>10} {:>14.2}",
+                    1.0 / (1.0 - quantile)
+                )?;
             } else {
                 writeln!(out, "{ms:>12.3} {quantile:>2.12} {total:>10}")?;
             }
         }
-        let (mean, deviation) = (self.mean_ns().unwrap_or(0.0) / NS_PER_MS, histogram.stdev() / NS_PER_MS);
-        writeln!(out, "#[Mean    = {mean:>12.3}, StdDeviation   = {deviation:>12.3}]")?;
+        let (mean, deviation) = (
+            self.mean_ns().unwrap_or(0.0) / NS_PER_MS,
+            histogram.stdev() / NS_PER_MS,
+        );
+        writeln!(
+            out,
+            "#[Mean    = {mean:>12.3}, StdDeviation   = {deviation:>12.3}]"
+        )?;
         let max = crate::quantity::approximate(self.max_ns) / NS_PER_MS;
         writeln!(out, "#[Max     = {max:>12.3}, Total count    = {total:>12}]")?;
         // Two half-decades of digits: 2 x 10^3, rounded up to a power of two.
         let sub_buckets = (2 * 10u64.pow(DIGITS.into())).next_power_of_two();
-        writeln!(out, "#[Buckets = {:>12}, SubBuckets     = {sub_buckets:>12}]", histogram.buckets())
+        writeln!(
+            out,
+            "#[Buckets = {:>12}, SubBuckets     = {sub_buckets:>12}]",
+            histogram.buckets()
+        )
     }
 }
 
@@ -191,11 +213,19 @@ pub(crate) mod tests {
             sum.add(&part);
         }
         assert_eq!(sum, whole);
-        for (percentile, want) in [(50.0, 500_000.0), (99.0, 990_000.0), (99.9, 999_000.0), (100.0, 1e6)] {
+        for (percentile, want) in [
+            (50.0, 500_000.0),
+            (99.0, 990_000.0),
+            (99.9, 999_000.0),
+            (100.0, 1e6),
+        ] {
             let got = sum.percentile(percentile).unwrap();
             assert!((got - want).abs() / want < 0.002, "p{percentile}: {got}");
         }
-        assert_eq!((sum.min_ns(), sum.max_ns(), sum.count()), (Some(1000), Some(1_000_000), 1000));
+        assert_eq!(
+            (sum.min_ns(), sum.max_ns(), sum.count()),
+            (Some(1000), Some(1_000_000), 1000)
+        );
         assert_eq!(sum.mean_ns(), Some(500_500.0));
         assert_eq!(Durations::default().mean_ns(), None);
     }
@@ -207,7 +237,10 @@ pub(crate) mod tests {
         let whole = ramp(1..=1000);
         let text = whole.encode().unwrap();
         assert!(text.starts_with("HISTFAAAA"), "{text}");
-        assert_eq!(Durations::decode(&text, 1000, 1_000_000, 500_500.0).unwrap(), whole);
+        assert_eq!(
+            Durations::decode(&text, 1000, 1_000_000, 500_500.0).unwrap(),
+            whole
+        );
         let mut bytes = Vec::new();
         V2DeflateSerializer::new()
             .serialize(&Histogram::<u64>::new(2).unwrap(), &mut bytes)
@@ -229,15 +262,31 @@ pub(crate) mod tests {
         ramp(1..=1000).write_hgrm(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "       Value     Percentile TotalCount 1/(1-Percentile)");
-        assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), ["0.001", "0.000000000000", "1", "1.00"]);
+        assert_eq!(
+            lines[0],
+            "       Value     Percentile TotalCount 1/(1-Percentile)"
+        );
+        assert_eq!(
+            lines[2].split_whitespace().collect::<Vec<_>>(),
+            ["0.001", "0.000000000000", "1", "1.00"]
+        );
         let rows: Vec<Vec<f64>> = lines[2..lines.len() - 3]
             .iter()
-            .map(|line| line.split_whitespace().map(|word| word.parse().unwrap()).collect())
+            .map(|line| {
+                line.split_whitespace()
+                    .map(|word| word.parse().unwrap())
+                    .collect()
+            })
             .collect();
-        assert!(rows.is_sorted_by(|a, b| a[0] <= b[0] && a[1] <= b[1] && a[2] <= b[2]), "{text}");
+        assert!(
+            rows.is_sorted_by(|a, b| a[0] <= b[0] && a[1] <= b[1] && a[2] <= b[2]),
+            "{text}"
+        );
         assert_eq!(rows.last().unwrap()[1..], [1.0, 1000.0]);
-        assert!(rows.iter().all(|row| (row[2] / 1000.0 - row[1]).abs() < 0.11), "{text}");
+        assert!(
+            rows.iter().all(|row| (row[2] / 1000.0 - row[1]).abs() < 0.11),
+            "{text}"
+        );
         assert_eq!(
             lines[lines.len() - 3..lines.len() - 1],
             [

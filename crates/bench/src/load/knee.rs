@@ -80,7 +80,10 @@ mod tests {
         for start in [100.0, 50_000.0, 3700.0] {
             let (knee, steps) = search(start, |rate| rate <= 3700.0);
             let knee = knee.unwrap();
-            assert!((3700.0 / 1.05..=3700.0).contains(&knee) && steps <= 14, "{start}: {knee} in {steps}");
+            assert!(
+                (3700.0 / 1.05..=3700.0).contains(&knee) && steps <= 14,
+                "{start}: {knee} in {steps}"
+            );
         }
         let (knee, steps) = search(1000.0, |_| false);
         assert!(knee.is_none() && steps <= 8, "{steps}");

@@ -77,7 +77,12 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     let report = result?;
     report.write(global.json, args.hgrm.as_deref(), args.hdr.as_deref())?;
     report.outcome()?;
-    if let Some(Knee { rate: None, objective, .. }) = &report.knee {
+    if let Some(Knee {
+        rate: None,
+        objective,
+        ..
+    }) = &report.knee
+    {
         let objective = objective.join(", ");
         return Err(Failure::Condition(format!("not met: no rate held {objective}")));
     }
@@ -144,7 +149,10 @@ impl Bench<'_> {
         }
         let mut report = best.ok_or_else(|| Failure::Failed("no step was measured".to_owned()))?;
         report.knee = Some(Knee {
-            objective: objective.iter().map(|objective| objective.text().to_owned()).collect(),
+            objective: objective
+                .iter()
+                .map(|objective| objective.text().to_owned())
+                .collect(),
             rate: search.knee(),
             steps,
         });
@@ -161,7 +169,8 @@ fn broken(objective: &[require::Requirement], report: &Report) -> Option<String>
         return Some(format!("{} errors", report.errors));
     }
     let open = report.open_loop.as_ref()?;
-    let share = crate::quantity::approximate(open.missed) / crate::quantity::approximate(open.arrivals.max(1));
+    let share =
+        crate::quantity::approximate(open.missed) / crate::quantity::approximate(open.arrivals.max(1));
     (share > knee::MISSED_SHARE_MAX).then(|| format!("{} arrivals were never sent", open.missed))
 }
 
@@ -169,6 +178,10 @@ fn broken(objective: &[require::Requirement], report: &Report) -> Option<String>
 fn eprint_step(rate: f64, broken: Option<&str>) {
     use std::io::IsTerminal as _;
     if std::io::stderr().is_terminal() {
-        eprintln!("{} requests/s: {}", crate::quantity::rate(rate), broken.unwrap_or("held"));
+        eprintln!(
+            "{} requests/s: {}",
+            crate::quantity::rate(rate),
+            broken.unwrap_or("held")
+        );
     }
 }

@@ -84,6 +84,11 @@ impl Pacer {
         self.stopped.get().is_some()
     }
 
+    /// When the warm-up begins.
+    pub(crate) fn begin(&self) -> Instant {
+        self.begin
+    }
+
     /// When the measured window begins.
     pub(crate) fn measure_from(&self) -> Instant {
         self.measure_from
@@ -91,7 +96,10 @@ impl Pacer {
 
     /// When it ended, or would have: at its end, or when it was stopped. None yet for a number of requests.
     pub(crate) fn end(&self) -> Option<Instant> {
-        [self.until, self.stopped.get().copied()].into_iter().flatten().min()
+        [self.until, self.stopped.get().copied()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// How long has been measured so far.
@@ -102,10 +110,17 @@ impl Pacer {
             .saturating_duration_since(self.measure_from)
     }
 
-    /// Requests a second that arrive now, in an open loop.
+    /// Whether requests arrive by a schedule.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Requests a second that arrive now, in an open loop that has not ended.
     pub(crate) fn rate_now(&self) -> Option<f64> {
         let (profile, _) = self.open.as_ref()?;
-        Some(profile.rate_at(self.begin.elapsed().as_secs_f64()))
+        let now = Instant::now();
+        let over = self.end().is_some_and(|end| now >= end + GRACE);
+        (!over).then(|| profile.rate_at(now.saturating_duration_since(self.begin).as_secs_f64()))
     }
 
     /// Arrivals of the window that were never sent.
@@ -219,7 +234,8 @@ struct Profile {
 
 impl Profile {
     fn acceleration(&self) -> f64 {
-        self.window_s.map_or(0.0, |window_s| (self.to - self.from) / window_s)
+        self.window_s
+            .map_or(0.0, |window_s| (self.to - self.from) / window_s)
     }
 
     fn rate_at(&self, seconds: f64) -> f64 {
@@ -237,7 +253,11 @@ impl Profile {
         // 0 to 1000/s in 10 s, n = 1250: 2 * 1250 / (0 + sqrt(2 * 100 * 1250)) = 5 s.
         let n = arrivals - before;
         let root = (self.from * self.from + 2.0 * self.acceleration() * n).sqrt();
-        let seconds = if n > 0.0 { 2.0 * n / (self.from + root) } else { 0.0 };
+        let seconds = if n > 0.0 {
+            2.0 * n / (self.from + root)
+        } else {
+            0.0
+        };
         let inside = self.window_s.is_none_or(|window_s| seconds < window_s);
         // Not a number: the rate falls to nothing before so many have arrived.
         (inside && seconds.is_finite()).then_some(self.warmup_s + seconds)
@@ -335,7 +355,13 @@ mod tests {
         // Expected: not measured; measured; over; over.
         let begin = Instant::now();
         let gate = gate(Pacer::new(begin, ms(1000), Ok(ms(2000)), None));
-        let turn = |start, measured| Some(Turn { start, measured, late: false });
+        let turn = |start, measured| {
+            Some(Turn {
+                start,
+                measured,
+                late: false,
+            })
+        };
         assert_eq!(gate.next(begin).await, turn(begin, false));
         tokio::time::advance(ms(1000)).await;
         assert_eq!(gate.next(begin).await, turn(begin + ms(1000), true));
@@ -359,7 +385,14 @@ mod tests {
                 }
                 measured.push(gate.next(begin).await.map(|turn| turn.measured));
             }
-            let want = [Some(false), Some(false), Some(false), Some(true), Some(true), None];
+            let want = [
+                Some(false),
+                Some(false),
+                Some(false),
+                Some(true),
+                Some(true),
+                None,
+            ];
             assert_eq!(measured, want, "{open:?}");
         }
     }
@@ -386,12 +419,21 @@ mod tests {
     fn constant_arrivals_are_even_over_all_threads() {
         // Scenario: 1000/s for 1 s of warm-up and a window of 2 s, over three threads.
         // Expected: 3000 arrivals, exactly 1 ms apart when they are put together.
-        let profile = Profile { warmup_s: 1.0, from: 1000.0, to: 1000.0, window_s: Some(2.0) };
-        let mut all: Vec<f64> =
-            (0..3).flat_map(|thread| arrivals(profile, ArrivalsArg::Constant, thread, 3)).collect();
+        let profile = Profile {
+            warmup_s: 1.0,
+            from: 1000.0,
+            to: 1000.0,
+            window_s: Some(2.0),
+        };
+        let mut all: Vec<f64> = (0..3)
+            .flat_map(|thread| arrivals(profile, ArrivalsArg::Constant, thread, 3))
+            .collect();
         all.sort_by(f64::total_cmp);
         assert_eq!(all.len(), 3000);
-        assert!(all.windows(2).all(|pair| (pair[1] - pair[0] - 0.001).abs() < 1e-6));
+        assert!(
+            all.windows(2)
+                .all(|pair| (pair[1] - pair[0] - 0.001).abs() < 1e-6)
+        );
     }
 
     #[test]
@@ -399,9 +441,15 @@ mod tests {
         // Scenario: 1000/s for 100 s from two threads, fixed seeds: gaps, and counts in windows of 100 ms.
         // Expected: 100 000 arrivals +- 1 %; gaps with a mean of 1 ms and as large a standard deviation +- 2 %;
         // counts whose variance is their mean, 100, +- 15 %.
-        let profile = Profile { warmup_s: 0.0, from: 1000.0, to: 1000.0, window_s: Some(100.0) };
-        let mut all: Vec<f64> =
-            (0..2).flat_map(|thread| arrivals(profile, ArrivalsArg::Poisson, thread, 2)).collect();
+        let profile = Profile {
+            warmup_s: 0.0,
+            from: 1000.0,
+            to: 1000.0,
+            window_s: Some(100.0),
+        };
+        let mut all: Vec<f64> = (0..2)
+            .flat_map(|thread| arrivals(profile, ArrivalsArg::Poisson, thread, 2))
+            .collect();
         all.sort_by(f64::total_cmp);
         let count = |length: usize| approximate(u64::try_from(length).unwrap());
         assert!((99_000..=101_000).contains(&all.len()), "{}", all.len());
@@ -412,7 +460,10 @@ mod tests {
             (mean, squares / count(values.len()))
         };
         let (mean, variance) = moments(&gaps);
-        assert!((mean - 1.0).abs() < 0.02 && (variance.sqrt() - 1.0).abs() < 0.02, "{mean} {variance}");
+        assert!(
+            (mean - 1.0).abs() < 0.02 && (variance.sqrt() - 1.0).abs() < 0.02,
+            "{mean} {variance}"
+        );
         let counts: Vec<f64> = (0..1000u32)
             .map(|window| {
                 let from = f64::from(window) / 10.0;
@@ -428,13 +479,27 @@ mod tests {
         // Scenario: 0 to 1000/s and 1000/s to 0 in 10 s, 100/s to 300/s in 4 s after 1 s of warm-up.
         // Expected: 5000 each (from 0 on, the falling one 5000 but for the last, which never comes), and 100 + 800;
         // half the rate's area after sqrt(1/2) of the rising time; the rate on the way.
-        let rising = Profile { warmup_s: 0.0, from: 0.0, to: 1000.0, window_s: Some(10.0) };
+        let rising = Profile {
+            warmup_s: 0.0,
+            from: 0.0,
+            to: 1000.0,
+            window_s: Some(10.0),
+        };
         let up = arrivals(rising, ArrivalsArg::Constant, 0, 1);
         assert_eq!(up.len(), 5000);
         assert!((up[2500] - 10.0 * 0.5f64.sqrt()).abs() < 1e-6);
-        let falling = Profile { from: 1000.0, to: 0.0, ..rising };
+        let falling = Profile {
+            from: 1000.0,
+            to: 0.0,
+            ..rising
+        };
         assert_eq!(arrivals(falling, ArrivalsArg::Constant, 0, 1).len(), 5000);
-        let third = Profile { warmup_s: 1.0, from: 100.0, to: 300.0, window_s: Some(4.0) };
+        let third = Profile {
+            warmup_s: 1.0,
+            from: 100.0,
+            to: 300.0,
+            window_s: Some(4.0),
+        };
         assert_eq!(arrivals(third, ArrivalsArg::Constant, 0, 1).len(), 900);
         let rates = [0.5, 1.0, 3.0, 9.0].map(|seconds| third.rate_at(seconds));
         assert_eq!(rates, [100.0, 100.0, 200.0, 300.0]);
@@ -458,7 +523,17 @@ mod tests {
             let turn = gate.next(free).await.unwrap();
             turns.push(((turn.start - begin).as_millis(), turn.late));
         }
-        assert_eq!(turns, [(0, false), (100, false), (200, true), (300, true), (400, true), (500, false)]);
+        assert_eq!(
+            turns,
+            [
+                (0, false),
+                (100, false),
+                (200, true),
+                (300, true),
+                (400, true),
+                (500, false)
+            ]
+        );
         tokio::time::sleep_until(begin + ms(2000)).await;
         assert_eq!(gate.next(Instant::now()).await, None);
         assert_eq!((gate.pacer.missed(), gate.next(begin).await), (4, None));

@@ -85,7 +85,9 @@ impl Recorder {
             tally.in_flight += end.saturating_duration_since(sent.at);
             tally.last_end = tally.last_end.max(Some(end));
             if is_open {
-                tally.lateness.record(sent.at.saturating_duration_since(sent.turn.start));
+                tally
+                    .lateness
+                    .record(sent.at.saturating_duration_since(sent.turn.start));
                 tally.late += u64::from(sent.turn.late);
             }
         }
@@ -99,15 +101,16 @@ impl Recorder {
                 return end;
             }
         };
-        let failed = answer.failed();
-        let reads = answer.items().saturating_sub(u64::try_from(failed.len()).unwrap_or(u64::MAX));
+        let reads = answer.reads();
         tally.reads_in_all += reads;
         if !sent.turn.measured {
             return end;
         }
         tally.requests += 1;
-        tally.latency.record(end.saturating_duration_since(sent.turn.start));
-        tally.bytes += answer.bytes();
+        tally
+            .latency
+            .record(end.saturating_duration_since(sent.turn.start));
+        tally.bytes += answer.bytes;
         tally.reads += reads;
         if tally.parts.len() <= ask.part {
             tally.parts.resize(ask.part + 1, (0, 0));
@@ -115,9 +118,9 @@ impl Recorder {
         let (part_requests, part_reads) = &mut tally.parts[ask.part];
         *part_requests += 1;
         *part_reads += reads;
-        for item in failed {
+        for item in &answer.failed {
             count_error(&mut tally.item_errors, &item.label);
-            tally.first_error.get_or_insert(item.message);
+            tally.first_error.get_or_insert_with(|| item.message.clone());
         }
         let part = workload.part(ask.part);
         if part.verifies() {
@@ -125,9 +128,9 @@ impl Recorder {
                 let Some(&item) = ask.items.get(i) else { return };
                 if let Some(wrong) = part.check(item, bytes, scratch) {
                     tally.wrong_bytes += wrong.count;
-                    tally
-                        .first_wrong
-                        .get_or_insert_with(|| format!("{}, byte {}: {wrong}", part.describe(item), wrong.at));
+                    tally.first_wrong.get_or_insert_with(|| {
+                        format!("{}, byte {}: {wrong}", part.describe(item), wrong.at)
+                    });
                 }
             });
         }
@@ -198,10 +201,17 @@ mod tests {
         // Scenario: three failed requests of 5 ms each, then one before the window.
         // Expected: three errors by code, time in flight, and no latency at all.
         let (recorder, workload) = (Recorder::default(), Workload::of_blocks(10));
-        let ask = Ask { part: 0, items: vec![1] };
+        let ask = Ask {
+            part: 0,
+            items: vec![1],
+        };
         let mut end = Instant::now();
         for measured in [true, true, true, false] {
-            let turn = Turn { start: Instant::now(), measured, late: false };
+            let turn = Turn {
+                start: Instant::now(),
+                measured,
+                late: false,
+            };
             let sent = recorder.send(turn, false);
             assert_eq!(recorder.in_flight(), 1);
             tokio::time::advance(Duration::from_millis(5)).await;
@@ -209,9 +219,15 @@ mod tests {
             end = if measured { ended } else { end };
         }
         let tally = recorder.take();
-        assert_eq!((tally.requests, tally.errors(), tally.latency.percentile(50.0)), (0, 3, None));
+        assert_eq!(
+            (tally.requests, tally.errors(), tally.latency.percentile(50.0)),
+            (0, 3, None)
+        );
         assert_eq!(tally.request_errors["DEADLINE_EXCEEDED"], 3);
-        assert_eq!((tally.in_flight, tally.last_end), (Duration::from_millis(15), Some(end)));
+        assert_eq!(
+            (tally.in_flight, tally.last_end),
+            (Duration::from_millis(15), Some(end))
+        );
         assert_eq!((recorder.take().errors(), recorder.in_flight()), (0, 0));
     }
 }

@@ -183,11 +183,10 @@ impl Report {
         let elapsed = end.saturating_duration_since(pacer.measure_from());
         let seconds = elapsed.as_secs_f64();
         let rate = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
-        let server_cpu = after.server_since(&before).map(|used| used.as_secs_f64());
-        let server_cpu = server_cpu.or(server.as_ref().map(|counted| counted.cpu_seconds));
         let cpu = |used: f64| Cpu::new(used, rate(used), tally.reads);
         let own_cpu = cpu(after.own_since(&before).as_secs_f64());
-        let server_cpu = server_cpu.map(cpu);
+        let by_pid = after.server_since(&before).map(|used| cpu(used.as_secs_f64()));
+        let server_cpu = by_pid.or_else(|| server.as_ref().map(Cpu::of_server));
         let open_loop = rates.map(|(rate_from, rate_to)| {
             // Arrivals are those of the window; its last requests may have ended later.
             let window = pacer
@@ -231,7 +230,10 @@ impl Report {
             instances: 1,
             dataset: names.join(","),
             what: whats.join(", "),
-            pattern: workload.parts().next().map_or_else(String::new, |(part, _)| part.order()),
+            pattern: workload
+                .parts()
+                .next()
+                .map_or_else(String::new, |(part, _)| part.order()),
             loop_kind: if open_loop.is_some() { "open" } else { "closed" }.to_owned(),
             transport: args.transport.as_str().to_owned(),
             connections: args.connections(),
@@ -285,7 +287,11 @@ impl Report {
         let mut report: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
         report.latency = match (&report.latency_us, &report.latency_histogram) {
             (Some(us), Some(histogram)) => {
-                let ns = |us: f64| Duration::try_from_secs_f64(us / 1e6).unwrap_or_default().as_nanos();
+                let ns = |us: f64| {
+                    Duration::try_from_secs_f64(us / 1e6)
+                        .unwrap_or_default()
+                        .as_nanos()
+                };
                 let ns = |us: f64| u64::try_from(ns(us)).unwrap_or(u64::MAX);
                 Durations::decode(histogram, ns(us.min), ns(us.max), us.mean * 1e3)
                     .map_err(|problem| format!("latency_histogram {problem}"))?
@@ -347,19 +353,23 @@ impl Report {
             self.own_cpu.seconds + other.own_cpu.seconds,
             self.own_cpu.cores + other.own_cpu.cores,
         );
-        let theirs = other.server_cpu.as_ref();
-        self.server_cpu = match (self.server_cpu.take(), theirs) {
-            (Some(mine), Some(theirs)) => {
-                Some(cpu(mine.seconds.max(theirs.seconds), mine.cores.max(theirs.cores)))
-            }
-            (mine, theirs) => mine.or(theirs.cloned()).map(|one| cpu(one.seconds, one.cores)),
-        };
-        self.cpu_us_per_read = self.own_cpu.us_per_read;
-        self.server_cpu_us_per_read = self.server_cpu.as_ref().and_then(|cpu| cpu.us_per_read);
         let reads = |server: &Option<Counted>| server.as_ref().map_or(0, Counted::reads_ok);
         if reads(&other.server) > reads(&self.server) {
             self.server = other.server.clone();
         }
+        let theirs = other.server_cpu.as_ref();
+        self.server_cpu = match (self.server_cpu.take(), theirs) {
+            (Some(mine), Some(theirs)) => Some(cpu(
+                mine.seconds.max(theirs.seconds),
+                mine.cores.max(theirs.cores),
+            )),
+            (mine, theirs) => mine.or(theirs.cloned()).map(|one| cpu(one.seconds, one.cores)),
+        };
+        if let Some(server) = &self.server {
+            self.server_cpu = Some(Cpu::of_server(server));
+        }
+        self.cpu_us_per_read = self.own_cpu.us_per_read;
+        self.server_cpu_us_per_read = self.server_cpu.as_ref().and_then(|cpu| cpu.us_per_read);
         self.reads_in_all = match (self.reads_in_all, other.reads_in_all) {
             (Some(mine), Some(theirs)) => Some(BothSides {
                 client: mine.client + theirs.client,
@@ -413,7 +423,10 @@ impl Report {
     /// Whether the run was one: anything read, and everything that was read right.
     pub(crate) fn outcome(&self) -> Result<(), Failure> {
         if self.wrong_bytes > 0 {
-            return Err(Failure::Failed(format!("{} wrong bytes", grouped(self.wrong_bytes))));
+            return Err(Failure::Failed(format!(
+                "{} wrong bytes",
+                grouped(self.wrong_bytes)
+            )));
         }
         if self.reads > 0 {
             return Ok(());
@@ -427,6 +440,19 @@ impl Report {
 }
 
 impl Cpu {
+    fn of_server(counted: &Counted) -> Self {
+        let seconds = counted.cpu_seconds;
+        Self {
+            seconds,
+            cores: if counted.seconds > 0.0 {
+                seconds / counted.seconds
+            } else {
+                0.0
+            },
+            us_per_read: counted.cpu_us_per_read(),
+        }
+    }
+
     fn new(seconds: f64, cores: f64, reads: u64) -> Self {
         Self {
             seconds,

@@ -81,7 +81,15 @@ fn a_result_that_is_none_says_what_is_wrong() {
     assert!(Report::read("{}").unwrap_err().contains("missing field"));
     assert!(Report::read("reads/s 5").is_err());
     json["latency_histogram"] = "HISTFAAAA".into();
-    assert!(Report::read(&json.to_string()).unwrap_err().starts_with("latency_histogram "));
+    assert!(
+        Report::read(&json.to_string())
+            .unwrap_err()
+            .starts_with("latency_histogram ")
+    );
     json["latency_histogram"] = serde_json::Value::Null;
-    assert!(Report::read(&json.to_string()).unwrap_err().contains("only one of"));
+    assert!(
+        Report::read(&json.to_string())
+            .unwrap_err()
+            .contains("only one of")
+    );
 }

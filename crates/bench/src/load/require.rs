@@ -157,7 +157,11 @@ fn read(name: &str, value: &str) -> Result<(Figure, f64), String> {
 impl Figure {
     fn of(self, report: &Report) -> Option<f64> {
         let share = |part: u64, whole: u64| {
-            if whole == 0 { 0.0 } else { approximate(part) / approximate(whole) }
+            if whole == 0 {
+                0.0
+            } else {
+                approximate(part) / approximate(whole)
+            }
         };
         let latency = report.latency();
         let arrivals = report.open_loop.as_ref().map(|open| open.arrivals);
@@ -211,7 +215,10 @@ pub(crate) fn check(requirements: &[Requirement], report: &Report) -> Result<(),
     if unmet.is_empty() {
         return Ok(());
     }
-    Err(crate::outcome::Failure::Condition(format!("not met: {}", unmet.join("; "))))
+    Err(crate::outcome::Failure::Condition(format!(
+        "not met: {}",
+        unmet.join("; ")
+    )))
 }
 
 #[cfg(test)]
@@ -225,15 +232,41 @@ mod tests {
         // Scenario: every figure and relation; then what is nearly right.
         // Expected: a condition; an error for each of the others.
         for right in [
-            "p99<5ms", "p99.9 <= 1s", "p50>1us", "min>=0s", "mean<1ms", "max<10s", "errors<1", "errors<0.1%",
-            "missed<1%", "late<5", "wrong_bytes<=0", "reads_per_second>80000", "requests_per_second>1e3",
-            "megabytes_per_second>10", "cpu_us_per_read<2.5", "server_cpu_us_per_read<4",
+            "p99<5ms",
+            "p99.9 <= 1s",
+            "p50>1us",
+            "min>=0s",
+            "mean<1ms",
+            "max<10s",
+            "errors<1",
+            "errors<0.1%",
+            "missed<1%",
+            "late<5",
+            "wrong_bytes<=0",
+            "reads_per_second>80000",
+            "requests_per_second>1e3",
+            "megabytes_per_second>10",
+            "cpu_us_per_read<2.5",
+            "server_cpu_us_per_read<4",
         ] {
             assert!(Requirement::parse(right).is_ok(), "{right}");
         }
         for wrong in [
-            "", "p99", "p99=5ms", "p99<5", "p101<5ms", "p0<1s", "px<1s", "errors<x", "errors<x%", "reads>1",
-            "reads_per_second>NaN", "reads_per_second>5%", "<5", "p99<", "p99<>5ms",
+            "",
+            "p99",
+            "p99=5ms",
+            "p99<5",
+            "p101<5ms",
+            "p0<1s",
+            "px<1s",
+            "errors<x",
+            "errors<x%",
+            "reads>1",
+            "reads_per_second>NaN",
+            "reads_per_second>5%",
+            "<5",
+            "p99<",
+            "p99<>5ms",
         ] {
             assert!(Requirement::parse(wrong).is_err(), "{wrong}");
         }
@@ -250,7 +283,14 @@ mod tests {
         result.request_errors.insert("UNAVAILABLE".into(), 10);
         result.errors = 10;
         let unmet = |text: &str| Requirement::parse(text).unwrap().unmet(&result);
-        for met in ["p99<1ms", "p99>=990us", "max<=1ms", "errors<=10", "errors<1%", "wrong_bytes<1"] {
+        for met in [
+            "p99<1ms",
+            "p99>=990us",
+            "max<=1ms",
+            "errors<=10",
+            "errors<1%",
+            "wrong_bytes<1",
+        ] {
             assert_eq!(unmet(met), None, "{met}");
         }
         for (not, got) in [
@@ -258,7 +298,10 @@ mod tests {
             ("errors<10", "errors<10: it is 10"),
             ("errors<0.5%", "errors<0.5%: it is 0.9901 %"),
             ("missed<1", "missed<1: this run has no such figure"),
-            ("server_cpu_us_per_read<5", "server_cpu_us_per_read<5: this run has no such figure"),
+            (
+                "server_cpu_us_per_read<5",
+                "server_cpu_us_per_read<5: this run has no such figure",
+            ),
         ] {
             assert_eq!(unmet(not).as_deref(), Some(got));
         }

@@ -84,7 +84,13 @@ mod tests {
         assert_eq!(cells.len(), HEADER.split(',').count());
         assert_eq!(cells[..4], ["0.500", "250.0", "200.0", "800.0"]);
         assert_eq!(cells[6..], ["100.0", "1", "7"]);
-        assert!(cells[4].starts_with("50.") && cells[5].starts_with("99."), "{text}");
-        assert_eq!(line(half, half, None, &Tally::default(), 0), "0.500,,0.0,0.0,,,,0,0");
+        assert!(
+            cells[4].starts_with("50.") && cells[5].starts_with("99."),
+            "{text}"
+        );
+        assert_eq!(
+            line(half, half, None, &Tally::default(), 0),
+            "0.500,,0.0,0.0,,,,0,0"
+        );
     }
 }

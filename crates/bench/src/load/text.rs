@@ -16,7 +16,16 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 
 fn steps(knee: &Knee) -> Table {
     let mut table = Table::new(&[0, 1, 2, 3, 4, 5, 6]);
-    table.row(["RATE/S", "REQUESTS/S", "READS/S", "P50", "P99", "ERRORS", "MISSED", "HELD"]);
+    table.row([
+        "RATE/S",
+        "REQUESTS/S",
+        "READS/S",
+        "P50",
+        "P99",
+        "ERRORS",
+        "MISSED",
+        "HELD",
+    ]);
     for step in &knee.steps {
         let us = |us: Option<f64>| us.map_or_else(|| "-".to_owned(), |us| latency(us * 1e3));
         table.row([
@@ -27,7 +36,9 @@ fn steps(knee: &Knee) -> Table {
             us(step.p99_us),
             grouped(step.errors),
             grouped(step.missed),
-            step.broken.as_ref().map_or_else(|| "yes".to_owned(), |why| format!("no: {why}")),
+            step.broken
+                .as_ref()
+                .map_or_else(|| "yes".to_owned(), |why| format!("no: {why}")),
         ]);
     }
     table
@@ -42,12 +53,20 @@ fn table(report: &Report) -> Table {
             "knee",
             knee.rate.map_or_else(
                 || format!("none: no rate held {objective}"),
-                |knee| format!("{} requests/s hold {objective}; the figures below are of that step", rate(knee)),
+                |knee| {
+                    format!(
+                        "{} requests/s hold {objective}; the figures below are of that step",
+                        rate(knee)
+                    )
+                },
             ),
         );
     }
     if report.instances > 1 {
-        row("merged", format!("{} results, taken to have run at the same time", report.instances));
+        row(
+            "merged",
+            format!("{} results, taken to have run at the same time", report.instances),
+        );
     }
     let batch = if report.batch_min == report.batch {
         report.batch.to_string()
@@ -56,33 +75,64 @@ fn table(report: &Report) -> Table {
     };
     row(
         "dataset",
-        format!("{}: {}, {}, batches of {batch}", report.dataset, report.what, report.pattern),
+        format!(
+            "{}: {}, {}, batches of {batch}",
+            report.dataset, report.what, report.pattern
+        ),
     );
     for part in &report.mix {
         row(
             "",
-            format!("{}: {} requests, {} reads", part.dataset, grouped(part.requests), grouped(part.reads)),
+            format!(
+                "{}: {} requests, {} reads",
+                part.dataset,
+                grouped(part.requests),
+                grouped(part.reads)
+            ),
         );
     }
-    let via = format!("{} over {}", report.transport, counted(report.connections, "connection"));
+    let via = format!(
+        "{} over {}",
+        report.transport,
+        counted(report.connections, "connection")
+    );
     row(
         "load",
-        format!("{} loop, {via}, {}", report.loop_kind, counted(report.threads, "thread")),
+        format!(
+            "{} loop, {via}, {}",
+            report.loop_kind,
+            counted(report.threads, "thread")
+        ),
     );
     row(
         "outstanding",
-        format!("{:.1} of {} requests, over time", report.outstanding_achieved, report.outstanding),
+        format!(
+            "{:.1} of {} requests, over time",
+            report.outstanding_achieved, report.outstanding
+        ),
     );
     row(
         "measured",
-        format!("{:.2} s after {} s of warm-up", report.seconds, report.warmup_seconds),
+        format!(
+            "{:.2} s after {} s of warm-up",
+            report.seconds, report.warmup_seconds
+        ),
     );
     let in_all = |per_second: f64, count: String| format!("{}  ({count} in all)", rate(per_second));
     row("reads/s", in_all(report.reads_per_second, grouped(report.reads)));
-    row("requests/s", in_all(report.requests_per_second, grouped(report.requests)));
-    row("MB/s", in_all(report.megabytes_per_second, size(report.read_bytes)));
+    row(
+        "requests/s",
+        in_all(report.requests_per_second, grouped(report.requests)),
+    );
+    row(
+        "MB/s",
+        in_all(report.megabytes_per_second, size(report.read_bytes)),
+    );
     if let Some(open) = &report.open_loop {
-        #[expect(clippy::float_cmp, reason = "both are the same argument, unless there is a ramp")]
+        #[expect(
+            clippy::float_cmp,
+            reason = "both are the same argument, unless there is a ramp"
+        )]
         let rates = if open.rate_from == open.rate_to {
             rate(open.rate_from)
         } else {
@@ -92,10 +142,20 @@ fn table(report: &Report) -> Table {
             super::args::ArrivalsArg::Constant => "constant",
             super::args::ArrivalsArg::Poisson => "Poisson",
         };
-        row("intended", format!("{rates} requests/s, {kind} arrivals ({} in all)", grouped(open.arrivals)));
+        row(
+            "intended",
+            format!(
+                "{rates} requests/s, {kind} arrivals ({} in all)",
+                grouped(open.arrivals)
+            ),
+        );
         row(
             "rate missed",
-            format!("{} requests/s ({} never sent)", rate(open.missed_per_second), grouped(open.missed)),
+            format!(
+                "{} requests/s ({} never sent)",
+                rate(open.missed_per_second),
+                grouped(open.missed)
+            ),
         );
         row(
             "late",
@@ -120,7 +180,10 @@ fn table(report: &Report) -> Table {
     row("wrong bytes", wrong);
     row("own CPU", cpu_text(&report.own_cpu));
     let no_cpu = || "not measured (--http, --server-pid)".to_owned();
-    row("server CPU", report.server_cpu.as_ref().map_or_else(no_cpu, cpu_text));
+    row(
+        "server CPU",
+        report.server_cpu.as_ref().map_or_else(no_cpu, cpu_text),
+    );
     server(report, &mut row);
     table
 }
@@ -145,13 +208,21 @@ fn server(report: &Report, row: &mut impl FnMut(&str, String)) {
             "{} submissions ({} a read), depth {} on average",
             grouped(server.submissions),
             ratio(server.submissions_per_read),
-            server.queue_depth_mean.map_or_else(|| "-".to_owned(), |depth| format!("{depth:.1}"))
+            server
+                .queue_depth_mean
+                .map_or_else(|| "-".to_owned(), |depth| format!("{depth:.1}"))
         ),
     );
     let by = |counts: &BTreeMap<String, u64>| {
-        let list: Vec<String> =
-            counts.iter().map(|(name, count)| format!("{} {name}", grouped(*count))).collect();
-        if list.is_empty() { "none".to_owned() } else { list.join(", ") }
+        let list: Vec<String> = counts
+            .iter()
+            .map(|(name, count)| format!("{} {name}", grouped(*count)))
+            .collect();
+        if list.is_empty() {
+            "none".to_owned()
+        } else {
+            list.join(", ")
+        }
     };
     row("server's reads", by(&server.reads));
     row("server's refusals", by(&server.rejected));
@@ -179,8 +250,16 @@ fn errors(report: &Report) -> String {
             .map(|(code, count)| format!("{} {what} {code}", grouped(*count)))
             .collect::<Vec<_>>()
     };
-    let errors = [codes("requests", &report.request_errors), codes("items", &report.item_errors)].concat();
-    if errors.is_empty() { "none".to_owned() } else { errors.join(", ") }
+    let errors = [
+        codes("requests", &report.request_errors),
+        codes("items", &report.item_errors),
+    ]
+    .concat();
+    if errors.is_empty() {
+        "none".to_owned()
+    } else {
+        errors.join(", ")
+    }
 }
 
 fn latencies(us: Option<&LatencyMicros>) -> String {

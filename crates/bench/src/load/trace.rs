@@ -55,7 +55,9 @@ pub(crate) fn parse(text: &str, meaning: Meaning) -> Result<Listed, String> {
                     return problem("objects have no common address space: use their numbers".to_owned());
                 };
                 if length == 0 || first.checked_add(length).is_none_or(|last| last > end) {
-                    return problem(format!("{length} bytes from {first} are none, or past the end at {end}"));
+                    return problem(format!(
+                        "{length} bytes from {first} are none, or past the end at {end}"
+                    ));
                 }
                 ranges.push((first, length));
             }
@@ -101,9 +103,18 @@ mod tests {
     fn a_trace_lists_items_or_ranges() {
         // Scenario: indices with comments and blank lines; offsets with --range-bytes; offsets with lengths.
         // Expected: the items; ranges of that length; the ranges as they stand.
-        assert_eq!(parse("# a trace\n3\n\n 9 \r\n0\n", BLOCKS), Ok(Listed::Items(vec![3, 9, 0])));
-        let meaning = Meaning { range_bytes: Some(512), ..BLOCKS };
-        assert_eq!(parse("0\n4608\n", meaning), Ok(Listed::Ranges(vec![(0, 512), (4608, 512)])));
+        assert_eq!(
+            parse("# a trace\n3\n\n 9 \r\n0\n", BLOCKS),
+            Ok(Listed::Items(vec![3, 9, 0]))
+        );
+        let meaning = Meaning {
+            range_bytes: Some(512),
+            ..BLOCKS
+        };
+        assert_eq!(
+            parse("0\n4608\n", meaning),
+            Ok(Listed::Ranges(vec![(0, 512), (4608, 512)]))
+        );
         let ranges = Listed::Ranges(vec![(5119, 1), (7, 100)]);
         assert_eq!(parse("5119 1\n7,100\n", BLOCKS), Ok(ranges));
     }
@@ -126,7 +137,10 @@ mod tests {
             let problem = parse(text, BLOCKS).unwrap_err();
             assert!(problem.starts_with(line), "{text:?}: {problem}");
         }
-        let objects = Meaning { length_bytes: None, ..BLOCKS };
+        let objects = Meaning {
+            length_bytes: None,
+            ..BLOCKS
+        };
         assert!(parse("1 1", objects).unwrap_err().contains("address space"));
     }
 

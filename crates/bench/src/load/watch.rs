@@ -54,9 +54,8 @@ impl Watcher {
             () = tokio::time::sleep_until(pacer.measure_from()) => {}
             _ = tokio::signal::ctrl_c() => pacer.stop(),
         }
-        // The page first: the time that it takes is not in the window of the CPU.
-        let page_before = self.page().await?;
         let before = Snapshot::take(self.server.as_ref())?;
+        let page_before = self.page().await?;
         let mut ticks = tokio::time::interval_at(Instant::now() + self.interval, self.interval);
         let mut running = crew.threads();
         while running > 0 {
@@ -73,9 +72,7 @@ impl Watcher {
         let page_after = self.page().await?;
         self.tell(&mut run, crew, pacer)?;
         run.line.finish_and_clear();
-        let between = |before: &Option<Page>| {
-            Some(Counted::between(before.as_ref()?, page_after.as_ref()?))
-        };
+        let between = |before: &Option<Page>| Some(Counted::between(before.as_ref()?, page_after.as_ref()?));
         let client = run.total.reads_in_all;
         Ok(Measured {
             tally: run.total,
@@ -103,7 +100,8 @@ impl Watcher {
         let since = run.last.saturating_duration_since(pacer.measure_from());
         run.last = now;
         // What is left after the end is told if there is anything in it.
-        if length.is_zero() || interval.requests == 0 && interval.errors() == 0 && length < self.interval / 2 {
+        if length.is_zero() || interval.requests == 0 && interval.errors() == 0 && length < self.interval / 2
+        {
             return Ok(());
         }
         let intended = pacer.rate_now();

@@ -9,7 +9,7 @@ use crate::expected::{Wrong, check_elements, check_stream, object_seed};
 use crate::inspect::kind_name;
 use crate::outcome::Failure;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use ringfetch_client::{ByteRange, Client, Dtype, ObjectPart, Request, wire};
+use ringfetch_client::{Client, Dtype, wire};
 use std::path::Path;
 
 /// More names than these are not kept: chosen at random, a million are as good as all.
@@ -38,12 +38,21 @@ pub(crate) struct Part {
 /// What an item is.
 #[derive(Debug)]
 pub(crate) enum Target {
-    Blocks { block_bytes: u32 },
-    Vectors { dtype: Dtype, dim: u32 },
-    Ranges { range_bytes: u64 },
+    Blocks {
+        block_bytes: u32,
+    },
+    Vectors {
+        dtype: Dtype,
+        dim: u32,
+    },
+    Ranges {
+        range_bytes: u64,
+    },
     /// Offset and length of each.
     Extents(Vec<(u64, u64)>),
-    Objects { names: Vec<String> },
+    Objects {
+        names: Vec<String>,
+    },
 }
 
 /// Where items come from.
@@ -64,7 +73,12 @@ pub(crate) struct Ask {
 /// Looks the datasets up and checks that they can be read as asked.
 pub(crate) async fn resolve(client: &Client, global: &Global, args: &Load) -> Result<Workload, Failure> {
     let single = args.dataset.iter().map(|name| (name.clone(), 1.0));
-    let shares: Vec<(String, f64)> = args.mix.iter().flat_map(|mix| mix.0.clone()).chain(single).collect();
+    let shares: Vec<(String, f64)> = args
+        .mix
+        .iter()
+        .flat_map(|mix| mix.0.clone())
+        .chain(single)
+        .collect();
     let whole: f64 = shares.iter().map(|(_, share)| share).sum();
     let (mut parts, mut sum) = (Vec::new(), 0.0);
     for (name, share) in shares {
@@ -116,7 +130,10 @@ async fn resolve_part(client: &Client, global: &Global, args: &Load, name: Strin
         return Err(Failure::Failed(format!("{name} has nothing to read in it")));
     }
     let (target, source) = match &args.trace {
-        None => (target, Source::Pattern(Chooser::new(args.pattern, count), args.pattern)),
+        None => (
+            target,
+            Source::Pattern(Chooser::new(args.pattern, count), args.pattern),
+        ),
         Some(path) => {
             let meaning = Meaning {
                 items: count,
@@ -140,9 +157,13 @@ async fn resolve_part(client: &Client, global: &Global, args: &Load, name: Strin
 
 fn traced(path: &Path, meaning: Meaning, target: Target) -> Result<(Target, Source), Failure> {
     let named = |problem: String| Failure::Usage(format!("--trace {}: {problem}", path.display()));
-    let length = std::fs::metadata(path).map_err(|error| named(error.to_string()))?.len();
+    let length = std::fs::metadata(path)
+        .map_err(|error| named(error.to_string()))?
+        .len();
     if length > TRACE_BYTES_MAX {
-        return Err(named(format!("{length} bytes are more than {TRACE_BYTES_MAX}: cut the trace")));
+        return Err(named(format!(
+            "{length} bytes are more than {TRACE_BYTES_MAX}: cut the trace"
+        )));
     }
     let text = std::fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
     let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
@@ -153,7 +174,10 @@ fn traced(path: &Path, meaning: Meaning, target: Target) -> Result<(Target, Sour
         }
         Listed::Ranges(ranges) => {
             let length = count(ranges.len());
-            (Target::Extents(ranges), Source::Trace(None, length, Position::default()))
+            (
+                Target::Extents(ranges),
+                Source::Trace(None, length, Position::default()),
+            )
         }
     })
 }
@@ -174,7 +198,9 @@ impl Workload {
         } else {
             random.u32(self.batch.min..=self.batch.max)
         };
-        let Some((part, _)) = self.parts.get(ask.part) else { return };
+        let Some((part, _)) = self.parts.get(ask.part) else {
+            return;
+        };
         match &part.source {
             Source::Pattern(chooser, _) => chooser.choose(random, batch, &mut ask.items),
             Source::Trace(items, length, position) => {
@@ -229,36 +255,6 @@ impl Part {
     /// Whether bytes are checked, so that they have to be kept.
     pub(crate) fn verifies(&self) -> bool {
         self.verify.is_some()
-    }
-
-    /// The gRPC request for these items.
-    pub(crate) fn request(&self, items: &[u64]) -> Request {
-        let dataset = self.dataset.clone();
-        match &self.target {
-            Target::Blocks { .. } => Request::Blocks {
-                dataset,
-                indices: items.to_vec(),
-            },
-            Target::Vectors { .. } => Request::Vectors {
-                dataset,
-                ids: items.to_vec(),
-            },
-            Target::Ranges { .. } | Target::Extents(_) => {
-                let range = |(offset, length)| ByteRange { offset, length };
-                let ranges = items.iter().filter_map(|&item| self.target.extent(item)).map(range);
-                Request::Ranges {
-                    dataset,
-                    ranges: ranges.collect(),
-                }
-            }
-            Target::Objects { names } => Request::Objects {
-                dataset,
-                parts: items
-                    .iter()
-                    .map(|&item| ObjectPart::whole(name(names, item)))
-                    .collect(),
-            },
-        }
     }
 
     /// Compares an item's bytes with the pattern; `None` if they are right, or not to be checked.
@@ -326,7 +322,9 @@ impl Target {
 }
 
 fn at<T>(list: &[T], position: u64) -> Option<&T> {
-    usize::try_from(position).ok().and_then(|position| list.get(position))
+    usize::try_from(position)
+        .ok()
+        .and_then(|position| list.get(position))
 }
 
 /// The name of an object by its number.
@@ -378,9 +376,15 @@ mod tests {
             assert!(ask.items.iter().all(|item| *item < count), "{ask:?}");
         }
         assert!((6_800..=7_200).contains(&parts[0]), "{parts:?}");
-        assert!(sizes[1..].iter().all(|size| (2_250..=2_750).contains(size)), "{sizes:?}");
+        assert!(
+            sizes[1..].iter().all(|size| (2_250..=2_750).contains(size)),
+            "{sizes:?}"
+        );
         let shares: Vec<f64> = workload.parts().map(|(_, share)| share).collect();
-        assert!((shares[0] - 0.7).abs() < 1e-9 && (shares[1] - 0.3).abs() < 1e-9, "{shares:?}");
+        assert!(
+            (shares[0] - 0.7).abs() < 1e-9 && (shares[1] - 0.3).abs() < 1e-9,
+            "{shares:?}"
+        );
     }
 
     #[test]
@@ -390,7 +394,8 @@ mod tests {
         let mut workload = Workload::of_blocks(10);
         workload.batch = Batch { min: 2, max: 2 };
         workload.parts[0].0.source = Source::Trace(Some(vec![7, 3, 9]), 3, Position::default());
-        let (mut random, mut ask, mut seen) = (fastrand::Rng::with_seed(5), Ask::default(), Vec::<u64>::new());
+        let (mut random, mut ask, mut seen) =
+            (fastrand::Rng::with_seed(5), Ask::default(), Vec::<u64>::new());
         for _ in 0..3 {
             workload.choose(&mut random, &mut ask);
             seen.extend(&ask.items);
@@ -401,8 +406,11 @@ mod tests {
         part.source = Source::Trace(None, 2, Position::default());
         part.target = Target::Extents(vec![(5, 10), (0, 80)]);
         workload.choose(&mut random, &mut ask);
-        let ranges = vec![ByteRange { offset: 5, length: 10 }, ByteRange { offset: 0, length: 80 }];
-        let dataset = "d".to_owned();
-        assert_eq!(workload.part(0).request(&ask.items), Request::Ranges { dataset, ranges });
+        let extents: Vec<_> = ask
+            .items
+            .iter()
+            .map(|&item| workload.part(0).target().extent(item))
+            .collect();
+        assert_eq!(extents, [Some((5, 10)), Some((0, 80))]);
     }
 }

@@ -4,6 +4,8 @@
     reason = "clippy.toml allows it in tests, but does not see that these functions are only called by some"
 )]
 
+mod http;
+mod load;
 mod server;
 
 use ringfetch_engine::dataset::Dtype;

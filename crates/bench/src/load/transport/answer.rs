@@ -5,23 +5,15 @@ use bytes::Bytes;
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// A request that was answered.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    /// Through the client crate, which has checked it against its request.
-    Items(ringfetch_client::Answer),
-    /// From a transport of our own.
-    Octets(Octets),
-}
-
-/// Items back to back.
+/// A request that was answered: its items back to back, held against it by the transport.
 #[derive(Debug, Default)]
-pub(crate) struct Octets {
+pub(crate) struct Answer {
+    /// Items asked for, failed ones included.
     pub(crate) items: usize,
     /// Of all items together.
     pub(crate) bytes: u64,
     pub(crate) failed: Vec<FailedItem>,
-    /// Bytes of each item, 0 for a failed one; empty where nothing is to be checked.
+    /// Bytes of each item, 0 for a failed one.
     pub(crate) lengths: Vec<usize>,
     /// The items; empty where nothing is to be checked.
     pub(crate) data: Bytes,
@@ -87,61 +79,20 @@ impl From<ringfetch_client::Error> for Refused {
 }
 
 impl Answer {
-    /// Items asked for, failed ones included.
-    pub(crate) fn items(&self) -> u64 {
-        count(match self {
-            Self::Items(answer) => answer.items().len(),
-            Self::Octets(octets) => octets.items,
-        })
+    /// Items that were read.
+    pub(crate) fn reads(&self) -> u64 {
+        u64::try_from(self.items.saturating_sub(self.failed.len())).unwrap_or(u64::MAX)
     }
 
-    /// Bytes of the items.
-    pub(crate) fn bytes(&self) -> u64 {
-        match self {
-            Self::Items(answer) => count(answer.items().data().len()),
-            Self::Octets(octets) => octets.bytes,
-        }
-    }
-
-    /// The items that failed.
-    pub(crate) fn failed(&self) -> Vec<FailedItem> {
-        match self {
-            Self::Items(answer) => answer
-                .items()
-                .errors()
-                .iter()
-                .map(|error| FailedItem {
-                    label: Cow::Borrowed(error.label()),
-                    message: error.to_string(),
-                })
-                .collect(),
-            Self::Octets(octets) => octets.failed.clone(),
-        }
-    }
-
-    /// Shows each good item with its position in the request.
+    /// Shows each item that has bytes, with its position in the request.
     pub(crate) fn each(&self, mut look: impl FnMut(usize, &[u8])) {
-        match self {
-            Self::Items(answer) => {
-                let items = answer.items();
-                for i in 0..items.len() {
-                    if let Ok(bytes) = items.slice(i) {
-                        look(i, bytes);
-                    }
-                }
-            }
-            Self::Octets(octets) => {
-                let mut rest: &[u8] = &octets.data;
-                for (i, &length) in octets.lengths.iter().enumerate() {
-                    let Some((item, others)) = rest.split_at_checked(length) else { return };
-                    rest = others;
-                    look(i, item);
-                }
-            }
+        let mut rest: &[u8] = &self.data;
+        for (i, &length) in self.lengths.iter().enumerate() {
+            let Some((item, others)) = rest.split_at_checked(length) else {
+                return;
+            };
+            rest = others;
+            look(i, item);
         }
     }
-}
-
-fn count(length: usize) -> u64 {
-    u64::try_from(length).unwrap_or(u64::MAX)
 }

@@ -1,6 +1,6 @@
 //! A server for tests that only knows the clock: it answers after a time of its own, and not at all during a stall.
 
-use super::answer::{Answer, Octets, Refused};
+use super::answer::{Answer, Refused};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -17,9 +17,9 @@ impl Fake {
         let now = Instant::now();
         let stalled = self.stall.filter(|(from, until)| (*from..*until).contains(&now));
         tokio::time::sleep_until(stalled.map_or(now + self.takes, |(_, until)| until)).await;
-        Ok(Answer::Octets(Octets {
+        Ok(Answer {
             items: items.len(),
-            ..Octets::default()
-        }))
+            ..Answer::default()
+        })
     }
 }

@@ -2,7 +2,7 @@
 //! a GET of that item, one of several a batchFetch answered in octets. Each connection is driven by the task that
 //! uses it, so that a request wakes nobody else. Absent: TLS, proxies, redirects.
 
-use super::answer::{Answer, FailedItem, Octets, Refused};
+use super::answer::{Answer, FailedItem, Refused};
 use crate::load::workload::{Part, Target, name};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
@@ -73,7 +73,7 @@ impl Http {
             let answer = wire.exchange(request, part.verifies()).await?;
             *held = Some(wire);
             if answer.status.is_success() {
-                octets(answer, part, items).map(Answer::Octets)
+                octets(answer, part, items)
             } else {
                 Err(refused(&answer))
             }
@@ -85,7 +85,7 @@ impl Http {
 }
 
 /// `HOST:PORT` of a URL `http://HOST:PORT`.
-fn address(url: &str) -> Result<String, Refused> {
+pub(super) fn address(url: &str) -> Result<String, Refused> {
     let wrong = || Refused::transport(format!("{url:?} is not of the form http://HOST:PORT"));
     let uri: Uri = url.parse().map_err(|_| wrong())?;
     let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
@@ -186,7 +186,9 @@ async fn read(response: Response<Incoming>, keep: bool) -> Result<Read, Refused>
         return Err(Refused::protocol("the answer is too long"));
     }
     while let Some(frame) = body.frame().await {
-        let Ok(chunk) = frame.map_err(broken)?.into_data() else { continue };
+        let Ok(chunk) = frame.map_err(broken)?.into_data() else {
+            continue;
+        };
         bytes += u64::try_from(chunk.len()).unwrap_or(u64::MAX);
         if bytes > ANSWER_BYTES_MAX {
             return Err(Refused::protocol("the answer is too long"));
@@ -228,7 +230,10 @@ fn refused(answer: &Read) -> Refused {
         .and_then(|problem| Some(problem.get("detail")?.as_str()?.to_owned()))
         .unwrap_or_else(|| text.into_owned());
     let detail: String = detail.chars().take(PROBLEM_CHARS_MAX).collect();
-    let seconds = answer.head.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let seconds = answer
+        .head
+        .get(RETRY_AFTER)
+        .and_then(|value| value.to_str().ok()?.parse().ok());
     Refused {
         label: Cow::Owned(format!("HTTP_{}", answer.status.as_u16())),
         message: format!("{}: {detail}", answer.status),
@@ -258,7 +263,9 @@ fn request(part: &Part, items: &[u64], host: &HeaderValue) -> Result<Request<Ful
                 // Inclusive: 4096 bytes from 8192 are 8192-12287.
                 let last = offset.saturating_add(length).saturating_sub(1);
                 let range = HeaderValue::try_from(format!("bytes={offset}-{last}"));
-                range.into_iter().for_each(|range| drop(head.insert(RANGE, range)));
+                range
+                    .into_iter()
+                    .for_each(|range| drop(head.insert(RANGE, range)));
                 write!(path, "/bytes")
             }
         };
@@ -271,7 +278,8 @@ fn request(part: &Part, items: &[u64], host: &HeaderValue) -> Result<Request<Ful
         path.push_str(":batchFetch");
         body = Some(json);
     }
-    let uri = Uri::from_maybe_shared(Bytes::from(path)).map_err(|error| Refused::protocol(error.to_string()))?;
+    let uri =
+        Uri::from_maybe_shared(Bytes::from(path)).map_err(|error| Refused::protocol(error.to_string()))?;
     let is_get = body.is_none();
     let mut request = Request::new(Full::new(Bytes::from(body.unwrap_or_default())));
     *request.method_mut() = if is_get { Method::GET } else { Method::POST };
@@ -319,7 +327,9 @@ fn batch(target: &Target, items: &[u64]) -> (&'static str, String) {
         }
         Target::Objects { names } => {
             json.push_str("{\"names\":[");
-            list(&mut json, &|item| serde_json::Value::from(name(names, item)).to_string());
+            list(&mut json, &|item| {
+                serde_json::Value::from(name(names, item)).to_string()
+            });
             "objects"
         }
     };
@@ -339,20 +349,27 @@ fn encode(text: &str, path: &mut String) {
 }
 
 /// Holds an answer against its request.
-fn octets(answer: Read, part: &Part, items: &[u64]) -> Result<Octets, Refused> {
+fn octets(answer: Read, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
     let number = |name: &str| answer.head.get(name)?.to_str().ok()?.parse::<usize>().ok();
     let list = |name: &str| -> Option<Vec<usize>> {
         let list = answer.head.get(name)?.to_str().ok()?;
         list.split(',').map(|number| number.trim().parse().ok()).collect()
     };
-    let due = |item: u64| part.target().item_bytes(item).and_then(|bytes| usize::try_from(bytes).ok());
+    let due = |item: u64| {
+        part.target()
+            .item_bytes(item)
+            .and_then(|bytes| usize::try_from(bytes).ok())
+    };
     let whole = usize::try_from(answer.bytes).unwrap_or(usize::MAX);
     let (mut failed, mut lengths) = (Vec::new(), Vec::new());
     if let [item] = items {
         lengths.push(due(*item).unwrap_or(whole));
     } else {
         if number("ringfetch-items") != Some(items.len()) {
-            return Err(Refused::protocol(format!("an answer without its {} items", items.len())));
+            return Err(Refused::protocol(format!(
+                "an answer without its {} items",
+                items.len()
+            )));
         }
         failed = list("ringfetch-error-items").unwrap_or_default();
         let each = number("ringfetch-item-bytes");
@@ -373,15 +390,19 @@ fn octets(answer: Read, part: &Part, items: &[u64]) -> Result<Octets, Refused> {
             }
         }
     }
-    let sum = lengths.iter().try_fold(0usize, |sum, length| sum.checked_add(*length));
+    let sum = lengths
+        .iter()
+        .try_fold(0usize, |sum, length| sum.checked_add(*length));
     if sum != Some(whole) {
-        return Err(Refused::protocol(format!("{whole} bytes in an answer of {sum:?}")));
+        return Err(Refused::protocol(format!(
+            "{whole} bytes in an answer of {sum:?}"
+        )));
     }
     let tell = |item: &usize| FailedItem {
         label: Cow::Borrowed("ITEM"),
         message: format!("item {item} failed; octets do not say why"),
     };
-    Ok(Octets {
+    Ok(Answer {
         items: items.len(),
         bytes: answer.bytes,
         failed: failed.iter().map(tell).collect(),
@@ -415,9 +436,16 @@ mod tests {
         // Expected: the four forms of batchFetch.
         let names = vec!["a".to_owned(), "b\"c".to_owned()];
         for (target, kind, json) in [
-            (Target::Blocks { block_bytes: 8 }, "blocks", r#"{"indices":[0,1]}"#),
             (
-                Target::Vectors { dtype: ringfetch_client::Dtype::F32, dim: 2 },
+                Target::Blocks { block_bytes: 8 },
+                "blocks",
+                r#"{"indices":[0,1]}"#,
+            ),
+            (
+                Target::Vectors {
+                    dtype: ringfetch_client::Dtype::F32,
+                    dim: 2,
+                },
                 "vectors",
                 r#"{"ids":[0,1]}"#,
             ),
@@ -442,7 +470,10 @@ mod tests {
             head: head
                 .iter()
                 .map(|&(name, value)| {
-                    (hyper::header::HeaderName::from_static(name), HeaderValue::from_static(value))
+                    (
+                        hyper::header::HeaderName::from_static(name),
+                        HeaderValue::from_static(value),
+                    )
                 })
                 .collect(),
             bytes: u64::try_from(bytes).unwrap(),

@@ -2,18 +2,21 @@
 //! of them retries: an overload is a result.
 
 mod answer;
+mod calls;
 #[cfg(test)]
 pub(super) mod fake;
 mod http;
+mod message;
+mod streams;
 
 pub(super) use answer::{Answer, Refused};
 pub(super) use http::{Http, get_text};
 
 use super::args::TransportArg;
 use super::workload::Part;
-use ringfetch_client::{Client, FetchStream, RetryPolicy};
-use std::sync::{Mutex, PoisonError};
+use calls::{Calls, Origin};
 use std::time::Duration;
+use streams::Streams;
 
 /// Where to connect, and how.
 #[derive(Debug, Clone)]
@@ -28,11 +31,8 @@ pub(super) struct Endpoints {
 /// One thread's connections.
 #[derive(Debug)]
 pub(super) enum Transport {
-    Calls(Client),
-    Streams {
-        client: Client,
-        streams: Vec<Mutex<FetchStream>>,
-    },
+    Calls(Box<Calls>),
+    Streams(Box<Streams>),
     Http(Http),
     #[cfg(test)]
     Fake(fake::Fake),
@@ -44,56 +44,24 @@ impl Transport {
         endpoints: &Endpoints,
         connections: u32,
         slots: u32,
-    ) -> Result<Self, ConnectError> {
+    ) -> Result<Self, Refused> {
         let connections = usize::try_from(connections).unwrap_or(usize::MAX);
-        if endpoints.transport == TransportArg::Http {
-            let http = Http::connect(&endpoints.http, slots, endpoints.timeout).await;
-            return http.map(Self::Http).map_err(ConnectError::Http);
-        }
-        let client = Client::builder(&endpoints.grpc)
-            .connections(connections)
-            // The number of slots is the bound.
-            .max_in_flight(1 << 20)
-            .timeout(endpoints.timeout)
-            .retry(RetryPolicy::none())
-            .connect()
-            .await
-            .map_err(ConnectError::Grpc)?;
-        if endpoints.transport == TransportArg::Grpc {
-            return Ok(Self::Calls(client));
-        }
-        // Each takes the least busy connection, so each has one to itself.
-        let streams = (0..connections).map(|_| Mutex::new(client.stream())).collect();
-        Ok(Self::Streams { client, streams })
+        let origin = || Origin::new(&endpoints.grpc, endpoints.timeout);
+        Ok(match endpoints.transport {
+            TransportArg::Grpc => Self::Calls(Box::new(Calls::connect(origin()?, connections).await?)),
+            TransportArg::Stream => Self::Streams(Box::new(Streams::connect(origin()?, connections).await?)),
+            TransportArg::Http => Self::Http(Http::connect(&endpoints.http, slots, endpoints.timeout).await?),
+        })
     }
 
     /// Sends one request of a slot and returns its answer. Slots are numbered from 0.
     pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
-        let answer = match self {
-            Self::Calls(client) => client.fetch(part.request(items)).await,
-            Self::Streams { client, streams } => {
-                let stream = {
-                    let mut stream = streams[slot % streams.len()]
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner);
-                    if stream.is_broken() {
-                        *stream = client.stream();
-                    }
-                    stream.clone()
-                };
-                stream.send(part.request(items)).await
-            }
-            Self::Http(http) => return http.fetch(slot, part, items).await,
+        match self {
+            Self::Calls(calls) => calls.fetch(slot, part, items).await,
+            Self::Streams(streams) => streams.fetch(slot, part, items).await,
+            Self::Http(http) => http.fetch(slot, part, items).await,
             #[cfg(test)]
-            Self::Fake(fake) => return fake.fetch(items).await,
-        };
-        Ok(Answer::Items(answer?))
+            Self::Fake(fake) => fake.fetch(items).await,
+        }
     }
-}
-
-/// Why a thread has no connections.
-#[derive(Debug)]
-pub(super) enum ConnectError {
-    Grpc(ringfetch_client::Error),
-    Http(Refused),
 }

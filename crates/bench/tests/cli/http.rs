@@ -1,0 +1,139 @@
+//! The HTTP side of a daemon's stand-in: HTTP/1.1 with keep-alive, a thread a connection, the same pattern data as the
+//! gRPC side, and a metrics page that counts its own reads. Only what `ringfetch load` asks for.
+
+use crate::server::{BLOCK_BYTES, BLOCKS, DIM, SEED, VECTORS};
+use ringfetch_engine::dataset::Dtype;
+use ringfetch_engine::pattern;
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Serves until the process ends.
+pub(crate) fn start() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let reads = Arc::new(AtomicU64::new(0));
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let reads = Arc::clone(&reads);
+            std::thread::spawn(move || serve(connection.unwrap(), &reads));
+        }
+    });
+    address
+}
+
+fn serve(connection: TcpStream, reads: &AtomicU64) {
+    connection.set_nodelay(true).unwrap();
+    let mut out = connection.try_clone().unwrap();
+    let mut lines = BufReader::new(connection);
+    loop {
+        let mut first = String::new();
+        if lines.read_line(&mut first).unwrap_or(0) == 0 {
+            return;
+        }
+        let (mut range, mut length) = (String::new(), 0);
+        loop {
+            let mut line = String::new();
+            lines.read_line(&mut line).unwrap();
+            let line = line.trim().to_ascii_lowercase();
+            if line.is_empty() {
+                break;
+            }
+            if let Some(value) = line.strip_prefix("content-length: ") {
+                length = value.parse().unwrap();
+            }
+            if let Some(value) = line.strip_prefix("range: bytes=") {
+                value.clone_into(&mut range);
+            }
+        }
+        let mut body = vec![0; length];
+        lines.read_exact(&mut body).unwrap();
+        let path = first.split_whitespace().nth(1).unwrap();
+        let (status, head, body) = answer(path, &range, &body, reads);
+        let length = body.len();
+        write!(out, "HTTP/1.1 {status}\r\n{head}content-length: {length}\r\n\r\n").unwrap();
+        out.write_all(&body).unwrap();
+    }
+}
+
+fn stream(offset: u64, length: u64) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(length).unwrap()];
+    pattern::fill(SEED, offset, &mut bytes);
+    bytes
+}
+
+fn vector(id: u64) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(DIM).unwrap() * 2];
+    pattern::fill_elements(SEED, Dtype::F16, id * DIM, &mut bytes);
+    bytes
+}
+
+fn answer(path: &str, range: &str, body: &[u8], reads: &AtomicU64) -> (&'static str, String, Vec<u8>) {
+    if path == "/metrics" {
+        let reads = reads.load(Ordering::SeqCst);
+        let page = format!(
+            "ringfetch_build_info{{version=\"0\"}} 1\nringfetch_reads_total{{result=\"ok\"}} {reads}\n\
+             ringfetch_device_reads_total{{shard=\"0\"}} {}\nprocess_cpu_seconds_total 1\n",
+            reads * 2
+        );
+        return ("200 OK", String::new(), page.into_bytes());
+    }
+    let path: Vec<&str> = path.trim_start_matches("/v1/datasets/").split('/').collect();
+    let batch = || serde_json::from_slice::<Value>(body).unwrap();
+    let numbers = |name: &str| -> Vec<u64> {
+        batch()[name]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|number| number.as_u64().unwrap())
+            .collect()
+    };
+    let items: Vec<Vec<u8>> = match path[..] {
+        ["blocks", "blocks", index] => {
+            let index: u64 = index.parse().unwrap();
+            if index >= BLOCKS {
+                let problem = br#"{"detail":"block is out of range"}"#.to_vec();
+                return ("404 Not Found", String::new(), problem);
+            }
+            vec![stream(index * BLOCK_BYTES, BLOCK_BYTES)]
+        }
+        ["blocks", "bytes"] => {
+            let (first, last) = range.split_once('-').unwrap();
+            let (first, last): (u64, u64) = (first.parse().unwrap(), last.parse().unwrap());
+            vec![stream(first, last - first + 1)]
+        }
+        ["vectors", "vectors", id] => vec![vector(id.parse().unwrap())],
+        ["blocks", "blocks:batchFetch"] => numbers("indices")
+            .iter()
+            .map(|index| stream(index * BLOCK_BYTES, BLOCK_BYTES))
+            .collect(),
+        ["blocks", "ranges:batchFetch"] => {
+            let ranges = batch()["ranges"].as_array().unwrap().clone();
+            let of = |range: &Value, name: &str| range[name].as_u64().unwrap();
+            ranges
+                .iter()
+                .map(|range| stream(of(range, "offset"), of(range, "length")))
+                .collect()
+        }
+        ["vectors", "vectors:batchFetch"] => {
+            assert!(numbers("ids").iter().all(|id| *id < VECTORS));
+            numbers("ids").iter().map(|id| vector(*id)).collect()
+        }
+        _ => return ("404 Not Found", String::new(), b"no such path".to_vec()),
+    };
+    reads.fetch_add(u64::try_from(items.len()).unwrap(), Ordering::SeqCst);
+    let lengths: Vec<String> = items.iter().map(|item| item.len().to_string()).collect();
+    let head = format!(
+        "ringfetch-items: {}\r\nringfetch-lengths: {}\r\n",
+        items.len(),
+        lengths.join(",")
+    );
+    let status = if range.is_empty() {
+        "200 OK"
+    } else {
+        "206 Partial Content"
+    };
+    (status, head, items.concat())
+}

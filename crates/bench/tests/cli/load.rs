@@ -1,0 +1,363 @@
+//! `ringfetch load` and `load-merge` as people run them.
+
+use crate::server::{Flaw, start};
+use crate::{failure, http, json, ringfetch, stdout};
+use serde_json::Value;
+use std::io::Read as _;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
+    // Scenario: 500 requests a second for one second, constant and Poisson, on calls and streams, with every output;
+    // then a ramp from 100/s to 300/s.
+    // Expected: all arrivals accounted for, the rate held, latencies in JSON, .hgrm, base64 and CSV that agree.
+    let server = start(Flaw::default());
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let run =
+        "load --dataset blocks --batch 4 --outstanding 32 --connections 2 --threads 2 --warmup-seconds 0.1";
+    for (arrivals, transport, low, high) in [("constant", "grpc", 500, 500), ("poisson", "stream", 400, 600)]
+    {
+        let outputs = format!(
+            "--hgrm {} --hdr {} --csv {} --interval 0.25",
+            file("x.hgrm").display(),
+            file("x.hdr").display(),
+            file("x.csv").display()
+        );
+        let how = format!("--rate 500 --seconds 1 --arrivals {arrivals} --transport {transport} --verify");
+        let report = json(server, &format!("{run} {how} {outputs}"));
+        let open = &report["open_loop"];
+        let arrived = open["arrivals"].as_u64().unwrap();
+        assert!((low..=high).contains(&arrived), "{report}");
+        let sent = report["requests"].as_u64().unwrap();
+        assert_eq!(sent + open["missed"].as_u64().unwrap(), arrived, "{report}");
+        assert_eq!(
+            (&report["loop_kind"], &report["errors"], &report["wrong_bytes"]),
+            (&"open".into(), &0.into(), &0.into()),
+            "{report}"
+        );
+        assert!(number(&open["lateness_us"]["max"]) > 0.0, "{report}");
+
+        let hgrm = read(&file("x.hgrm"));
+        assert!(hgrm.contains(&format!("Total count    = {sent:>12}]")), "{hgrm}");
+        assert_eq!(read(&file("x.hdr")).trim(), report["latency_histogram"]);
+        let csv = read(&file("x.csv"));
+        let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+        assert_eq!(rows[0][0], "t");
+        assert!(
+            rows.len() >= 4 && rows.iter().all(|row| row.len() == rows[0].len()),
+            "{csv}"
+        );
+        let times: Vec<f64> = rows[1..].iter().map(|row| row[0].parse().unwrap()).collect();
+        assert!(times.is_sorted(), "{csv}");
+    }
+    let ramp = json(server, &format!("{run} --ramp 100:300 --seconds 1"));
+    assert_eq!(ramp["open_loop"]["arrivals"], 200, "{ramp}");
+    let text = stdout(server, &format!("{run} --rate 200 --seconds 0.5"));
+    assert!(
+        text.contains("\nintended         200 requests/s, constant arrivals (100 in all)\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\nrate missed      0.0 requests/s (0 never sent)\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn http_reads_the_same_bytes_and_both_sides_count_the_same() {
+    // Scenario: single items and batches of blocks, vectors and ranges over HTTP, every byte checked, with the
+    // counters of the server; a batch of one to four; connections that cannot be; a server that is none.
+    // Expected: exact counts and right bytes; both sides the same count; what was wrong is said.
+    let (server, http) = (start(Flaw::default()), http::start());
+    let run = format!(
+        "load --transport http --http http://{http} --requests 50 --warmup-seconds 0.05 --outstanding 5 --verify"
+    );
+    for (what, reads, bytes) in [
+        ("--dataset blocks --batch 1", 50, 50 * 512),
+        ("--dataset blocks --batch 7", 350, 350 * 512),
+        ("--dataset vectors --batch 1", 50, 50 * 48),
+        ("--dataset vectors --batch 3", 150, 150 * 48),
+        ("--dataset blocks --range-bytes 100 --batch 1", 50, 5000),
+        ("--dataset blocks --range-bytes 100 --batch 2", 100, 10_000),
+    ] {
+        let report = json(server, &format!("{run} {what}"));
+        assert_eq!(
+            (&report["reads"], &report["read_bytes"]),
+            (&reads.into(), &bytes.into()),
+            "{what}: {report}"
+        );
+        assert_eq!(
+            (&report["errors"], &report["wrong_bytes"]),
+            (&0.into(), &0.into()),
+            "{what}: {report}"
+        );
+        let both = &report["reads_in_all"];
+        assert!(both["client"].as_u64() >= Some(reads), "{what}: {report}");
+        assert_eq!(both["client"], both["server"], "{what}: {report}");
+        assert_eq!(report["connections"], 5, "{what}: {report}");
+    }
+    let half = run.replace("--requests 50", "--seconds 0.5");
+    let report = json(server, &format!("{half} --dataset blocks --batch 1"));
+    assert_eq!(report["server"]["device_reads_per_read"], 2.0, "{report}");
+    let mixed = json(server, &format!("{run} --dataset blocks --batch 1..4"));
+    let reads = mixed["reads"].as_u64().unwrap();
+    assert!((51..=199).contains(&reads), "{mixed}");
+    assert!(
+        failure(
+            Some(server),
+            &format!("{run} --dataset blocks --connections 2"),
+            2
+        )
+        .contains("--connections")
+    );
+    let grpc_port = "load --dataset blocks --requests 1 --warmup-seconds 0 --http http://127.0.0.1:1";
+    assert!(failure(Some(server), grpc_port, 1).contains("--http"));
+    let objects = ringfetch(Some(server), &format!("{run} --dataset objects --batch 1 --json"));
+    let report: Value = serde_json::from_slice(&objects.stdout).unwrap();
+    assert_eq!(
+        (objects.status.code(), &report["request_errors"]["HTTP_404"]),
+        (Some(1), &50.into()),
+        "{report}"
+    );
+}
+
+#[test]
+fn patterns_mixes_and_traces_are_read_as_asked() {
+    // Scenario: every pattern; a mix of two kinds; traces of indices, of offsets and lengths, and a wrong one.
+    // Expected: everything read and right; the mix's parts add up; the wrong line is named, exit code 2.
+    let server = start(Flaw::default());
+    let run = "load --requests 60 --warmup-seconds 0 --outstanding 6 --verify";
+    for pattern in [
+        "uniform",
+        "sequential",
+        "zipfian",
+        "zipfian:0.5",
+        "hotspot:0.1:0.9",
+    ] {
+        let report = json(
+            server,
+            &format!("{run} --dataset blocks --batch 10 --pattern {pattern}"),
+        );
+        assert_eq!(
+            (&report["reads"], &report["wrong_bytes"]),
+            (&600.into(), &0.into()),
+            "{report}"
+        );
+    }
+    let report = json(server, &format!("{run} --mix blocks=3,vectors=1 --batch 1..8"));
+    let parts = report["mix"].as_array().unwrap();
+    let sum = |field: &str| {
+        parts
+            .iter()
+            .map(|part| part[field].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    assert_eq!(
+        (sum("requests"), Some(sum("reads"))),
+        (60, report["reads"].as_u64()),
+        "{report}"
+    );
+    assert!(
+        parts[0]["requests"].as_u64() > parts[1]["requests"].as_u64(),
+        "{report}"
+    );
+    assert_eq!(report["dataset"], "blocks=0.750,vectors=0.250");
+
+    let directory = tempfile::tempdir().unwrap();
+    let trace = directory.path().join("trace");
+    let traced = |text: &str| {
+        std::fs::write(&trace, text).unwrap();
+        format!("{run} --dataset blocks --batch 3 --trace {}", trace.display())
+    };
+    let report = json(server, &traced("# blocks\n0\n999\n\n7\n"));
+    assert_eq!(
+        (&report["reads"], &report["read_bytes"]),
+        (&180.into(), &(180 * 512).into()),
+        "{report}"
+    );
+    let report = json(server, &traced("0 100\n5 1\n300 200\n"));
+    assert_eq!(report["read_bytes"], 60 * 301, "{report}");
+    assert!(failure(Some(server), &traced("0\n1000\n"), 2).contains("line 2: "));
+    assert!(
+        failure(
+            Some(server),
+            &format!("{run} --dataset blocks --trace {}/no", trace.display()),
+            2
+        )
+        .contains("--trace")
+    );
+}
+
+#[test]
+fn conditions_set_the_exit_code() {
+    // Scenario: conditions that hold, one that does not, on a run and on a merged one; a search whose objective
+    // always holds (stopped by its step limit would take long, so: never holds); a condition that is none.
+    // Expected: 0; 3 with the condition and the figure, after the report; 3 and no knee; 2.
+    let server = start(Flaw::default());
+    let run = "load --dataset blocks --batch 2 --requests 50 --warmup-seconds 0 --outstanding 4";
+    stdout(server, &format!("{run} --require errors<1 --require p99<10s"));
+    let error = failure(
+        Some(server),
+        &format!("{run} --require errors<1 --require p50<=1us"),
+        3,
+    );
+    assert!(error.contains("p50<=1us: it is "), "{error}");
+    let open = "load --dataset blocks --batch 1 --seconds 0.05 --warmup-seconds 0";
+    let output = ringfetch(
+        Some(server),
+        &format!("--json {open} --rate 64 --step-to-knee --objective max=1us"),
+    );
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (output.status.code(), &report["knee"]["rate"]),
+        (Some(3), &Value::Null),
+        "{report}"
+    );
+    let steps = report["knee"]["steps"].as_array().unwrap();
+    assert!(
+        steps.len() > 3 && steps.iter().all(|step| step["broken"].is_string()),
+        "{report}"
+    );
+    for wrong in [
+        "--require p99=5",
+        "--rate 0",
+        "--step-to-knee",
+        "--arrivals poisson",
+        "--mix blocks=1",
+    ] {
+        failure_of(&format!("{run} {wrong}"));
+    }
+}
+
+/// A command line that clap refuses.
+fn failure_of(args: &str) {
+    let output = ringfetch(None, args);
+    assert_eq!(
+        output.status.code(),
+        Some(2),
+        "{args}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn a_knee_is_found_where_the_slots_end() {
+    // Scenario: a search whose only objective is a latency that any working rate holds and no starved one, over one
+    // slot, in steps of 200 ms.
+    // Expected: a knee, steps that held below it and steps that broke above it, and the report of the knee's step.
+    let server = start(Flaw::default());
+    let run = "load --dataset blocks --batch 512 --outstanding 1 --seconds 0.2 --warmup-seconds 0";
+    let report = json(
+        server,
+        &format!("{run} --rate 4 --step-to-knee --objective p99=100ms"),
+    );
+    let knee = number(&report["knee"]["rate"]);
+    assert!(knee >= 4.0, "{report}");
+    for step in report["knee"]["steps"].as_array().unwrap() {
+        assert_eq!(
+            step["broken"].is_null(),
+            number(&step["rate"]) <= knee,
+            "{report}"
+        );
+    }
+    assert!(
+        (number(&report["open_loop"]["rate_from"]) - knee).abs() < 1e-9,
+        "{report}"
+    );
+}
+
+#[test]
+fn results_of_several_instances_merge() {
+    // Scenario: two results of 30 and 70 requests, one file that is no result.
+    // Expected: 100 requests, both latencies' extremes, text and JSON; the wrong file is named.
+    let server = start(Flaw::default());
+    let directory = tempfile::tempdir().unwrap();
+    let mut results = Vec::new();
+    for requests in [30, 70] {
+        let path = directory.path().join(format!("{requests}.json"));
+        let run = format!("--json load --dataset blocks --batch 2 --requests {requests} --warmup-seconds 0");
+        std::fs::write(&path, stdout(server, &run)).unwrap();
+        results.push(path);
+    }
+    let names = format!("{} {}", results[0].display(), results[1].display());
+    let merged = json(server, &format!("load-merge {names} --require errors<1"));
+    let parts: Vec<Value> = results
+        .iter()
+        .map(|path| serde_json::from_str(&read(path)).unwrap())
+        .collect();
+    assert_eq!(
+        (&merged["requests"], &merged["reads"], &merged["instances"]),
+        (&100.into(), &200.into(), &2.into())
+    );
+    let of = |name: &str| {
+        parts
+            .iter()
+            .map(|part| number(&part["latency_us"][name]))
+            .collect::<Vec<_>>()
+    };
+    let (min, max) = (of("min"), of("max"));
+    assert!(
+        (number(&merged["latency_us"]["min"]) - min[0].min(min[1])).abs() < 0.01,
+        "{merged}"
+    );
+    assert!(
+        (number(&merged["latency_us"]["max"]) - max[0].max(max[1])).abs() < 0.01,
+        "{merged}"
+    );
+    let text = stdout(server, &format!("load-merge {names}"));
+    assert!(text.starts_with("merged           2 results"), "{text}");
+    std::fs::write(&results[0], "{}").unwrap();
+    assert!(failure(None, &format!("load-merge {names}"), 1).contains("30.json: missing field"));
+}
+
+/// Forwards connections to a server, and cuts the one with this number, from 0, after 300 kB of answers.
+fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for (number, client) in listener.incoming().enumerate() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
+            let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from_client, &mut to_server));
+            std::thread::spawn(move || {
+                let limit = if number == victim { 300_000 } else { u64::MAX };
+                let _ = std::io::copy(&mut (&server).take(limit), &mut &client);
+                // The other direction may be gone already.
+                let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
+    // Scenario: 100 requests of 64 blocks over two connections, one of which is cut in the middle of an answer; calls
+    // and a stream, closed loop.
+    // Expected: what was in flight on it failed, by the name of TRANSPORT; the rest was read, right, over a new one.
+    let server = start(Flaw::default());
+    for transport in ["grpc", "stream"] {
+        // Connection 0 looks the dataset up.
+        let proxy = cut_once(server, 1);
+        let run = "load --dataset blocks --requests 100 --warmup-seconds 0 --outstanding 4 --connections 2 --verify";
+        let report = json(proxy, &format!("{run} --transport {transport}"));
+        let failed = report["request_errors"]["TRANSPORT"].as_u64().unwrap();
+        assert!((1..=4).contains(&failed), "{report}");
+        assert_eq!(
+            (&report["errors"], &report["wrong_bytes"]),
+            (&failed.into(), &0.into()),
+            "{report}"
+        );
+        assert_eq!(report["requests"], 100 - failed, "{report}");
+    }
+}
