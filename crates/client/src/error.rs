@@ -256,11 +256,10 @@ pub(crate) fn code_name(code: Code) -> &'static str {
         Code::DataLoss => "DATA_LOSS",
         Code::Unauthenticated => "UNAUTHENTICATED",
     }
-}impl From<Status> for Error {
+}
+impl From<Status> for Error {
     /// A status that a call of one's own was answered with, told as this client tells it.
     fn from(status: Status) -> Self {
         Self::from_status(status)
     }
 }
-
-

@@ -356,7 +356,12 @@ impl UringBackend {
         const IORING_REGISTER_IOWQ_MAX_WORKERS: libc::c_uint = 19;
         // The kernel writes the limits that were in force into it.
         let mut limits: [libc::c_uint; 2] = [bounded, bounded];
-        register(ring, IORING_REGISTER_IOWQ_MAX_WORKERS, limits.as_mut_ptr().cast_const().cast(), 2)
+        register(
+            ring,
+            IORING_REGISTER_IOWQ_MAX_WORKERS,
+            limits.as_mut_ptr().cast_const().cast(),
+            2,
+        )
     }
 
     /// Looks at one operation; stores its waker when it is not over.
