@@ -61,7 +61,7 @@ def fio_figures(output):
 class HalfRate:
     """Half of what fio reads at depth 64: the arrivals of an open loop. Measured at first use, then kept."""
 
-    def __init__(self, path, seconds=3):
+    def __init__(self, path, seconds=2):
         self.path, self.seconds, self.rate = path, seconds, None
 
     def __call__(self):
