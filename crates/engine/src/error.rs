@@ -91,7 +91,7 @@ pub enum ReadError {
         length: u64,
     },
     /// A bound that holds now was met; a retry after a moment makes sense.
-    #[error("overloaded: {resource} at its limit; retry after a moment, or send less at once")]
+    #[error("overloaded: {resource}; retry after a moment, or send less at once")]
     Overloaded {
         /// Which bound.
         resource: Resource,
@@ -132,9 +132,11 @@ impl Resource {
 impl std::fmt::Display for Resource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::QueuedReads => "queued reads are",
-            Self::Memory => "the response memory is",
-            Self::ConnectionMemory => "this connection's share of the response memory is",
+            Self::QueuedReads => "the queue of reads is full (limits.queued_reads)",
+            Self::Memory => "the response memory is used up (engine.memory_budget)",
+            Self::ConnectionMemory => {
+                "this connection's share of the response memory is used up (limits.connection_bytes)"
+            }
         })
     }
 }
