@@ -25,6 +25,10 @@ use clap::Parser as _;
 use outcome::Failure;
 use std::process::ExitCode;
 
+/// As the daemon's: the load generator shares its machine.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     outcome::report(run(&cli))
