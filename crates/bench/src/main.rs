@@ -3,7 +3,7 @@
 //! Owns the composition: arguments in, one command run, an exit code out: 0 done, 1 failed, 2 wrong usage,
 //! 3 a condition of `--require` was not met.
 //! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to the data
-//! but the public client.
+//! but the network.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -24,6 +24,10 @@ use args::{Cli, Command, DatasetCommand};
 use clap::Parser as _;
 use outcome::Failure;
 use std::process::ExitCode;
+
+/// As the daemon's: the load generator shares its machine.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

@@ -230,7 +230,9 @@ fn server(report: &Report, row: &mut impl FnMut(&str, String)) {
         let verdict = match both.client.cmp(&both.server) {
             std::cmp::Ordering::Equal => "the same",
             std::cmp::Ordering::Less => "others read too, or answers were given up",
-            std::cmp::Ordering::Greater => "the server lost some",
+            std::cmp::Ordering::Greater => {
+                "the server counts no read for an empty object by HTTP, or began anew"
+            }
         };
         row(
             "both counted",

@@ -2,10 +2,13 @@
 
 use crate::server::{Flaw, start};
 use crate::{failure, http, json, ringfetch, stdout};
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use std::io::Read as _;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap()
@@ -252,14 +255,14 @@ fn failure_of(args: &str) {
 
 #[test]
 fn a_knee_is_found_where_the_slots_end() {
-    // Scenario: a search whose only objective is a latency that any working rate holds and no starved one, over one
-    // slot, in steps of 200 ms.
+    // Scenario: a search from 4/s on with a generous latency, over one slot, in steps of 200 ms: what breaks it is that
+    // one slot cannot send what arrives.
     // Expected: a knee, steps that held below it and steps that broke above it, and the report of the knee's step.
     let server = start(Flaw::default());
     let run = "load --dataset blocks --batch 512 --outstanding 1 --seconds 0.2 --warmup-seconds 0";
     let report = json(
         server,
-        &format!("{run} --rate 4 --step-to-knee --objective p99=100ms"),
+        &format!("{run} --rate 4 --step-to-knee --objective p99=1s"),
     );
     let knee = number(&report["knee"]["rate"]);
     assert!(knee >= 4.0, "{report}");
@@ -360,4 +363,39 @@ fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
         );
         assert_eq!(report["requests"], 100 - failed, "{report}");
     }
+}
+
+#[test]
+fn ctrl_c_ends_a_run_early_and_it_is_reported() {
+    // Scenario: an open loop of a minute, interrupted once its series has a line.
+    // Expected: it ends at once, exit code 0, with a report of what was measured until then and nothing missed of what
+    // was still to come.
+    let server = start(Flaw::default());
+    let directory = tempfile::tempdir().unwrap();
+    let series = directory.path().join("series.csv");
+    let args =
+        "--json load --dataset blocks --rate 100 --batch 1 --seconds 60 --warmup-seconds 0 --interval 0.05";
+    let run = Command::new(env!("CARGO_BIN_EXE_ringfetch"))
+        .args(args.split(' '))
+        .arg("--csv")
+        .arg(&series)
+        .env("RINGFETCH_GRPC", format!("http://{server}"))
+        .env_remove("RINGFETCH_HTTP")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while std::fs::read_to_string(&series).map_or(0, |text| text.lines().count()) < 2 {
+        assert!(Instant::now() < deadline, "no line in the series");
+        std::thread::yield_now();
+    }
+    let pid = Pid::from_child(&run);
+    rustix::process::kill_process(pid, Signal::INT).unwrap();
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(number(&report["seconds"]) < 50.0, "{report}");
+    let (requests, missed) = (&report["requests"], &report["open_loop"]["missed"]);
+    assert!(requests.as_u64() > Some(0), "{report}");
+    assert!(missed.as_u64() < Some(100), "{report}");
 }

@@ -21,6 +21,7 @@ fn ringfetch(server: Option<SocketAddr>, args: &str) -> Output {
     command
         .args(args.split_ascii_whitespace())
         .env_remove("RINGFETCH_GRPC")
+        .env_remove("RINGFETCH_HTTP")
         .env_remove("RINGFETCH_ADMIN");
     if let Some(address) = server {
         command.env("RINGFETCH_GRPC", format!("http://{address}"));
