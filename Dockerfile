@@ -12,6 +12,8 @@ COPY crates/server/Cargo.toml crates/server/
 COPY crates/client/Cargo.toml crates/client/
 COPY crates/bench/Cargo.toml crates/bench/
 RUN mkdir crates/proto/src crates/engine/src crates/server/src crates/client/src crates/bench/src \
+    crates/engine/benches crates/server/benches \
+ && touch crates/engine/benches/pieces.rs crates/server/benches/pieces.rs \
  && touch crates/proto/src/lib.rs crates/engine/src/lib.rs crates/server/src/lib.rs crates/client/src/lib.rs \
  && echo 'fn main() {}' | tee crates/proto/build.rs crates/server/src/main.rs >crates/bench/src/main.rs \
  && cargo build --release --locked --package ringfetch-server --package ringfetch-cli

@@ -43,7 +43,7 @@ pub(crate) struct Load {
     /// Reads a request: a number, or a range (1..64) to choose from uniformly.
     #[arg(long, default_value = "64", value_parser = parse_batch)]
     pub(crate) batch: Batch,
-    /// Which items: uniform, sequential, zipfian[:THETA] or hotspot:FRACTION:SHARE (hotspot:0.1:0.9: a tenth of
+    /// Which items: uniform, sequential, zipfian or zipfian:THETA, or hotspot:FRACTION:SHARE (hotspot:0.1:0.9: a tenth of
     /// the items gets nine tenths of the reads).
     #[arg(long, default_value = "uniform", value_parser = parse_pattern)]
     pub(crate) pattern: PatternArg,

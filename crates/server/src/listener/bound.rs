@@ -75,7 +75,7 @@ impl BindError {
     }
 }
 
-/// An address that is ours. Nobody can connect before [`Bound::listen`]: until the daemon is ready, clients are
+/// An address that is ours. Nobody can connect before `Bound::listen`: until the daemon is ready, clients are
 /// refused at once instead of waiting.
 #[derive(Debug)]
 pub struct Bound {
