@@ -9,12 +9,14 @@
 //! a `pread`. Deliberately absent: direct I/O, which a mapping cannot do.
 
 mod announce;
+mod habit;
 
 use super::map::Mapping;
 use super::pread::pread_attempt;
 use super::{Attempt, Backend, Finished, Route};
 use crate::dataset::OpenFile;
 use announce::Announcer;
+use habit::{Habit, major_faults};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +30,7 @@ const MADE_AT_ONCE: usize = 64;
 pub(crate) struct MmapBackend {
     /// `None`: announcing is turned off.
     announcer: Option<Announcer>,
+    habit: Habit,
     /// Started and not yet made, oldest first.
     waiting: VecDeque<Attempt>,
     made: Vec<Made>,
@@ -59,6 +62,7 @@ impl MmapBackend {
     pub(crate) fn new(announce: bool) -> Self {
         Self {
             announcer: announce.then(Announcer::new),
+            habit: Habit::default(),
             waiting: VecDeque::new(),
             made: Vec::new(),
             lengths: HashMap::new(),
@@ -98,10 +102,19 @@ impl Backend for MmapBackend {
         let Some(announcer) = &mut self.announcer else {
             return;
         };
-        let pages = attempts.iter().filter_map(|attempt| {
-            let mapping = mapping_of(&attempt.file)?;
-            mapping.pages(attempt.offset, attempt.length)
-        });
+        let first = attempts.first().map_or(0, |attempt| attempt.slot);
+        let probe = match self.habit.next_lot(first) {
+            habit::Lot::Announced => None,
+            habit::Lot::Probed(slot) => Some(slot),
+            habit::Lot::Unannounced => return,
+        };
+        let pages = attempts
+            .iter()
+            .filter(|attempt| Some(attempt.slot) != probe)
+            .filter_map(|attempt| {
+                let mapping = mapping_of(&attempt.file)?;
+                mapping.pages(attempt.offset, attempt.length)
+            });
         announcer.announce(pages);
     }
 
@@ -115,11 +128,21 @@ impl Backend for MmapBackend {
     }
 
     fn poll_finished(&mut self, _: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
+        let faults = (self.announcer.is_some() && !self.habit.is_announcing()).then(major_faults);
         for _ in 0..MADE_AT_ONCE {
             let Some(attempt) = self.waiting.pop_front() else {
                 break;
             };
-            self.make(attempt);
+            if self.habit.is_probe(attempt.slot) {
+                let before = major_faults();
+                self.make(attempt);
+                self.habit.probed(major_faults() > before);
+            } else {
+                self.make(attempt);
+            }
+        }
+        if faults.is_some_and(|before| major_faults() > before) {
+            self.habit.faulted();
         }
         if self.made.is_empty() {
             // Nothing is ever in flight behind our back, so there is nothing to be woken for.
