@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use futures_util::FutureExt as _;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -228,9 +229,24 @@ impl Listener {
             () = self.lifecycle.draining() => {}
             () = self.accept() => {}
         }
+        self.accept_who_knocked();
         Remaining {
             slots: self.slots,
             slots_total: self.slots_total,
+        }
+    }
+
+    /// Takes the connections that the kernel has completed already, as far as there is room: closing the port would reset
+    /// them, and they are to be told like all others that the daemon drains.
+    fn accept_who_knocked(&self) {
+        let mut last = 0;
+        while let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
+            let Some(Ok((stream, _peer))) = self.tcp.accept().now_or_never() else {
+                return;
+            };
+            let Ok(stream) = prepare(stream) else { continue };
+            last = least_loaded(&self.cores.open, last);
+            self.hand_over(stream, last, slot);
         }
     }
 
@@ -330,7 +346,9 @@ impl Conversation {
         let Ok(stream) = TcpStream::from_std(stream) else {
             return;
         };
+        // Readable first: a client that has spoken is told to go elsewhere below, where closing would reset it.
         tokio::select! {
+            biased;
             first = tokio::time::timeout(FIRST_BYTE_TIMEOUT, stream.readable()) => {
                 if first.is_err() {
                     return;
