@@ -502,9 +502,12 @@ impl Engine {
         for shard in shards() {
             let _ended = tokio::time::timeout_at(until, shard.inbox.closed()).await;
         }
-        let mut cores = inner.cores.lock().unwrap_or_else(PoisonError::into_inner);
-        cores.errands.clear();
-        drop(cores);
+        inner
+            .cores
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .errands
+            .clear();
         let mut threads = std::mem::take(&mut *inner.threads.lock().unwrap_or_else(PoisonError::into_inner));
         // Threads end within microseconds of their last read; joining them blocks, so it is looked at now and then.
         while threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
