@@ -154,6 +154,9 @@ impl OpenFile {
             return Err(FileError::NotAFile(describe(kind)));
         }
         clear_nonblock(&descriptor)?;
+        // Reads come in no order: where pages beside each other are resident, the kernel takes the next read for part of
+        // a sequence and reads up to the device's read-ahead more. A hint: nothing is lost where it is not taken.
+        let _hint = rustix::fs::fadvise(&descriptor, 0, None, rustix::fs::Advice::Random);
         let identity = Identity::of(&descriptor)?;
         Ok(Self {
             id: next_id(),
