@@ -1,8 +1,10 @@
 """What the instrument concludes from runs, without running anything: python3 -m unittest discover bench"""
 
 import json
+import os
 import pathlib
 import sys
+import tempfile
 import unittest
 import xml.dom.minidom
 
@@ -81,6 +83,22 @@ class Verdicts(unittest.TestCase):
         self.assertIn("1.0%", cache.WARM.judge(0.01))
         result = Result("r", row_of(None, None, Target("cpu_us", "<=", ratio=1)), [{"cpu_us": 1}], [{"cpu_us": 2}], "warm")
         self.assertEqual((result.verdict(), result.judgements()), ("not judged", []))
+
+
+class Warm(unittest.TestCase):
+    def test_a_warm_file_stays_where_it_is(self):
+        # Scenario: a locked copy is to be evicted; then it is removed. Expected: it stays whole; the copy is gone.
+        with tempfile.TemporaryDirectory() as directory:
+            source = pathlib.Path(directory) / "source"
+            source.write_bytes(bytes(8 << 20))
+            warm = cache.WarmFile(source, 4 << 20)
+            warm.make()
+            warm.lock()
+            with open(warm.path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            self.assertEqual(cache.resident_fraction(warm.path), 1.0)
+            warm.remove()
+            self.assertFalse(warm.path.exists())
 
 
 class Runs(unittest.TestCase):
