@@ -213,6 +213,11 @@ pub(super) fn checks(
     checks
 }
 
+/// Where there should be a device.
+pub(super) fn unseen() -> Finding {
+    STACK.note("no single block device that can be seen (is /sys mounted?)")
+}
+
 fn stack(device: &Device, partition: Option<&str>) -> Finding {
     let found = match partition {
         Some(name) => format!("{name}, a partition of {}", device.shown()),

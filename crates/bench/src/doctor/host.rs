@@ -160,7 +160,11 @@ pub(super) fn clock_source(view: &View) -> Finding {
 
 pub(super) fn huge_pages(view: &View) -> Finding {
     let Some(modes) = view.text("sys/kernel/mm/transparent_hugepage/enabled") else {
-        return HUGE_PAGES.ok("the kernel has no transparent huge pages");
+        return if view.exists("sys/kernel/mm") {
+            HUGE_PAGES.ok("the kernel has no transparent huge pages")
+        } else {
+            HUGE_PAGES.note("not told (is /sys mounted?)")
+        };
     };
     match chosen(&modes) {
         Some("always") => HUGE_PAGES.note_with(

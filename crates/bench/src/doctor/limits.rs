@@ -248,14 +248,14 @@ fn mappings(view: &View, needs: Needs) -> Finding {
     }
 }
 
-/// Bytes that could cache data: what is available to this process, less the answer memory.
-pub(super) fn cache_room(view: &View, group: &Cgroup, needs: Needs) -> u64 {
-    let available = view.kib_line("proc/meminfo", "MemAvailable:").unwrap_or(0);
+/// Bytes that could cache data: what is available to this process, less the answer memory. `None`: not told.
+pub(super) fn cache_room(view: &View, group: &Cgroup, needs: Needs) -> Option<u64> {
+    let available = view.kib_line("proc/meminfo", "MemAvailable:")?;
     let limit = group
         .memory
         .as_ref()
         .map_or(u64::MAX, |memory| memory.limit_bytes);
-    available.min(limit).saturating_sub(needs.memory_budget_bytes)
+    Some(available.min(limit).saturating_sub(needs.memory_budget_bytes))
 }
 
 #[cfg(test)]
@@ -326,11 +326,11 @@ mod tests {
         assert_eq!(overcommit(&tree.view(), needs()).verdict, Verdict::Ok);
         assert_eq!(
             cache_room(&tree.view(), &Cgroup::default(), needs()),
-            (16 << 30) - (256 << 20)
+            Some((16 << 30) - (256 << 20))
         );
         assert_eq!(
             cache_room(&tree.view(), &group(1 << 30), needs()),
-            (1 << 30) - (256 << 20)
+            Some((1 << 30) - (256 << 20))
         );
         assert_eq!(group_memory(&Cgroup::default(), needs()).verdict, Verdict::Ok);
         assert_eq!(group_memory(&group(1 << 30), needs()).verdict, Verdict::Note);

@@ -8,7 +8,7 @@ use super::Needs;
 use super::block;
 use super::cgroup::Cgroup;
 use super::mounts::{Mount, mount_of, mounts};
-use super::report::{Check, Finding};
+use super::report::{Check, Finding, Verdict};
 use super::view::View;
 use crate::quantity::size;
 use ringfetch_engine::config::{DirectIo, OBJECT_REVALIDATE_DEFAULT};
@@ -198,6 +198,7 @@ impl Opened {
             None if self.is_device => FILE_SYSTEM.ok("none: a block device"),
             None => FILE_SYSTEM.note("not told (is /proc mounted?)"),
         });
+        let has_a_device = mount.is_none() || checks.iter().all(|finding| finding.verdict == Verdict::Ok);
         let in_memory = matches!(system, Some("tmpfs" | "ramfs"));
         if let Some(sample) = self.samples.first() {
             checks.push(self.direct_io(sample, in_memory));
@@ -207,16 +208,14 @@ impl Opened {
         }
         let (residency, resident_bytes) = self.residency();
         checks.push(residency);
-        if let Some((device, partition)) = self.device(view, mount) {
-            let direct = self.direct.direct;
-            checks.extend(block::checks(
-                view,
-                group,
-                &device,
-                partition.as_deref(),
-                direct,
-                needs,
-            ));
+        match self.device(view, mount) {
+            Some((device, partition)) => {
+                let (partition, direct) = (partition.as_deref(), self.direct.direct);
+                checks.extend(block::checks(view, group, &device, partition, direct, needs));
+            }
+            // Memory, layers and networks have none, and have been told of.
+            None if has_a_device => checks.push(block::unseen()),
+            None => {}
         }
         let facts = Facts {
             readable: true,
@@ -443,7 +442,6 @@ fn file_system(mount: &Mount) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::Verdict;
     use super::super::tests::Tree;
     use super::*;
 

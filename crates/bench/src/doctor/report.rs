@@ -202,14 +202,14 @@ impl Report {
                 finding.write(out, width, colour)?;
             }
             if repeated > 0 {
-                writeln!(out, "  and {repeated} checks of the device, as above")?;
+                writeln!(out, "  and of the device, as above: {repeated}")?;
             }
         }
         writeln!(out)?;
         self.summary.write(out)?;
         writeln!(
             out,
-            "{} problems, {} warnings, {} notes, {} ok",
+            "problems: {}, warnings: {}, notes: {}, ok: {}",
             self.count(Verdict::Problem),
             self.count(Verdict::Warning),
             self.count(Verdict::Note),

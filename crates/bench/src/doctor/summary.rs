@@ -23,8 +23,8 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// `room_bytes`: memory that could cache data.
-    pub(super) fn of(checks: &[Finding], files: &[Facts], ring: bool, room_bytes: u64) -> Self {
+    /// `room_bytes`: memory that could cache data, if that is told.
+    pub(super) fn of(checks: &[Finding], files: &[Facts], ring: bool, room_bytes: Option<u64>) -> Self {
         let broken = checks
             .iter()
             .any(|finding| finding.check.id == "path.ring_read" && finding.verdict == Verdict::Problem);
@@ -83,7 +83,7 @@ fn mend_first(checks: &[Finding]) -> Vec<(String, String)> {
 }
 
 /// The table "Which engine, when" of README.md, for what was found.
-fn choose(files: &[Facts], ring: bool, room_bytes: u64) -> (&'static str, String) {
+fn choose(files: &[Facts], ring: bool, room_bytes: Option<u64>) -> (&'static str, String) {
     if !ring {
         return ("mmap", "a ring is not to be had here".to_owned());
     }
@@ -102,32 +102,33 @@ fn choose(files: &[Facts], ring: bool, room_bytes: u64) -> (&'static str, String
     let told = readable.iter().all(|file| file.resident_bytes.is_some());
     let resident: u64 = readable.iter().filter_map(|file| file.resident_bytes).sum();
     let percent = u64::try_from(u128::from(resident) * 100 / u128::from(total.max(1))).unwrap_or(100);
-    let fits = if total <= room_bytes {
-        format!(
-            "{} fit into the {} of memory that could cache them",
+    let fits = room_bytes.is_some_and(|room| total <= room);
+    let size_told = match room_bytes {
+        Some(room) => format!(
+            "{} {} the {} of memory that could cache them",
             size(total),
-            size(room_bytes)
-        )
-    } else {
-        format!(
-            "{} are more than the {} of memory that could cache them",
-            size(total),
-            size(room_bytes)
-        )
+            if fits { "fit into" } else { "are more than" },
+            size(room)
+        ),
+        None => format!(
+            "{}; how much memory there is to cache them is not told",
+            size(total)
+        ),
     };
-    if told && percent >= WARM_PERCENT && total <= room_bytes {
-        return ("mmap", format!("{percent} % is in the page cache, and {fits}"));
+    let share = format!("{percent} % is in the page cache");
+    if told && percent >= WARM_PERCENT && fits {
+        return ("mmap", format!("{share}, and {size_told}"));
     }
     if told && percent >= PARTLY_WARM_PERCENT {
-        return ("auto", format!("{percent} % is in the page cache; {fits}"));
+        return ("auto", format!("{share}; {size_told}"));
     }
-    if told && total <= room_bytes {
+    if told && fits {
         return (
             "uring",
-            format!("{percent} % is in the page cache; but {fits}: mmap or auto once it is warm"),
+            format!("{share}; but {size_told}: mmap or auto once it is warm"),
         );
     }
-    ("uring", fits)
+    ("uring", size_told)
 }
 
 #[cfg(test)]
@@ -147,9 +148,9 @@ mod tests {
     #[test]
     fn the_backend_follows_the_data() {
         // Scenario: no ring; no path; data in memory only; warm, partly warm, cold data that fits, cold data that does
-        // not, warm data that does not, data of which nothing can be told; an unreadable path beside a cold one.
+        // not, warm data that does not, data or memory of which nothing can be told; an unreadable path beside a cold one.
         // Expectation: README's table.
-        let room = 1000;
+        let room = Some(1000);
         let take = |files: &[Facts]| choose(files, true, room).0;
         assert_eq!(choose(&[file(10, Some(10), true)], false, room).0, "mmap");
         assert_eq!(take(&[]), "uring");
@@ -162,6 +163,7 @@ mod tests {
         assert_eq!(take(&[file(100, None, true)]), "uring");
         assert_eq!(take(&[Facts::default(), file(100, Some(0), true)]), "uring");
         assert_eq!(take(&[file(0, Some(0), true)]), "uring");
+        assert_eq!(choose(&[file(100, Some(100), true)], true, None).0, "auto");
     }
 
     #[test]
@@ -177,7 +179,7 @@ mod tests {
             check("e").problem("", "mend e"),
             check("f").warning("", "mend f"),
         ];
-        let summary = Summary::of(&checks, &[], true, 0);
+        let summary = Summary::of(&checks, &[], true, None);
         let mended: Vec<&str> = summary
             .mend_first
             .iter()

@@ -214,7 +214,7 @@ fn containers_are_recognised_by_what_they_leave() {
 fn clocks_and_huge_pages() {
     // Scenario: tsc and hpet; always, madvise, and a kernel without. Expectation: ok and a warning; a note, ok, ok.
     const CLOCK: &str = "sys/devices/system/clocksource/clocksource0/current_clocksource";
-    let tree = Tree::new(&[(CLOCK, "tsc\n")]);
+    let tree = Tree::new(&[(CLOCK, "tsc\n"), ("sys/kernel/mm/ksm/run", "0\n")]);
     assert_eq!(host::clock_source(&tree.view()).verdict, Verdict::Ok);
     tree.write(CLOCK, "hpet\n");
     assert_eq!(host::clock_source(&tree.view()).verdict, Verdict::Warning);
@@ -224,6 +224,35 @@ fn clocks_and_huge_pages() {
     assert_eq!(host::huge_pages(&tree.view()).verdict, Verdict::Ok);
     tree.write(PAGES, "[always] madvise never\n");
     assert_eq!(host::huge_pages(&tree.view()).verdict, Verdict::Note);
+}
+
+#[test]
+fn a_host_that_tells_nothing_is_not_blamed() {
+    // Scenario: /proc and /sys not mounted. Expectation: notes that say so, and nothing worse; no limit is made up.
+    let tree = Tree::new(&[]);
+    let (view, group) = (tree.view(), cgroup::Cgroup::of_this_process(&tree.view()));
+    let needs = Needs {
+        memory_budget_bytes: 1 << 20,
+        cores: 1,
+        paths: 0,
+    };
+    let mut checks = limits::checks(&view, &group, 1, needs);
+    checks.extend([
+        host::clock_source(&view),
+        host::huge_pages(&view),
+        host::environment(&view, true),
+    ]);
+    // This process's own limit of open files is asked of the kernel, not of /proc.
+    checks.retain(|finding| finding.check.id != "limits.open_files");
+    assert!(
+        checks.iter().all(|finding| finding.verdict <= Verdict::Note),
+        "{checks:?}"
+    );
+    let notes = checks
+        .iter()
+        .filter(|finding| finding.found.starts_with("not told"));
+    assert_eq!(notes.count(), 5, "{checks:?}");
+    assert_eq!(limits::cache_room(&view, &group, needs), None);
 }
 
 #[test]
@@ -252,7 +281,7 @@ fn the_report_is_text_for_people_and_json_for_scripts() {
             cores: 1,
             paths: 2,
         },
-        summary: summary::Summary::of(&checks, &[], true, 0),
+        summary: summary::Summary::of(&checks, &[], true, None),
         checks,
     };
     let text = |colour| {
@@ -262,10 +291,10 @@ fn the_report_is_text_for_people_and_json_for_scripts() {
     };
     let plain = text(false);
     let want = "\nhost\n  ok       kernel.release  6.18\n\n/a\n  warning  device.tags     8\n             why: few \
-                tags\n             mend: more\n\n/b\n  and 1 checks of the device, as above\n";
+                tags\n             mend: more\n\n/b\n  and of the device, as above: 1\n";
     assert!(plain.contains(want), "{plain}");
     assert!(
-        plain.ends_with("0 problems, 2 warnings, 0 notes, 1 ok\n"),
+        plain.ends_with("problems: 0, warnings: 2, notes: 0, ok: 1\n"),
         "{plain}"
     );
     assert!(!plain.contains('\x1b') && text(true).contains("\x1b[33mwarning\x1b[0m"));
