@@ -405,6 +405,27 @@ fn a_loop_device_is_seen_through() {
 }
 
 #[test]
+fn container_layers_are_told_apart_from_volumes() {
+    // Scenario: an overlayfs over a file that is in the page cache, mounted for this run alone. Expectation: warnings that
+    // it is a container's layers, and that backend auto would take all of it for cold, which it then is not to be.
+    const MOUNT: &str =
+        "mount -t overlay overlay -o lowerdir=$1/l,upperdir=$1/u,workdir=$1/w $1/m && shift && exec \"$@\"";
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    for name in ["l", "u", "w", "m"] {
+        std::fs::create_dir(directory.path().join(name)).unwrap();
+    }
+    file(&directory.path().join("l"), "x");
+    let path = directory.path().join("m/x");
+    let root = directory.path().to_str().unwrap();
+    let through = ["unshare", "--mount", "sh", "-c", MOUNT, "sh", root];
+    let report = examine(&through, &[path.to_str().unwrap()], 0);
+    assert!(remedy(&report, "path.file_system", Some(&path), "warning").contains("volume"));
+    let asked = remedy(&report, "path.residency", Some(&path), "warning");
+    assert!(asked.contains("uring or mmap"), "{asked}");
+    assert_ne!(report["backends"]["take"], "auto");
+}
+
+#[test]
 fn few_descriptors_are_enough_to_say_so() {
     // Scenario: 32 descriptors, and a directory of 200 objects. Expectation: all objects are looked at, and the limit is a
     // warning.
