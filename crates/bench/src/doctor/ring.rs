@@ -6,6 +6,7 @@ use super::report::{Check, Finding};
 use super::view::View;
 use crate::quantity::size;
 use ringfetch_engine::probe::{Abilities, UringFacts, UringRefusal, abilities, probe, register_memory};
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::io;
 
@@ -189,6 +190,11 @@ fn memlock(view: &View, tried: &Tried, needs: Needs) -> Finding {
     };
     match &tried.memory {
         Ok(()) => MEMLOCK.ok(format!("{what}, can be registered; {limit}{lifted}")),
+        // The limit answers ENOMEM; as many rings as there are cores may need more descriptors than there are.
+        Err(error) if Errno::from_io_error(error) != Some(Errno::NOMEM) => MEMLOCK.note_with(
+            format!("{what}, could not be tried: {error}"),
+            "if it is for want of descriptors, raise the limit of open files (`ulimit -n`)",
+        ),
         Err(error) => MEMLOCK.warning(
             format!("{what}, cannot be registered ({error}); {limit}{lifted}"),
             format!(
@@ -310,7 +316,7 @@ mod tests {
     fn locked_memory_is_told_with_what_it_takes() {
         // Scenario: 64 MiB for 2 rings with a limit of 8 MiB: refused; allowed by CAP_IPC_LOCK; refused though the
         // capability is there, in a user namespace. Expectation: a warning that asks for that and 1 MiB a ring; ok; a warning that
-        // says why.
+        // says why. Out of descriptors instead: no word about locked memory but a note.
         let tree = Tree::new(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
         let mut tried = works();
         tried.memory = Err(io::Error::from_raw_os_error(12));
@@ -329,6 +335,9 @@ mod tests {
         tree.write("proc/self/uid_map", "         0       1000          1\n");
         let finding = memlock(&tree.view(), &tried, needs());
         assert!(finding.found.contains("does not lift"), "{}", finding.found);
+
+        tried.memory = Err(io::Error::from_raw_os_error(24));
+        assert_eq!(memlock(&tree.view(), &tried, needs()).verdict, Verdict::Note);
     }
 
     #[test]
