@@ -315,8 +315,8 @@ mod tests {
     #[test]
     fn locked_memory_is_told_with_what_it_takes() {
         // Scenario: 64 MiB for 2 rings with a limit of 8 MiB: refused; allowed by CAP_IPC_LOCK; refused though the
-        // capability is there, in a user namespace. Expectation: a warning that asks for that and 1 MiB a ring; ok; a warning that
-        // says why. Out of descriptors instead: no word about locked memory but a note.
+        // capability is there, in a user namespace; out of descriptors. Expectation: a warning that asks for that and
+        // 1 MiB a ring; ok; a warning that says why; a note.
         let tree = Tree::new(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
         let mut tried = works();
         tried.memory = Err(io::Error::from_raw_os_error(12));
