@@ -83,7 +83,7 @@ pub(crate) async fn status(global: &Global) -> Result<(), Failure> {
     out.finish()
 }
 
-fn print_json(out: &mut Sink, value: &Value) -> Result<(), Failure> {
+pub(crate) fn print_json(out: &mut Sink, value: &Value) -> Result<(), Failure> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)?;
     Ok(())

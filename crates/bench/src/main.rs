@@ -1,12 +1,13 @@
-//! `ringfetch`: fetch, look, make and verify data, and drive load, from the command line.
+//! `ringfetch`: fetch, look, make and verify data, drive load, and examine a host, from the command line.
 //!
 //! Owns the composition: arguments in, one command run, an exit code out: 0 done, 1 failed, 2 wrong usage,
 //! 3 a condition of `--require` was not met.
 //! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to the data
-//! but the network.
+//! but the network; only `doctor` looks at files, and reads of them what proves that they can be read.
 #![forbid(unsafe_code)]
 
 mod args;
+mod doctor;
 mod expected;
 mod format;
 mod get;
@@ -49,6 +50,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::Dataset(DatasetCommand::Verify(verify)) => verify::run(global, verify).await,
             Command::Load(load) => load::run(global, load).await,
             Command::LoadMerge(merge) => load::merge(global, merge),
+            Command::Doctor(doctor) => doctor::run(global, doctor),
         }
     })
 }

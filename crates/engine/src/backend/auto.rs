@@ -184,7 +184,7 @@ fn resident(file: &OpenFile, offset: u64, length: u32) -> bool {
 }
 
 /// Pages of a range that the page cache holds.
-fn cached_pages(file: BorrowedFd<'_>, offset: u64, length: u64) -> Result<u64, i32> {
+pub(super) fn cached_pages(file: BorrowedFd<'_>, offset: u64, length: u64) -> Result<u64, i32> {
     /// The same number on every architecture; libc has no constant for it on some.
     const SYS_CACHESTAT: libc::c_long = 451;
     let range = CachestatRange { offset, length };
