@@ -5,6 +5,7 @@ use crate::wire;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A dataset as its readers know it.
@@ -22,12 +23,15 @@ impl Known<'_> {
     /// The version that an answer is of: whole, or it is wrong.
     fn version(&self, pieces: &[std::ops::Range<usize>], answer: &[u8]) -> usize {
         let is = |version: &Vec<u8>| {
-            let expected: Vec<u8> = pieces
-                .iter()
-                .flat_map(|piece| &version[piece.clone()])
-                .copied()
-                .collect();
-            expected == answer
+            let mut rest = answer;
+            let same = pieces.iter().all(|piece| {
+                let Some((begin, end)) = rest.split_at_checked(piece.len()) else {
+                    return false;
+                };
+                rest = end;
+                *begin == version[piece.clone()]
+            });
+            same && rest.is_empty()
         };
         let found = self.versions.iter().position(is);
         found.unwrap_or_else(|| panic!("{}: wrong bytes, or of two versions", self.name))
@@ -42,7 +46,7 @@ fn block(index: u64) -> std::ops::Range<usize> {
 /// What readers have done, and whether to go on.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    stop: AtomicBool,
+    stop: Arc<AtomicBool>,
     answers: AtomicU64,
     /// Answers of the newest version.
     newest: AtomicU64,
@@ -111,10 +115,11 @@ pub(crate) async fn unary(daemon: &Daemon, known: &Known<'_>, tally: &Tally, sal
     }
 }
 
-/// One stream with many requests in flight.
+/// One stream with many requests in flight. It is ended as a client should: no more requests, and every answer read.
 pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
-    let (name, count) = (known.name.to_owned(), known.count());
-    let requests = (0..u64::MAX).map(move |id| v1::FetchStreamRequest {
+    let (name, count, stop) = (known.name.to_owned(), known.count(), Arc::clone(&tally.stop));
+    let going = (0..u64::MAX).take_while(move |_| !stop.load(Ordering::Relaxed));
+    let requests = going.map(move |id| v1::FetchStreamRequest {
         id,
         request: Some(Request::Blocks(wire::blocks(
             &name,
@@ -125,8 +130,7 @@ pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) 
     let mut fetch = daemon.fetch().await;
     let answers = fetch.fetch_stream(tokio_stream::iter(requests)).await;
     let mut answers = answers.expect("a stream").into_inner();
-    while !tally.stopped() {
-        let answer = answers.message().await.expect("a stream").expect("an answer");
+    while let Some(answer) = answers.message().await.expect("a stream") {
         let id = answer.id;
         match answer.response.expect("a response") {
             Response::Blocks(blocks) => {
@@ -148,13 +152,13 @@ pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) 
 pub(crate) async fn ranges(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
     let http = daemon.http_client();
     let path = format!("/v1/datasets/{}/bytes", known.name);
-    let length = known.versions[0].len() / 2;
+    let length = (known.versions[0].len() / 2).min(1 << 20);
     let mut etags: Vec<(usize, String)> = Vec::new();
     for round in 0.. {
         if tally.stopped() {
             return;
         }
-        let from = round * 4097 % length;
+        let from = round * 40_961 % (known.versions[0].len() - length);
         let range = format!("bytes={from}-{}", from + length - 1);
         let answer = http.get_with(&path, &[("range", &range)]).await;
         assert_eq!(answer.status, 206, "{answer:?}");
