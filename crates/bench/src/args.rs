@@ -1,5 +1,6 @@
 //! The command line as types. What clap can check it checks here; what needs the dataset is checked by the command.
 
+use crate::calibrate::args::Calibrate;
 use crate::load::args::{Load, Merge};
 use crate::quantity::{parse_duration, parse_size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -75,6 +76,8 @@ pub(crate) enum Command {
     Load(Box<Load>),
     /// Merge the results of several `load --json` into one report.
     LoadMerge(Merge),
+    /// Measure a file or device through the engine, and print the settings that suit it.
+    Calibrate(Calibrate),
 }
 
 #[derive(Debug, Subcommand)]

@@ -2,11 +2,12 @@
 //!
 //! Owns the composition: arguments in, one command run, an exit code out: 0 done, 1 failed, 2 wrong usage,
 //! 3 a condition of `--require` was not met.
-//! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to the data
-//! but the network.
+//! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to a daemon's
+//! data but the network.
 #![forbid(unsafe_code)]
 
 mod args;
+mod calibrate;
 mod expected;
 mod format;
 mod get;
@@ -49,6 +50,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::Dataset(DatasetCommand::Verify(verify)) => verify::run(global, verify).await,
             Command::Load(load) => load::run(global, load).await,
             Command::LoadMerge(merge) => load::merge(global, merge),
+            Command::Calibrate(calibrate) => calibrate::run(global, calibrate).await,
         }
     })
 }
