@@ -85,7 +85,7 @@ pub(crate) async fn run(global: &Global, args: &Calibrate) -> Result<(), Failure
         (Some(curve), Some(_)) => Some(plot::svg(&labels(&report), curve)),
         (None, _) | (_, None) => None,
     };
-    tell(global, &report, &yaml, yaml_file.is_some())?;
+    tell(global, &report, &yaml, yaml_file.is_none())?;
     if let Some(file) = yaml_file {
         file.write(&yaml)?;
     }
@@ -98,8 +98,8 @@ pub(crate) async fn run(global: &Global, args: &Calibrate) -> Result<(), Failure
     }
 }
 
-/// The result on stdout. Without a file for the YAML, all of it is YAML: the tables stand in comments.
-fn tell(global: &Global, report: &Report<'_>, yaml: &str, elsewhere: bool) -> Result<(), Failure> {
+/// The result on stdout. With the YAML it is YAML as a whole: the tables stand in comments.
+fn tell(global: &Global, report: &Report<'_>, yaml: &str, with_yaml: bool) -> Result<(), Failure> {
     let mut out = Sink::open(None)?;
     if global.json {
         serde_json::to_writer_pretty(&mut out, &report.json(yaml)?)?;
@@ -109,14 +109,15 @@ fn tell(global: &Global, report: &Report<'_>, yaml: &str, elsewhere: bool) -> Re
     let mut text = Vec::new();
     report.write(&mut text)?;
     let text = String::from_utf8_lossy(&text);
-    if elsewhere {
+    if !with_yaml {
         out.write_all(text.as_bytes())?;
         return out.finish();
     }
     for line in text.lines() {
         writeln!(out, "{}", format!("# {line}").trim_end())?;
     }
-    writeln!(out, "#\n{yaml}")?;
+    // The tables have said what the head says.
+    write!(out, "\n{}", advice::yaml(&[], report.advice))?;
     out.finish()
 }
 

@@ -10,6 +10,9 @@ use crate::quantity::{latency, rate};
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use serde::Serialize;
 
+/// Columns of a comment.
+const WIDTH: usize = 110;
+
 /// A key with its value and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Advice {
@@ -148,9 +151,7 @@ fn cores(findings: &Findings) -> Advice {
 
 fn direct_io(findings: &Findings, direct: bool) -> Advice {
     const KEY: &str = "engine.direct_io";
-    let told = findings
-        .contest(Phase::DirectIo)
-        .map(contest_text);
+    let told = findings.contest(Phase::DirectIo).map(contest_text);
     match (direct, told) {
         (true, Some(told)) => advice(KEY, "preferred", told),
         (false, Some(told)) => advice(KEY, "off", told),
@@ -170,8 +171,13 @@ fn queue_depth(findings: &Findings, tags: Option<u32>) -> Advice {
         && depth < knee.setting
     {
         let rings = findings.chosen.rings;
+        let all = if rings == 1 {
+            "it".to_owned()
+        } else {
+            format!("{rings} rings")
+        };
         why.push_str(&format!(
-            "; cut from {} to keep {rings} rings below the device's {tags} tags",
+            "; cut from {} to keep {all} below the device's {tags} tags",
             knee.setting
         ));
     }
@@ -247,7 +253,7 @@ pub(super) fn verdict(contest: &Contest) -> &'static str {
 pub(super) fn yaml(head: &[String], lines: &[Advice]) -> String {
     let mut text = String::new();
     for line in head {
-        text.push_str(&format!("# {}\n", one_line(line)));
+        comment(&mut text, "", line);
     }
     let mut open: Vec<&str> = Vec::new();
     for line in lines {
@@ -258,20 +264,37 @@ pub(super) fn yaml(head: &[String], lines: &[Advice]) -> String {
             text.push_str(&format!("{}{section}:\n", "  ".repeat(level)));
         }
         let indent = "  ".repeat(sections.len());
+        comment(&mut text, &indent, &line.why);
         text.push_str(&format!(
-            "{indent}{key}: {} # {}\n",
-            line.value,
-            one_line(&line.why)
+            "{indent}{key}: {}
+",
+            line.value
         ));
         open = sections;
     }
     text
 }
 
-/// Text that cannot end a comment: a path may hold anything.
-fn one_line(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { '?' } else { c };
-    text.chars().map(shown).collect()
+/// A comment in lines of at most [`WIDTH`], where its words allow that. No character can end it: a path may hold any.
+fn comment(out: &mut String, indent: &str, text: &str) {
+    let shown: String = text
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect();
+    let mut line = format!("{indent}#");
+    let empty = line.chars().count();
+    for word in shown.split(' ') {
+        let used = line.chars().count();
+        if used > empty && used + 1 + word.chars().count() > WIDTH {
+            out.push_str(&line);
+            out.push('\n');
+            line = format!("{indent}#  ");
+        }
+        line.push(' ');
+        line.push_str(word);
+    }
+    out.push_str(&line);
+    out.push('\n');
 }
 
 #[cfg(test)]
@@ -337,24 +360,30 @@ mod tests {
             ..findings()
         };
         let text = yaml(&["of /data/a\nb: c".to_owned()], &advise_on(Some(256), &found));
-        let knee = "98 000 reads/s, 98 % of the most (100 000 at 512); p99 10.2 us against 10.0 us";
-        let expected = format!(
-            "\
+        let expected = "\
 # of /data/a?b: c
 engine:
-  backend: mmap # cold: uring 50 000 reads/s at 2.5 us CPU, mmap 75 000 reads/s at 2.5 us CPU
-  cores: 2 # on rings against off: x1.50 reads/s (1.50 to 1.50), x1.00 CPU a read: pays; cores serve connections too, \
-             which was not measured: more if they are busy
-  direct_io: preferred # on against off: x2.00 reads/s (2.00 to 2.00), x1.00 CPU a read: pays
+  # cold: uring 50 000 reads/s at 2.5 us CPU, mmap 75 000 reads/s at 2.5 us CPU
+  backend: mmap
+  # on rings against off: x1.50 reads/s (1.50 to 1.50), x1.00 CPU a read: pays; cores serve connections too,
+  #   which was not measured: more if they are busy
+  cores: 2
+  # on against off: x2.00 reads/s (2.00 to 2.00), x1.00 CPU a read: pays
+  direct_io: preferred
   uring:
-    queue_depth: 120 # one ring: {knee}; cut from 256 to keep 2 rings below the device's 256 tags
-    eager_flush_reads: 4 # on against off: x1.01 reads/s (1.01 to 1.01), x0.80 CPU a read: pays in CPU
-    registered_buffers: false # on against off: x0.80 reads/s (0.80 to 0.80), x1.00 CPU a read: costs reads
+    # one ring: 98 000 reads/s, 98 % of the most (100 000 at 512); p99 10.2 us against 10.0 us; cut from 256
+    #   to keep 2 rings below the device's 256 tags
+    queue_depth: 120
+    # on against off: x1.01 reads/s (1.01 to 1.01), x0.80 CPU a read: pays in CPU
+    eager_flush_reads: 4
+    # on against off: x0.80 reads/s (0.80 to 0.80), x1.00 CPU a read: costs reads
+    registered_buffers: false
   mmap:
-    threads: 2 # cold: {knee}
-    announce: true # on against off: x1.00 reads/s (1.00 to 1.00), x1.00 CPU a read: within the noise
-"
-        );
+    # cold: 98 000 reads/s, 98 % of the most (100 000 at 512); p99 10.2 us against 10.0 us
+    threads: 2
+    # on against off: x1.00 reads/s (1.00 to 1.00), x1.00 CPU a read: within the noise
+    announce: true
+";
         assert_eq!(text, expected);
     }
 

@@ -40,8 +40,10 @@ pub(crate) struct Calibrate {
 /// How often each thing is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rounds {
-    /// Passes over the depths, the numbers of threads, the backends.
+    /// Passes over the depths and the numbers of threads.
     pub(super) passes: u32,
+    /// Passes over the backends; at least three, as for pairs.
+    pub(super) rankings: u32,
     /// Pairs of a comparison. At least three, or nothing would ever be beyond the noise (see `judge`).
     pub(super) pairs: u32,
 }
@@ -58,9 +60,17 @@ impl Calibrate {
 
     pub(super) fn rounds(&self) -> Rounds {
         if self.budget() < Duration::from_secs(MORE_ROUNDS_SECONDS) {
-            Rounds { passes: 1, pairs: 3 }
+            Rounds {
+                passes: 1,
+                rankings: 3,
+                pairs: 3,
+            }
         } else {
-            Rounds { passes: 3, pairs: 5 }
+            Rounds {
+                passes: 3,
+                rankings: 5,
+                pairs: 7,
+            }
         }
     }
 }

@@ -79,7 +79,24 @@ pub(super) struct Sample {
 /// What one core's slots have counted.
 struct Counted {
     reads: AtomicU64,
-    latency: Mutex<Histogram<u64>>,
+    latency: Mutex<Latencies>,
+}
+
+/// Of batches, nanoseconds.
+struct Latencies {
+    /// Of those that began in the warm-up: they count only where there were no others.
+    early: Histogram<u64>,
+    measured: Histogram<u64>,
+}
+
+impl Latencies {
+    fn new() -> Result<Self, Failure> {
+        let histogram = || Histogram::<u64>::new(3).map_err(|error| Failure::Failed(error.to_string()));
+        Ok(Self {
+            early: histogram()?,
+            measured: histogram()?,
+        })
+    }
 }
 
 /// Runs a step for `slice`. `None`: it was told to stop, and its figures would not be comparable.
@@ -114,12 +131,11 @@ pub(super) async fn drive(
         failed: Mutex::new(None),
     });
     let cores = engine.core_count().max(1);
-    let histogram = || Histogram::<u64>::new(3).map_err(|error| Failure::Failed(error.to_string()));
     let mut counted = Vec::new();
     for _ in 0..cores {
         counted.push(Arc::new(Counted {
             reads: AtomicU64::new(0),
-            latency: Mutex::new(histogram()?),
+            latency: Mutex::new(Latencies::new()?),
         }));
     }
     let (done, mut ended) = mpsc::channel::<()>(1);
@@ -148,15 +164,16 @@ pub(super) async fn drive(
                 _ = stop.wait_for(|stop| *stop) => load.halted.store(true, Ordering::Relaxed),
             }
         };
+    let first = mark();
     wait_until(load.measure_from, &mut ended, stop).await;
-    let before = mark();
+    let mut before = mark();
     wait_until(load.until, &mut ended, stop).await;
     let mut after = mark();
     let pinned_bytes = pinned_bytes();
     let _closed = ended.recv().await;
     if after.2 == before.2 {
-        // Reads slower than the slice: then all of them count, and the time until the last.
-        after = mark();
+        // Reads slower than the slice, or a machine too busy to look in time: then all of them count, from the first.
+        (before, after) = (first, mark());
     }
     let depth = engine.shards().first().map_or(0, |shard| shard.queue_depth);
     let report = engine.drain(Instant::now() + DRAIN).await;
@@ -174,12 +191,7 @@ pub(super) async fn drive(
     if load.halted.load(Ordering::Relaxed) {
         return Ok(None);
     }
-    let mut latency = histogram()?;
-    for core in &counted {
-        latency
-            .add(&*lock(&core.latency))
-            .map_err(|error| Failure::Failed(error.to_string()))?;
-    }
+    let latency = latencies(&counted)?;
     let (elapsed, cpu, total) = (
         after.0 - before.0,
         after.1.saturating_sub(before.1),
@@ -206,6 +218,24 @@ pub(super) async fn drive(
         pinned_bytes,
         file_used_up: ends && after.0 < load.until,
     }))
+}
+
+/// All cores' latencies together.
+fn latencies(counted: &[Arc<Counted>]) -> Result<Histogram<u64>, Failure> {
+    let mut all = Latencies::new()?;
+    for core in counted {
+        let core = lock(&core.latency);
+        let added = all
+            .measured
+            .add(&core.measured)
+            .and_then(|()| all.early.add(&core.early));
+        added.map_err(|error| Failure::Failed(error.to_string()))?;
+    }
+    Ok(if all.measured.is_empty() {
+        all.early
+    } else {
+        all.measured
+    })
 }
 
 /// The depth of a ring with these settings, after the engine has cut it by the device's tags.
@@ -261,10 +291,10 @@ struct Load {
 }
 
 impl Load {
-    /// One batch in flight, again and again.
+    /// One batch in flight, again and again; one at least, however late the thread began.
     async fn slot(&self, counted: &Counted) {
         let mut start = Instant::now();
-        while start < self.until && !self.halted.load(Ordering::Relaxed) {
+        loop {
             let mut batch = Batch::new(Arc::clone(&self.dataset), self.batch);
             let mut items = 0;
             for block in std::iter::from_fn(|| self.walk.next_block()).take(self.batch) {
@@ -289,10 +319,18 @@ impl Load {
             }
             let end = Instant::now();
             counted.reads.fetch_add(items, Ordering::Relaxed);
-            if start >= self.measure_from {
-                let nanoseconds = u64::try_from((end - start).as_nanos()).unwrap_or(u64::MAX);
-                // It resizes itself; what no memory can be had for is not recorded.
-                let _recorded = lock(&counted.latency).record(nanoseconds);
+            let nanoseconds = u64::try_from((end - start).as_nanos()).unwrap_or(u64::MAX);
+            let mut latency = lock(&counted.latency);
+            let histogram = if start >= self.measure_from {
+                &mut latency.measured
+            } else {
+                &mut latency.early
+            };
+            // It resizes itself; only what is longer than any wait is refused.
+            let _recorded = histogram.record(nanoseconds);
+            drop(latency);
+            if end >= self.until || self.halted.load(Ordering::Relaxed) {
+                return;
             }
             start = end;
         }

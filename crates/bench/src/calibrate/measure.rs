@@ -24,8 +24,6 @@ const DEPTH_MAX: u32 = 512;
 const BATCH: usize = 16;
 /// Reads asked for at once, at least: as many as keep two threads of mmap in announced batches.
 const ASKED_MIN: usize = 128;
-/// Rounds of the backends: as many as a comparison needs at least, whatever the budget.
-const BACKEND_ROUNDS_MIN: u32 = 3;
 /// The warm phase may spend this part of the budget on reading the file into memory.
 const WARMING_SHARE: u32 = 10;
 
@@ -150,7 +148,7 @@ impl<'a> Bench<'a> {
     /// Steps of all phases, as far as can be told before.
     fn planned(&self) -> u32 {
         let (passes, pairs) = (self.rounds.passes, 2 * self.rounds.pairs);
-        let rounds = passes.max(BACKEND_ROUNDS_MIN);
+        let rounds = self.rounds.rankings;
         let contests = if self.ring.is_ok() {
             let registered = u32::from(self.base.registered_buffers);
             registered + 1 + u32::from(self.target.direct) + count(self.ring_rungs().len())
@@ -474,7 +472,7 @@ impl<'a> Bench<'a> {
         };
         let setups = self.candidates(warm_window.is_some());
         let mut rounds = Vec::new();
-        for number in 0..self.rounds.passes.max(BACKEND_ROUNDS_MIN) {
+        for number in 0..self.rounds.rankings {
             let mut order: Vec<usize> = (0..setups.len()).collect();
             if number % 2 == 1 {
                 order.reverse();
@@ -520,7 +518,7 @@ impl<'a> Bench<'a> {
         };
         self.notes.push(format!("warm reads were not measured: {why}"));
         self.schedule
-            .skip(count(self.candidates(true).len()) * self.rounds.passes.max(BACKEND_ROUNDS_MIN));
+            .skip(count(self.candidates(true).len()) * self.rounds.rankings);
         Ok(None)
     }
 
