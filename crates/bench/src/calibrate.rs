@@ -1,6 +1,7 @@
 //! `ringfetch calibrate`: about a minute of reading through the engine itself, and then the settings that suit this
 //! file, on this device, on this host. What may be measured: `target`. One step of it: `drive`, over a `walk`. Which
-//! steps: `measure`, by a `schedule`. What they mean: `judge`, `findings`. What is told: `advice`, `report`, `plot`.
+//! steps: `measure`, by a `schedule`. What they mean: `judge`, `findings`, `notes`. What is told: `advice`, `report`,
+//! `plot`.
 //!
 //! Invariants: the target is only read; nothing is written before everything was measured, and nothing is replaced
 //! unasked; memory is bounded by one step's. Absent: the network, whose cost no file tells (`ringfetch load` does).
@@ -12,6 +13,7 @@ mod drive;
 mod findings;
 mod judge;
 mod measure;
+mod notes;
 mod plot;
 mod report;
 mod schedule;

@@ -67,7 +67,7 @@ impl Calibrate {
             }
         } else {
             Rounds {
-                passes: 3,
+                passes: 5,
                 rankings: 5,
                 pairs: 7,
             }

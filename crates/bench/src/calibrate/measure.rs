@@ -7,8 +7,9 @@
 use super::args::Rounds;
 use super::drive::{self, MEMORY_MAX_BYTES, Sample, Setup};
 use super::findings::{Contest, Curve, Findings, Heat, Phase, Ranking, Step};
+use super::notes;
 use super::schedule::Schedule;
-use super::target::{COLD_SHARE_MAX, Target, WARM_SHARE_MIN};
+use super::target::{Target, WARM_SHARE_MIN};
 use super::walk::Walk;
 use crate::outcome::Failure;
 use crate::quantity::size;
@@ -119,7 +120,8 @@ impl<'a> Bench<'a> {
                 warm = self.backends(Some(window)).await?;
             }
         }
-        self.closing_notes(depth.as_ref());
+        let closing = notes::closing(&self.steps, self.target.holes_share, depth.as_ref(), self.stopped);
+        self.notes.extend(closing);
         let depth_in_force = if has_ring {
             let ring = Setup {
                 backend: BackendKind::Uring,
@@ -478,6 +480,9 @@ impl<'a> Bench<'a> {
                 order.reverse();
             }
             let mut round = Vec::new();
+            if let Some(window) = warm_window {
+                self.keep_warm(window)?;
+            }
             for index in order {
                 let Some(setup) = setups.get(index).copied() else {
                     continue;
@@ -496,6 +501,20 @@ impl<'a> Bench<'a> {
             }
         }
         Ok(Ranking::of(&rounds))
+    }
+
+    /// Reads anew what other programs' memory has pushed out since.
+    fn keep_warm(&self, window: u64) -> Result<(), Failure> {
+        if !self.stopped
+            && self
+                .target
+                .resident_share(window)
+                .is_some_and(|share| share < 1.0)
+        {
+            let until = Instant::now() + self.budget / WARMING_SHARE / self.rounds.rankings;
+            self.target.warm(until, || *self.stop.borrow())?;
+        }
+        Ok(())
     }
 
     /// Makes the beginning of the file warm. `None`: there is nothing warm to be measured.
@@ -520,51 +539,6 @@ impl<'a> Bench<'a> {
         self.schedule
             .skip(count(self.candidates(true).len()) * self.rounds.rankings);
         Ok(None)
-    }
-
-    /// What the steps together tell about how far they can be trusted.
-    fn closing_notes(&mut self, depth: Option<&Curve>) {
-        let cold = || self.steps.iter().filter(|step| step.heat == Heat::Cold);
-        let left = cold().filter_map(|step| step.resident_before).fold(0.0, f64::max);
-        let mut notes = Vec::new();
-        if left > COLD_SHARE_MAX {
-            notes.push(format!(
-                "NOT COLD: up to {:.0} % of the file stayed in memory when it was evicted (another process has it mapped, \
-                 locked or writes it): figures of reads through the page cache are too good",
-                left * 100.0
-            ));
-        }
-        if cold().any(|step| step.resident_before.is_none()) {
-            notes.push(
-                "whether the file was cold could not be checked: its file system does not tell".to_owned(),
-            );
-        }
-        let warm = self.steps.iter().filter(|step| step.heat == Heat::Warm);
-        let kept = warm.filter_map(|step| step.resident_before).fold(1.0, f64::min);
-        if kept < WARM_SHARE_MIN {
-            notes.push(format!(
-                "NOT WARM: memory is short, only {:.0} % of what was to be warm was still there: figures of warm reads are \
-                 too low",
-                kept * 100.0
-            ));
-        }
-        let used_up = self.steps.iter().filter(|step| step.sample.file_used_up).count();
-        if used_up > 0 {
-            notes.push(format!(
-                "{used_up} steps had read the whole file before their time was over: short steps tell less; a larger \
-                 file tells more"
-            ));
-        }
-        if let Some(unrest) = depth.and_then(Curve::unrest).filter(|unrest| *unrest > 0.25) {
-            notes.push(format!(
-                "passes over the same depth differ by {:.0} %: the machine or the device is busy; calibrate when it is quiet",
-                unrest * 100.0
-            ));
-        }
-        if self.stopped {
-            notes.push("STOPPED by hand: what was not measured by then stays at its default".to_owned());
-        }
-        self.notes.extend(notes);
     }
 }
 

@@ -45,13 +45,16 @@ impl Report<'_> {
         let tags = device
             .queue_tags
             .map_or_else(|| "tags not known".to_owned(), |tags| format!("{tags} tags"));
-        let queues = device.hardware_queues;
+        let queues = match device.hardware_queues {
+            1 => "one hardware queue".to_owned(),
+            queues => format!("{queues} hardware queues"),
+        };
         let seeks = if device.rotational {
             ", says it rotates"
         } else {
             ""
         };
-        format!("{}: {queues} hardware queues of {tags}{seeks}", device.name)
+        format!("{}: {queues} of {tags}{seeks}", device.name)
     }
 
     /// What the device offers for polled completions. The engine has no polled mode.
