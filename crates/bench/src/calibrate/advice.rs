@@ -154,6 +154,14 @@ fn direct_io(findings: &Findings, direct: bool) -> Advice {
     let told = findings.contest(Phase::DirectIo).map(contest_text);
     match (direct, told) {
         (true, Some(told)) => advice(KEY, "preferred", told),
+        (false, told) if findings.chosen.direct => {
+            let cold = told.map_or_else(String::new, |told| format!(" (cold: {told})"));
+            advice(
+                KEY,
+                "off",
+                format!("for the backend above, which is to read through the page cache{cold}"),
+            )
+        }
         (false, Some(told)) => advice(KEY, "off", told),
         // `preferred` is the default, and takes the page cache where the file refuses.
         (_, None) => advice(KEY, "preferred", not_measured(findings, true)),
@@ -330,11 +338,14 @@ mod tests {
         // Scenario: a knee at 256 that the tags cut to 120 for two rings, contests that pay, cost and do neither, a
         // ranking that mmap wins cold, and a path with a line break in the head.
         // Expected: the whole section, word for word.
-        let curve = Curve::through(&[
-            (128, sample(80_000.0, 2.0)),
-            (256, sample(98_000.0, 2.0)),
-            (512, sample(100_000.0, 2.0)),
-        ]);
+        let curve = Curve::through(
+            &[
+                (128, sample(80_000.0, 2.0)),
+                (256, sample(98_000.0, 2.0)),
+                (512, sample(100_000.0, 2.0)),
+            ],
+            None,
+        );
         let row = |backend, reads| (setup(backend), sample(reads, 2.5));
         let round = vec![
             row(BackendKind::Uring, 50_000.0),
@@ -449,5 +460,11 @@ engine:
         assert_eq!(values(&mapped), ["mmap", "preferred"]);
         let read = found(round(BackendKind::Pread, BackendKind::Uring, false));
         assert_eq!(values(&read), ["pread", "off"]);
+        let lines = advise_on(None, &read);
+        assert!(
+            lines[2].why.starts_with("for the backend above"),
+            "{}",
+            lines[2].why
+        );
     }
 }

@@ -62,15 +62,18 @@ pub(super) struct Point {
 pub(super) struct Curve {
     /// In ascending order of the setting; at least one.
     pub(super) points: Vec<Point>,
+    /// So many of them, from the first, can be in force; what is beyond is shown only.
+    pub(super) usable: usize,
     /// Index of the knee.
     pub(super) knee: usize,
-    /// Index of the most reads/s.
+    /// Index of the most reads/s among the usable ones.
     pub(super) best: usize,
 }
 
 impl Curve {
-    /// The curve through (setting, sample), in any order; `None` of none.
-    pub(super) fn through(samples: &[(u32, Sample)]) -> Option<Self> {
+    /// The curve through (setting, sample), in any order; `None` of none. With a `limit`, settings count for the knee up to
+    /// the first that reaches it: 240 of 256 tags make 256 the last, which is then cut.
+    pub(super) fn through(samples: &[(u32, Sample)], limit: Option<u32>) -> Option<Self> {
         let mut settings: Vec<u32> = samples.iter().map(|(setting, _)| *setting).collect();
         settings.sort_unstable();
         settings.dedup();
@@ -91,12 +94,23 @@ impl Curve {
             })
         };
         let points: Vec<Point> = settings.into_iter().filter_map(point).collect();
+        let reaches = |point: &Point| limit.is_some_and(|limit| point.setting >= limit);
+        let usable = points
+            .iter()
+            .position(reaches)
+            .map_or(points.len(), |last| last + 1);
         let flat: Vec<(u32, f64)> = points
             .iter()
+            .take(usable)
             .map(|point| (point.setting, point.reads_per_second))
             .collect();
         let (knee, best) = knee(&flat)?;
-        Some(Self { points, knee, best })
+        Some(Self {
+            points,
+            usable,
+            knee,
+            best,
+        })
     }
 
     pub(super) fn knee(&self) -> Option<&Point> {
@@ -325,7 +339,7 @@ pub(super) mod tests {
                 samples.push((depth, sample(reads, 2.0)));
             }
         }
-        let curve = Curve::through(&samples).unwrap();
+        let curve = Curve::through(&samples, None).unwrap();
         let reads: Vec<(u32, f64)> = curve
             .points
             .iter()
@@ -334,8 +348,29 @@ pub(super) mod tests {
         assert_eq!(reads, [(1, 100.0), (4, 195.0), (16, 200.0)]);
         assert_eq!((curve.knee, curve.best), (1, 2));
         assert!(curve.unrest().unwrap() < 0.05);
-        assert_eq!(Curve::through(&samples[..3]).unwrap().unrest(), None);
-        assert_eq!(Curve::through(&[]), None);
+        assert_eq!(Curve::through(&samples[..3], None).unwrap().unrest(), None);
+        assert_eq!(Curve::through(&[], None), None);
+    }
+
+    #[test]
+    fn what_cannot_be_in_force_is_no_knee() {
+        // Scenario: a curve that goes on rising beyond the device's tags; limits below, between and above its settings.
+        // Expected: the knee among the settings up to the first that reaches the limit.
+        let samples = [64, 128, 256, 512].map(|depth| (depth, sample(1000.0 * f64::from(depth), 2.0)));
+        for (limit, usable) in [
+            (Some(1), 1),
+            (Some(128), 2),
+            (Some(240), 3),
+            (Some(513), 4),
+            (None, 4),
+        ] {
+            let curve = Curve::through(&samples, limit).unwrap();
+            assert_eq!(
+                (curve.usable, curve.knee, curve.points.len()),
+                (usable, usable - 1, 4),
+                "{limit:?}"
+            );
+        }
     }
 
     #[test]

@@ -4,12 +4,14 @@
 //! pairs whose order alternates. Invariants: reads through the page cache begin cold, or warm where that is the
 //! question, and that is checked; a Ctrl-C ends the step under way, whose figures are dropped, and everything after it.
 
+mod backends;
+
 use super::args::Rounds;
 use super::drive::{self, MEMORY_MAX_BYTES, Sample, Setup};
-use super::findings::{Contest, Curve, Findings, Heat, Phase, Ranking, Step};
+use super::findings::{Contest, Curve, Findings, Heat, Phase, Step};
 use super::notes;
 use super::schedule::Schedule;
-use super::target::{Target, WARM_SHARE_MIN};
+use super::target::Target;
 use super::walk::Walk;
 use crate::outcome::Failure;
 use crate::quantity::size;
@@ -22,11 +24,14 @@ use tokio::sync::watch;
 /// The deepest ring that is tried.
 const DEPTH_MAX: u32 = 512;
 /// Reads of a batch, but for the curve of depths: there each read is asked for alone, so that its latency is its own.
-const BATCH: usize = 16;
+/// Fewer where they would be more than `BATCH_BYTES_MAX`.
+const BATCH: u32 = 16;
+const BATCH_BYTES_MAX: u32 = 1 << 20;
+/// A setting whose typical read takes so many times its step, and so long, is the last one of its curve.
+const OUTLASTS: f64 = 4.0;
+const OUTLASTS_MIN_US: f64 = 250e3;
 /// Reads asked for at once, at least: as many as keep two threads of mmap in announced batches.
 const ASKED_MIN: usize = 128;
-/// The warm phase may spend this part of the budget on reading the file into memory.
-const WARMING_SHARE: u32 = 10;
 
 /// A calibration under way.
 pub(super) struct Bench<'a> {
@@ -65,7 +70,7 @@ impl<'a> Bench<'a> {
             mmap_threads: defaults.mmap.threads,
             announce: defaults.mmap.announce,
             pread_threads: defaults.pread.threads,
-            batch: BATCH,
+            batch: (BATCH_BYTES_MAX / target.block_bytes.max(1)).clamp(1, BATCH) as usize,
             asked: ASKED_MIN,
             device_tags: target.device.as_ref().and_then(|device| device.queue_tags),
         };
@@ -233,12 +238,13 @@ impl<'a> Bench<'a> {
         Ok(Some(sample))
     }
 
-    /// A curve: `make` sets a setting. Passes alternate in direction. A setting whose reads outlast their step is the
-    /// last one: deeper would only wait longer.
+    /// A curve: `make` sets a setting. Passes alternate in direction. Where reads outlast
+    /// their steps by far, nothing deeper is tried: it would only wait longer.
     async fn curve(
         &mut self,
         phase: Phase,
         mut settings: Vec<u32>,
+        limit: Option<u32>,
         make: impl Fn(Setup, u32) -> Setup,
     ) -> Result<Option<Curve>, Failure> {
         let mut samples = Vec::new();
@@ -257,12 +263,13 @@ impl<'a> Bench<'a> {
                     break;
                 };
                 samples.push((setting, sample));
-                if pass == 0 && sample.p50_us > slice.as_secs_f64() * 1e6 {
+                let outlasts = sample.p50_us > OUTLASTS * slice.as_secs_f64() * 1e6;
+                if pass == 0 && outlasts && sample.p50_us > OUTLASTS_MIN_US {
                     let left_out = settings.iter().filter(|other| **other > setting).count();
                     settings.retain(|other| *other <= setting);
                     self.schedule.skip(count(left_out) * self.rounds.passes);
                     self.notes.push(format!(
-                        "{} beyond {setting} were left out: a read took longer than a step; give it more --seconds",
+                        "{} beyond {setting} were left out: a read took longer than several steps; give it more --seconds",
                         if phase == Phase::Depth { "depths" } else { "threads" }
                     ));
                     break;
@@ -273,7 +280,11 @@ impl<'a> Bench<'a> {
         let whole = settings
             .iter()
             .all(|setting| samples.iter().any(|(other, _)| other == setting));
-        Ok(if whole { Curve::through(&samples) } else { None })
+        Ok(if whole {
+            Curve::through(&samples, limit)
+        } else {
+            None
+        })
     }
 
     async fn depth_curve(&mut self, has_ring: bool) -> Result<Option<Curve>, Failure> {
@@ -286,7 +297,16 @@ impl<'a> Bench<'a> {
                 size(MEMORY_MAX_BYTES)
             ));
         }
-        self.curve(Phase::Depth, depths, |base, depth| Setup {
+        let limit = if has_ring {
+            let deepest = Setup {
+                queue_depth: DEPTH_MAX,
+                ..self.base
+            };
+            Some(drive::depth_in_force(&deepest, self.target.block_bytes).await?)
+        } else {
+            None
+        };
+        self.curve(Phase::Depth, depths, limit, |base, depth| Setup {
             backend: if has_ring {
                 BackendKind::Uring
             } else {
@@ -424,12 +444,15 @@ impl<'a> Bench<'a> {
 
     async fn mmap_threads(&mut self) -> Result<Option<Curve>, Failure> {
         let mapped = self.mapped();
-        self.curve(Phase::MmapThreads, self.thread_counts(), |_, mmap_threads| {
-            Setup {
+        self.curve(
+            Phase::MmapThreads,
+            self.thread_counts(),
+            None,
+            |_, mmap_threads| Setup {
                 mmap_threads,
                 ..mapped
-            }
-        })
+            },
+        )
         .await
     }
 
@@ -442,103 +465,6 @@ impl<'a> Bench<'a> {
         let contest = self.contest(Phase::MmapAnnounce, names, [off, on]).await?;
         self.base.announce = second_unless(contest.as_ref(), true);
         Ok(contest)
-    }
-
-    /// The backends in order of preference. Cold: the ring first, which is made for it. Warm: the mapping first, which
-    /// also warms the file by itself; there the ring and pread read through the page cache.
-    fn candidates(&self, warm: bool) -> Vec<Setup> {
-        use BackendKind::{Auto, Mmap, Pread, Uring};
-        let order = if warm {
-            [Mmap, Auto, Uring, Pread]
-        } else {
-            [Uring, Auto, Mmap, Pread]
-        };
-        let usable = order
-            .into_iter()
-            .filter(|backend| self.ring.is_ok() || !backend.uses_ring());
-        usable
-            .map(|backend| Setup {
-                backend,
-                direct: self.base.direct && !(warm && matches!(backend, Uring | Pread)),
-                rings: if backend.uses_ring() { self.base.rings } else { 1 },
-                ..self.base
-            })
-            .collect()
-    }
-
-    async fn backends(&mut self, warm_window: Option<u64>) -> Result<Option<Ranking>, Failure> {
-        let phase = if warm_window.is_some() {
-            Phase::BackendsWarm
-        } else {
-            Phase::BackendsCold
-        };
-        let setups = self.candidates(warm_window.is_some());
-        let mut rounds = Vec::new();
-        for number in 0..self.rounds.rankings {
-            let mut order: Vec<usize> = (0..setups.len()).collect();
-            if number % 2 == 1 {
-                order.reverse();
-            }
-            let mut round = Vec::new();
-            if let Some(window) = warm_window {
-                self.keep_warm(window)?;
-            }
-            for index in order {
-                let Some(setup) = setups.get(index).copied() else {
-                    continue;
-                };
-                if let Some(sample) = self.step(phase, setup, warm_window).await? {
-                    round.push((index, setup, sample));
-                }
-            }
-            round.sort_by_key(|(index, ..)| *index);
-            let round: Vec<(Setup, Sample)> = round
-                .into_iter()
-                .map(|(_, setup, sample)| (setup, sample))
-                .collect();
-            if round.len() == setups.len() {
-                rounds.push(round);
-            }
-        }
-        Ok(Ranking::of(&rounds))
-    }
-
-    /// Reads anew what other programs' memory has pushed out since.
-    fn keep_warm(&self, window: u64) -> Result<(), Failure> {
-        if !self.stopped
-            && self
-                .target
-                .resident_share(window)
-                .is_some_and(|share| share < 1.0)
-        {
-            let until = Instant::now() + self.budget / WARMING_SHARE / self.rounds.rankings;
-            self.target.warm(until, || *self.stop.borrow())?;
-        }
-        Ok(())
-    }
-
-    /// Makes the beginning of the file warm. `None`: there is nothing warm to be measured.
-    fn warmed(&mut self) -> Result<Option<u64>, Failure> {
-        if self.stopped || *self.stop.borrow() {
-            return Ok(None);
-        }
-        self.bar.set_message("reading the file into memory");
-        let until = Instant::now() + self.budget / WARMING_SHARE;
-        let window = self.target.warm(until, || *self.stop.borrow())?;
-        let resident = self.target.resident_share(window);
-        let enough = window >= (16 << 20).min(self.target.length_bytes / 2);
-        if enough && resident.is_some_and(|share| share >= WARM_SHARE_MIN) {
-            return Ok(Some(window));
-        }
-        let why = match resident {
-            None => "whether pages are in memory cannot be asked here".to_owned(),
-            Some(_) if !enough => format!("only {} could be read in time", size(window)),
-            Some(share) => format!("only {:.0} % of what was read stayed in memory", share * 100.0),
-        };
-        self.notes.push(format!("warm reads were not measured: {why}"));
-        self.schedule
-            .skip(count(self.candidates(true).len()) * self.rounds.rankings);
-        Ok(None)
     }
 }
 

@@ -86,7 +86,7 @@ mod tests {
             step(Heat::Cold, Some(0.0)),
             step(Heat::Warm, Some(1.0)),
         ];
-        let curve = |passes: [f64; 3]| Curve::through(&passes.map(|reads| (1, sample(reads, 2.0))));
+        let curve = |passes: [f64; 3]| Curve::through(&passes.map(|reads| (1, sample(reads, 2.0))), None);
         let calm = curve([100.0, 101.0, 99.0]);
         assert_eq!(closing(&steps, 0.0, calm.as_ref(), false), Vec::<String>::new());
 

@@ -349,7 +349,7 @@ mod tests {
                 .iter()
                 .flat_map(|depth| [(*depth, sample(reads * f64::from(*depth), 2.0)); 2])
                 .collect();
-            Curve::through(&samples).unwrap()
+            Curve::through(&samples, None).unwrap()
         };
         let depths: Vec<u32> = (0..10).map(|bit| 1 << bit).collect();
         for curve in [curve(&depths, 180.0), curve(&[1], 1e6), curve(&[1, 3], 1e-9)] {

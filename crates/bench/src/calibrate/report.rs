@@ -280,13 +280,18 @@ fn curve_table(setting: &str, curve: &Curve) -> Table {
             (true, true) => "knee, most",
             (true, false) => "knee",
             (false, true) => "most",
+            (false, false) if index >= curve.usable => "beyond the tags",
             (false, false) => "",
         };
         table.row([
             point.setting.to_string(),
             rate(point.reads_per_second),
             format!("{:.0} %", 100.0 * point.reads_per_second / most),
-            format!("{} to {}", rate(low), rate(high)),
+            if point.passes.len() > 1 {
+                format!("{} to {}", rate(low), rate(high))
+            } else {
+                "one".to_owned()
+            },
             latency(point.p50_us * 1e3),
             latency(point.p99_us * 1e3),
             format!("{:.2}", point.cpu_us_per_read),
