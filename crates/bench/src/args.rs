@@ -1,5 +1,6 @@
 //! The command line as types. What clap can check it checks here; what needs the dataset is checked by the command.
 
+use crate::calibrate::args::Calibrate;
 use crate::doctor::Doctor;
 use crate::load::args::{Load, Merge};
 use crate::quantity::{parse_duration, parse_size};
@@ -83,6 +84,8 @@ pub(crate) enum Command {
     LoadMerge(Merge),
     /// Show what this host, and the device beneath each path, can do for the daemon, and why not.
     Doctor(Doctor),
+    /// Measure a file or device through the engine, and print the settings that suit it.
+    Calibrate(Calibrate),
 }
 
 #[derive(Debug, Subcommand)]

@@ -2,12 +2,13 @@
 //!
 //! Owns the composition: arguments in, one command run, an exit code out: 0 done, 1 failed, 2 wrong usage,
 //! 3 a condition of `--require` was not met.
-//! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to the data
-//! but the network; only `doctor` looks at files, and reads of them what proves that they can be read.
+//! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to a daemon's
+//! data but the network; `doctor` and `calibrate` read files of this host.
 #![forbid(unsafe_code)]
 
 mod args;
 mod backend;
+mod calibrate;
 mod doctor;
 mod expected;
 mod format;
@@ -55,6 +56,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::Load(load) => load::run(global, load).await,
             Command::LoadMerge(merge) => load::merge(global, merge),
             Command::Doctor(doctor) => doctor::run(global, doctor),
+            Command::Calibrate(calibrate) => calibrate::run(global, calibrate).await,
         }
     })
 }

@@ -4,6 +4,7 @@
     reason = "clippy.toml allows it in tests, but does not see that these functions are only called by some"
 )]
 
+mod calibrate;
 mod changes;
 mod doctor;
 mod http;

@@ -276,6 +276,10 @@ impl OpenFile {
         Ok(u32::try_from(end.saturating_sub(offset)).map_or(bytes, |left| left.min(bytes)))
     }
 
+    pub(super) fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
     pub(super) fn buffered(&self) -> &File {
         &self.buffered
     }
