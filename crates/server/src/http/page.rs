@@ -1,6 +1,6 @@
 //! The page at `/`: what is served, by which backend and why, and how it goes, for people without a dashboard.
 //!
-//! Three files and an icon, compiled in; the figures come from `/v1/status`. The page may load nothing but these and
+//! Markup, style, scripts and an icon, compiled in; the figures come from `/v1/status`. The page may load nothing but these and
 //! run nothing inline, which its Content-Security-Policy makes the browser enforce, and all its addresses are relative,
 //! so that it works below a proxy's prefix. Deliberately absent: templates (no byte of an answer depends on a request),
 //! frameworks, and anything that changes the daemon.
@@ -36,7 +36,7 @@ struct Asset {
 
 /// Every file of the page, with its tag.
 #[derive(Debug)]
-pub(super) struct Page([Asset; 4]);
+pub(super) struct Page([Asset; 8]);
 
 const INDEX: &str = "index.html";
 
@@ -48,6 +48,7 @@ impl Page {
             text,
             etag: ETag::new(&format!("{:016x}", digest(text.as_bytes()))),
         };
+        let script = |name, text| asset(name, "text/javascript; charset=utf-8", text);
         Self([
             asset(INDEX, "text/html; charset=utf-8", include_str!("page/index.html")),
             asset(
@@ -55,11 +56,11 @@ impl Page {
                 "text/css; charset=utf-8",
                 include_str!("page/style.css"),
             ),
-            asset(
-                "script.js",
-                "text/javascript; charset=utf-8",
-                include_str!("page/script.js"),
-            ),
+            script("script.js", include_str!("page/script.js")),
+            script("numbers.js", include_str!("page/numbers.js")),
+            script("points.js", include_str!("page/points.js")),
+            script("draw.js", include_str!("page/draw.js")),
+            script("tables.js", include_str!("page/tables.js")),
             asset("icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
         ])
     }
@@ -128,7 +129,7 @@ pub(super) async fn index(State(app): State<Arc<App>>, headers: HeaderMap) -> Re
 
 /// What the page is made of.
 #[utoipa::path(get, path = "/page/{asset}", tag = "operation", operation_id = "PageAsset",
-    params(("asset" = String, Path, description = "`style.css`, `script.js` or `icon.svg`.")),
+    params(("asset" = String, Path, description = "A file that the page names.")),
     responses(
         (status = 200, description = "The file.", body = String, content_type = "text/plain"),
         (status = 304, description = "The file of If-None-Match is the current one."),
@@ -168,7 +169,16 @@ mod tests {
                 named += 1;
             }
         }
-        assert!(named >= 3, "{named}");
+        // What scripts import stands beside them.
+        for asset in page.0.iter().filter(|asset| asset.name.ends_with(".js")) {
+            for rest in asset.text.split(" from \"").skip(1) {
+                let target = rest.split('"').next().unwrap();
+                let name = target.strip_prefix("./").unwrap_or_else(|| panic!("{target}"));
+                assert!(page.find(name).is_some(), "{} imports {target}", asset.name);
+                named += 1;
+            }
+        }
+        assert!(named >= 13, "{named}");
         for inline in [
             "<script>",
             "<style",

@@ -56,6 +56,7 @@ async fn the_page_may_load_only_itself() {
         ("/", "text/html; charset=utf-8"),
         ("/page/style.css", "text/css; charset=utf-8"),
         ("/page/script.js", "text/javascript; charset=utf-8"),
+        ("/page/points.js", "text/javascript; charset=utf-8"),
         ("/page/icon.svg", "image/svg+xml"),
     ] {
         let whole = ask(&served, Method::GET, path, &[]).await;

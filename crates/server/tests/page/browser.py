@@ -84,7 +84,9 @@ class Browser:
 
     def size(self, width, height):
         """The viewport, in CSS pixels."""
-        self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.cdp(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
 
     def prefer(self, **features):
         """Media features, such as prefers_color_scheme='dark'."""

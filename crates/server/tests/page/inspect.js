@@ -58,24 +58,40 @@ const contrasts = () => {
 
 // Lines of charts against what they stand on (WCAG 1.4.11 asks for 3).
 const lines = () =>
-  [...document.querySelectorAll(".curve")].filter((line) => line.getAttribute("d")).map((line) => {
-    const back = ground(line.closest("figure, section"));
-    return [ratio(over(channels(getComputedStyle(line).stroke), back), back), line.getAttribute("class")];
-  });
+  [...document.querySelectorAll(".curve")]
+    .filter((line) => line.getAttribute("d"))
+    .map((line) => {
+      const back = ground(line.closest("figure, section"));
+      return [ratio(over(channels(getComputedStyle(line).stroke), back), back), line.getAttribute("class")];
+    });
 
 // Elements that stick out of the window to the right, and whether the page scrolls sideways.
 const sideways = () => {
   const root = document.documentElement;
-  const out = [...document.body.querySelectorAll("*")]
-    .filter((node) => visible(node) && !node.closest(".unseen, .skip, .cards thead") && node.getBoundingClientRect().right > innerWidth + 0.5);
-  return { scroll: Math.max(root.scrollWidth, document.body.scrollWidth), width: innerWidth, out: out.map((node) => `${node.tagName} ${node.className}`).slice(0, 5) };
+  const out = [...document.body.querySelectorAll("*")].filter(
+    (node) =>
+      visible(node) &&
+      !node.closest(".unseen, .skip, .cards thead") &&
+      node.getBoundingClientRect().right > innerWidth + 0.5,
+  );
+  return {
+    scroll: Math.max(root.scrollWidth, document.body.scrollWidth),
+    width: innerWidth,
+    out: out.map((node) => `${node.tagName} ${node.className}`).slice(0, 5),
+  };
 };
 
 const rows = (id) =>
   [...document.querySelectorAll(`#${id} tbody tr`)].map((row) => [...row.children].map((cell) => cell.textContent));
 
 const paths = () =>
-  Object.fromEntries(["reads", "depth", "latency"].map((name) =>
-    [name, [...document.querySelectorAll(`#chart-${name} .curve:not(.curve-limit)`)].map((path) => path.getAttribute("d") ?? "")]));
+  Object.fromEntries(
+    ["reads", "depth", "latency"].map((name) => [
+      name,
+      [...document.querySelectorAll(`#chart-${name} .curve:not(.curve-limit)`)].map(
+        (path) => path.getAttribute("d") ?? "",
+      ),
+    ]),
+  );
 
 return { contrasts, lines, sideways, rows, paths }[what](...[...arguments].slice(1));
