@@ -88,7 +88,7 @@ def agrees_with_the_metrics(browser, daemon):
     def observe():
         up = browser.text("#about")
         shown.setdefault(
-            up, [figure(browser, name) for name in ("IOPS", "Throughput", "Latency p50", "Mean depth a shard")]
+            up, [figure(browser, name) for name in ("IOPS", "Throughput", "Latency p50", "Mean depth")]
         )
         return len(shown) >= 9
 

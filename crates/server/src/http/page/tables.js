@@ -8,12 +8,12 @@ export const FIGURES = [
   ["Latency p50", (point) => point.p50, duration],
   ["Latency p99", (point) => point.p99, duration],
   ["Latency p99.9", (point) => point.p999, duration],
-  ["Mean depth a shard", (point) => point.depth, amount],
+  ["Mean depth", (point) => point.depth, amount],
   ["Reads in flight", (point) => point.inFlight, amount],
   ["Reads queued", (point) => point.queued, amount],
   ["Reads that failed", (point) => point.errors, aSecond],
   ["Requests refused", (point) => point.rejected, aSecond],
-  ["Answer memory in use", (point) => point.memory, bytes],
+  ["Answer memory", (point) => point.memory, bytes],
 ];
 
 // A table whose rows are made once for a set of keys and then only rewritten. A column is [class, make, fill].
