@@ -15,10 +15,11 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, header};
 use prometheus::Registry;
-use prometheus::proto::{Metric, MetricFamily};
+use prometheus::proto::{LabelPair, Metric, MetricFamily};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{BackendStatus, ShardStatus};
 use serde::Serialize;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use utoipa::ToSchema;
@@ -196,9 +197,8 @@ impl ShardView {
 }
 
 impl DatasetFigures {
-    fn new(dataset: &Dataset, status: BackendStatus, counters: &Counters) -> Self {
+    fn new(dataset: &Dataset, status: BackendStatus, counters: DatasetCounters) -> Self {
         let (direct_io, direct_io_reason) = describe::direct_io(dataset, &status);
-        let of_this = |metric: &Metric| has_label(metric, "dataset", dataset.name());
         Self {
             name: dataset.name().to_owned(),
             kind: super::datasets::kind_word(dataset.kind()),
@@ -207,13 +207,18 @@ impl DatasetFigures {
             backend: status.into(),
             direct_io,
             direct_io_reason,
-            reads_total: counters.sum("ringfetch_reads_total", of_this),
-            read_errors_total: counters.sum("ringfetch_reads_total", |metric| {
-                of_this(metric) && !has_label(metric, "result", "ok")
-            }),
-            read_bytes_total: counters.sum("ringfetch_read_bytes_total", of_this),
+            reads_total: counters.reads,
+            read_errors_total: counters.errors,
+            read_bytes_total: counters.bytes,
         }
     }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct DatasetCounters {
+    reads: u64,
+    errors: u64,
+    bytes: u64,
 }
 
 /// What `/metrics` shows of the engine and of refusals, at one moment.
@@ -225,13 +230,28 @@ impl Counters {
         found.into_iter().flat_map(MetricFamily::get_metric)
     }
 
-    fn sum(&self, family: &str, wanted: impl Fn(&Metric) -> bool) -> u64 {
-        let values = self.of(family).filter(|metric| wanted(metric));
-        values.map(|metric| count(metric.get_counter().get_value())).sum()
+    fn rejected(&self) -> u64 {
+        self.of("ringfetch_rejected_total").map(value).sum()
+    }
+
+    /// By name, over backends and results. In one pass: there may be many datasets, each with many series.
+    fn by_dataset(&self) -> HashMap<&str, DatasetCounters> {
+        let mut found: HashMap<&str, DatasetCounters> = HashMap::new();
+        for metric in self.of("ringfetch_reads_total") {
+            let counters = found.entry(label(metric, "dataset")).or_default();
+            counters.reads += value(metric);
+            if label(metric, "result") != "ok" {
+                counters.errors += value(metric);
+            }
+        }
+        for metric in self.of("ringfetch_read_bytes_total") {
+            found.entry(label(metric, "dataset")).or_default().bytes += value(metric);
+        }
+        found
     }
 
     fn depth_seen(&self, shard: &str) -> DepthView {
-        let of_shard = |metric: &&Metric| has_label(metric, "shard", shard);
+        let of_shard = |metric: &&Metric| label(metric, "shard") == shard;
         self.of("ringfetch_queue_depth")
             .filter(of_shard)
             .map(Metric::get_histogram)
@@ -242,11 +262,17 @@ impl Counters {
     }
 }
 
-fn has_label(metric: &Metric, name: &str, value: &str) -> bool {
+/// The value of a label; empty if there is no such label.
+fn label<'a>(metric: &'a Metric, name: &str) -> &'a str {
     let labels = metric.get_label();
     labels
         .iter()
-        .any(|label| label.name() == name && label.value() == value)
+        .find(|label| label.name() == name)
+        .map_or("", LabelPair::value)
+}
+
+fn value(metric: &Metric) -> u64 {
+    count(metric.get_counter().get_value())
 }
 
 /// A counter's value as what it was before it became a metric.
@@ -331,6 +357,11 @@ impl Figures {
     fn take(&self, fetcher: &Fetcher, now: Instant, state: Life) -> StatusView {
         let engine = fetcher.engine();
         let counters = Counters(self.registry.gather());
+        let by_dataset = counters.by_dataset();
+        let figures_of = |dataset: &Arc<Dataset>| {
+            let counted = by_dataset.get(dataset.name()).copied();
+            DatasetFigures::new(dataset, engine.backend_of(dataset), counted.unwrap_or_default())
+        };
         let totals = engine.totals();
         let (in_use_bytes, budget_bytes) = engine.memory();
         StatusView {
@@ -348,7 +379,7 @@ impl Figures {
                 reads_total: totals.reads,
                 read_errors_total: totals.read_errors,
                 read_bytes_total: totals.read_bytes,
-                rejected_total: counters.sum("ringfetch_rejected_total", |_| true),
+                rejected_total: counters.rejected(),
             },
             read_duration: DurationView {
                 count: totals.total_seconds.last().map_or(0, |(_, count)| *count),
@@ -359,11 +390,7 @@ impl Figures {
                 .iter()
                 .map(|shard| ShardView::new(shard, &counters))
                 .collect(),
-            datasets: fetcher
-                .datasets()
-                .iter()
-                .map(|dataset| DatasetFigures::new(dataset, engine.backend_of(dataset), &counters))
-                .collect(),
+            datasets: fetcher.datasets().iter().map(figures_of).collect(),
         }
     }
 }
