@@ -217,7 +217,8 @@ pub(super) fn dataset_of_kind(app: &App, name: &str, wanted: Wanted) -> Result<A
     })
 }
 
-fn kind_word(kind: Kind) -> &'static str {
+/// The kind as the configuration's word.
+pub(super) fn kind_word(kind: Kind) -> &'static str {
     match kind {
         Kind::Blocks { .. } => "blocks",
         Kind::Vectors { .. } => "vectors",
