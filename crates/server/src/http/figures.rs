@@ -121,6 +121,10 @@ struct BucketView {
 struct ShardView {
     /// Its number.
     shard: u32,
+    /// The backend that it serves; a ring's shard says `uring` and serves `auto` too.
+    backend: &'static str,
+    /// Whether any dataset is read here: after a switch the shards of the backend before stay, idle.
+    routed: bool,
     /// Reads submitted and not completed, now.
     in_flight: u32,
     /// Reads accepted and not submitted, now.
@@ -186,6 +190,8 @@ impl ShardView {
     fn new(status: &ShardStatus, counters: &Counters) -> Self {
         Self {
             shard: status.shard,
+            backend: status.backend.as_str(),
+            routed: status.routed,
             in_flight: status.in_flight,
             queued: status.queued,
             queue_depth: status.queue_depth,

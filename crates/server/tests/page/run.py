@@ -63,7 +63,7 @@ def shows_what_is_served(browser, daemon, backend):
     ]
     assert len(shards) == len(limits) >= 1, (shards, limits)
     for row, (_, limit) in zip(shards, limits):
-        assert re.fullmatch(rf"\d+ of {limit:.0f}", row[1]), (row, limit)
+        assert row[1] == backend and re.fullmatch(rf"\d+ of {limit:.0f}", row[2]), (row, limit)
     assert browser.text("#state") == "Serving"
 
 

@@ -93,7 +93,7 @@ const showFigures = (point) =>
 const show = (status) => {
   const point = points.at(-1) ?? null;
   const now = point?.time ?? 0;
-  const limit = Math.max(0, ...status.shards.map((shard) => shard.queue_depth));
+  const limit = Math.max(0, ...status.shards.filter((shard) => shard.routed).map((shard) => shard.queue_depth));
   const { backend, requested, fallback, reason } = status.backend;
   const state = status.state[0].toUpperCase() + status.state.slice(1);
   setState(status.state, state);

@@ -81,6 +81,7 @@ const spark = () => {
 };
 
 export const shards = new Table("shards", [
+  { fill: (cell, { shard }) => write(cell, shard.routed ? shard.backend : `${shard.backend}, idle`) },
   {
     parts: bar,
     fill: (cell, { shard }) => {
