@@ -115,6 +115,10 @@ def calm():
     return is_calm
 
 
+def look(daemon, begun):
+    return {"at": time.monotonic() - begun, "reads": sum(daemon.reads().values()), **daemon.sample()}
+
+
 def drive(daemon, options):
     """The whole run: what was asked, made, read, and seen."""
     say("once round, to start every engine")
@@ -136,16 +140,17 @@ def drive(daemon, options):
     flips, samples, looking = [], [], []
     for number, backend in enumerate(itertools.islice(itertools.cycle(ROUND), options.flips)):
         due = begun + (number + 0.5) * interval
-        while time.monotonic() < due:
-            reads = sum(daemon.reads().values())
-            samples.append({"at": time.monotonic() - begun, "reads": reads, **daemon.sample()})
+        while True:
+            samples.append(look(daemon, begun))
+            if time.monotonic() >= due:
+                break
             time.sleep(max(0.0, min(SAMPLE_SECONDS, due - time.monotonic())))
         if load.poll() is not None:
             raise RunFailed(f"the load ended before flip {number + 1}: {load.communicate()[0]}")
         looking.append(daemon.show())
         at = time.monotonic() - begun
         flips.append({"at": at, "backend": backend, "seconds": daemon.flip(backend)})
-    samples.append({"at": time.monotonic() - begun, "reads": sum(daemon.reads().values()), **daemon.sample()})
+    samples.append(look(daemon, begun))
     report, _ = load.communicate()
     if not report:
         raise RunFailed(f"the load ended with {load.returncode} and without a report")

@@ -95,14 +95,22 @@ class Report:
         for place, (backend, colour) in enumerate(COLOURS.items()):
             parts.append(f'<rect x="{left + 90 * place}" y="34" width="14" height="14" fill="{colour}" stroke="{THEIRS}"/>')
             parts.append(text(left + 90 * place + 20, 46, backend))
-        pairs = [(now, then) for then, now in zip(samples, samples[1:]) if now["at"] > then["at"]]
-        rates = [(now["at"], (now["reads"] - then["reads"]) / (now["at"] - then["at"])) for now, then in pairs]
-        parts += curve(rates, x, 56, 184, OURS, "reads/s")
+        parts += curve(rates(samples), x, 56, 184, OURS, "reads/s")
         parts += curve([(sample["at"], sample["resident_mib"]) for sample in samples], x, 280, 120, THEIRS, "resident, MiB")
         parts += curve([(sample["at"], sample["anonymous_mib"]) for sample in samples], x, 440, 120, OURS if self.held() else MISSED,
                        "anonymous, MiB")
         parts += [text(right, 588, f"{end:.0f} s", text_anchor="end", font_size=11), text(left, 588, "0", font_size=11)]
         return svg(830, 600, "Reads a second and memory while the engine is flipped", parts)
+
+
+def rates(samples):
+    """(time, reads a second since the point before), over half a second or more each: shorter ones are mostly noise."""
+    points, then = [], samples[0]
+    for now in samples[1:]:
+        if now["at"] - then["at"] >= 0.5:
+            points.append((now["at"], (now["reads"] - then["reads"]) / (now["at"] - then["at"])))
+            then = now
+    return points
 
 
 def curve(points, x, top, height, colour, name):
