@@ -434,6 +434,7 @@ impl Engine {
     /// # Errors
     /// A name is taken.
     pub fn register_metrics(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
+        self.inner.arena.register_metrics(registry)?;
         let shards = self.inner.shard_metrics();
         registry.register(Box::new(EngineCollector::new(
             shards,
