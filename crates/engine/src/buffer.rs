@@ -149,6 +149,13 @@ impl Arena {
         self.inner.length as u64
     }
 
+    /// The region, for registration with a ring: (address, bytes).
+    pub(crate) fn region(&self) -> (*mut u8, usize) {
+        (self.inner.base.as_ptr(), self.inner.length)
+    }
+}
+
+impl Arena {
     /// Registers `ringfetch_memory_in_use_bytes` and `ringfetch_memory_budget_bytes`.
     ///
     /// # Errors
@@ -164,11 +171,6 @@ impl Arena {
                 )?,
             ],
         }))
-    }
-
-    /// The region, for registration with a ring: (address, bytes).
-    pub(crate) fn region(&self) -> (*mut u8, usize) {
-        (self.inner.base.as_ptr(), self.inner.length)
     }
 }
 
