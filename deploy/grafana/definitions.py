@@ -1,13 +1,15 @@
 """The three dashboards. `./generate` writes them as JSON below dashboards/; change them here."""
 
 from panels import (
-    BACKEND, DATASET, INSTANCE, JOB, dashboard, heatmap, mean, or_none, pick, quantile, rate, series, side, stat, table,
-    target)
+    BACKEND, DATASET, INSTANCE, JOB, dashboard, heatmap, mean, or_none, pick, quantile, quotient, rate, series, side, stat,
+    table, target)
 
 READS, BYTES = "ringfetch_reads_total", "ringfetch_read_bytes_total"
 DURATION = "ringfetch_read_duration_seconds"
 DEVICE_READS, DEVICE_BYTES = "ringfetch_device_reads_total", "ringfetch_device_read_bytes_total"
 SUBMISSIONS, DEPTH = "ringfetch_submissions_total", "ringfetch_queue_depth"
+RESIDENT = "ringfetch_resident_reads_total"
+CARRIED_OUT = f"{rate(DEVICE_READS)} + {rate(RESIDENT)}"
 CPU, INFO = "process_cpu_seconds_total", "ringfetch_backend_info"
 
 BY_DATASET = ('dataset=~"$dataset"', 'backend=~"$backend"')
@@ -15,7 +17,7 @@ BY_BACKEND = ('backend=~"$backend"',)
 TOTAL, ON_DEVICE = ('stage="total"',), ('stage="device"',)
 OF_DATASET, FAILED = 'dataset=~"$dataset"', 'result!="ok"'
 FIRING = ('alertstate="firing"', 'alertname=~"Ringfetch.+"')
-FULL, HALF, THIRD, EIGHTH = (24, 7), (12, 8), (8, 8), (3, 4)
+FULL, HALF, THIRD, QUARTER, EIGHTH = (24, 7), (12, 8), (8, 8), (6, 8), (3, 4)
 TALL_HALF = (12, 9)
 
 TITLES = {"overview": "Ringfetch: overview", "engine": "Ringfetch: engine", "flip": "Ringfetch: uring against mmap"}
@@ -30,11 +32,6 @@ def quantiles(legend, by, metric, *conditions):
             for share, name in ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))]
 
 
-def quotient(above, below, by=""):
-    grouped = f" by ({by})" if by else ""
-    return f"sum{grouped} ({above}) / sum{grouped} ({below})"
-
-
 def overview():
     numbers = [
         stat("Daemons up", "Daemons that answer a scrape, of those that Prometheus knows by this job.", "none", EIGHTH,
@@ -46,22 +43,23 @@ def overview():
              f"sum({rate(READS, *BY_DATASET)})"),
         stat("Throughput", "Bytes of items answered a second.", "binBps", EIGHTH, f"sum({rate(BYTES, *BY_DATASET)})"),
         stat("Median latency", "Half of the reads took less, from acceptance to answer.", "s", EIGHTH,
-             f"histogram_quantile(0.5, sum by (le) ({rate(DURATION + '_bucket', *TOTAL, *BY_BACKEND)}))"),
+             quantile(0.5, "", DURATION, *TOTAL, *BY_BACKEND)),
         stat("p99 latency", "99 of 100 reads took less, from acceptance to answer.", "s", EIGHTH,
-             f"histogram_quantile(0.99, sum by (le) ({rate(DURATION + '_bucket', *TOTAL, *BY_BACKEND)}))"),
+             quantile(0.99, "", DURATION, *TOTAL, *BY_BACKEND)),
         stat("Reads failed", "Share of reads that the service failed: errors of the device, lost bytes, unreadable "
              "objects, deadlines, overload. Wrong requests do not count.", "percentunit", EIGHTH,
              f"max({pick('ringfetch:failed_reads:ratio_rate1m')} >= 0) or vector(0)", bad_from=0.001),
         stat("Refused", "Requests a second refused because of a bound, a deadline or the drain.", "reqps", EIGHTH,
              f"sum({rate('ringfetch_rejected_total')})", bad_from=0.001),
     ]
+    in_force = f" and on (job, instance, dataset, backend) {pick('ringfetch_dataset_backend_info')}"
     served = table(
         "What is served, by which backend, and why",
         "A row for each dataset: the backend that reads it, the one that was asked for, and the reason. Where the two "
         "differ the daemon runs on its fallback.", FULL,
         target(pick("ringfetch_dataset_backend_info", *BY_DATASET)),
-        target(f"sum by (job, instance, dataset, backend) ({rate(READS, *BY_DATASET)})"),
-        target(f"sum by (job, instance, dataset, backend) ({rate(BYTES, *BY_DATASET)})"),
+        target(f"sum by (job, instance, dataset, backend) ({rate(READS, *BY_DATASET)}){in_force}"),
+        target(f"sum by (job, instance, dataset, backend) ({rate(BYTES, *BY_DATASET)}){in_force}"),
         columns={"instance": "Instance", "dataset": "Dataset", "backend": "Backend", "requested": "Asked for",
                  "reason": "Reason", "Value #B": "Reads a second", "Value #C": "Bytes a second"},
         hidden=("job", "Value #A"), units={"Reads a second": "iops", "Bytes a second": "binBps"})
@@ -74,10 +72,11 @@ def overview():
          series("Throughput", "Bytes of items answered a second, by dataset and backend.", "binBps", HALF,
                 target(f"sum by (dataset, backend) ({rate(BYTES, *BY_DATASET)})", "{{dataset}} {{backend}}"))],
         [series("Read latency", "From a read's acceptance to its answer, by backend. A read of a batch counts by itself.",
-                "s", HALF, *quantiles("{{backend}}", "backend", DURATION, *TOTAL, *BY_BACKEND)),
+                "s", HALF, *quantiles("{{backend}}", "backend", DURATION, *TOTAL, *BY_BACKEND), logarithmic=True),
          series("Request latency (p99)", "Whole requests: from a request's head to its answer's head, for streams to "
                 "their end.", "s", HALF,
-                target(quantile(0.99, "transport, method", "ringfetch_rpc_duration_seconds"), "{{transport}} {{method}}"))],
+                target(quantile(0.99, "transport, method", "ringfetch_rpc_duration_seconds"), "{{transport}} {{method}}"),
+                logarithmic=True)],
         [series("Reads that failed", "By result and dataset, also those that were wrong (out_of_range, not_found, "
                 "invalid). 0 and `none`: all were answered.", "iops", THIRD,
                 target(or_none(f"sum by (result, dataset) ({rate(READS, *BY_DATASET, FAILED)})", "result"),
@@ -100,13 +99,17 @@ def overview():
                 "requests are refused.", "bytes", THIRD,
                 target(f"sum by (instance) ({pick('ringfetch_memory_in_use_bytes')})", "{{instance}}"),
                 target(f"max({pick('ringfetch_memory_budget_bytes')})", "budget"))],
-        [series("Connections", "Open connections, by transport.", "none", THIRD,
+        [series("Connections", "Open connections, by transport.", "none", QUARTER,
                 target(f"sum by (transport) ({pick('ringfetch_connections')})", "{{transport}}")),
-         series("File descriptors", "Open descriptors as a share of the limit.", "percentunit", THIRD,
+         series("File descriptors", "Open descriptors as a share of the limit.", "percentunit", QUARTER,
                 target(f"sum by (instance) ({pick('process_open_fds')}) / sum by (instance) ({pick('process_max_fds')})",
                        "{{instance}}"), max=1),
-         series("Process memory", "Resident memory. Pages of a mapping count while they are resident.", "bytes", THIRD,
-                target(f"sum by (instance) ({pick('process_resident_memory_bytes')})", "{{instance}}"))],
+         series("Process memory", "Resident memory. Pages of a mapping count while they are resident.", "bytes", QUARTER,
+                target(f"sum by (instance) ({pick('process_resident_memory_bytes')})", "{{instance}}")),
+         series("Reloads", "Reloads of the configuration since the daemon started, by result. A failed one changed "
+                "nothing.", "none", QUARTER,
+                target(f"sum by (instance, result) ({pick('ringfetch_config_reloads_total')})", "{{instance}} {{result}}"),
+                decimals=0)],
     ]
     return dashboard("overview", TITLES["overview"], "What is served, by which backend and why, how fast, and what fails.",
                      [JOB, INSTANCE, DATASET, BACKEND], rows, others("overview"))
@@ -117,9 +120,10 @@ def engine():
              for share, name in ((0.5, "p50"), (0.99, "p99"))]
     rows = [
         [series("Queue depth at submission, and its limit", "Reads in flight that a read found when it was submitted, "
-                "itself included: the depth that was achieved. The limit is a shard's.", "none", HALF,
-                target(mean("job", DEPTH), "mean"),
-                *[target(f"histogram_quantile({share}, sum by (le) ({rate(DEPTH + '_bucket')}))", name)
+                "itself included: the depth that was achieved. The limit is a shard's. Quantiles are guessed between powers "
+                "of two, so they may lie above it.", "none", HALF,
+                target(mean("", DEPTH), "mean"),
+                *[target(quantile(share, "", DEPTH), name)
                   for share, name in ((0.5, "p50"), (0.99, "p99"))],
                 target(f"max({pick('ringfetch_queue_depth_limit')})", "limit")),
          series("In flight, by shard", "Reads submitted and not completed, as seen at each scrape; and the limit.", "none",
@@ -129,19 +133,21 @@ def engine():
                 "take.", "none", THIRD,
                 target(f"sum by (instance, shard) ({pick('ringfetch_queued_reads')})", "{{instance}} shard {{shard}}")),
          series("Queue wait against device time", "Where a read's time goes: waiting to be submitted, or on the device. A "
-                "long queue before a quick device: engine.uring.queue_depth is too small.", "s", THIRD, *waits),
+                "long queue before a quick device: engine.uring.queue_depth is too small.", "s", THIRD, *waits,
+                logarithmic=True),
          series("Mean time of a read", "The two stages on top of each other, on average over reads of the device.", "s",
                 THIRD, target(mean("stage", DURATION, *BY_BACKEND, 'stage=~"queue|device"'), "{{stage}}"), stacked=True)],
         [heatmap("Latency of reads", "How many reads took how long from acceptance to answer.", "s", TALL_HALF,
                  f"sum by (le) (increase({pick(DURATION + '_bucket', *TOTAL, *BY_BACKEND)}[$__rate_interval]))"),
          heatmap("Time on the device", "How many reads took how long from submission to completion.", "s", TALL_HALF,
                  f"sum by (le) (increase({pick(DURATION + '_bucket', *ON_DEVICE, *BY_BACKEND)}[$__rate_interval]))")],
-        [series("Batch size", "Items of a request.", "none", THIRD, target(mean("job", "ringfetch_batch_items"), "mean"),
-                *[target(f"histogram_quantile({share}, sum by (le) ({rate('ringfetch_batch_items_bucket')}))", name)
+        [series("Batch size", "How many items a request asked for.", "none", THIRD,
+                target(mean("", "ringfetch_batch_items"), "mean"),
+                *[target(quantile(share, "", "ringfetch_batch_items"), name)
                   for share, name in ((0.5, "p50"), (0.99, "p99"))]),
-         series("Submissions a read", "System calls that submitted, for each read of the device. Far below 1 is good "
-                "batching; with mmap, announcements.", "none", THIRD,
-                target(quotient(rate(SUBMISSIONS), rate(DEVICE_READS), "instance"), "{{instance}}")),
+         series("Submissions a read", "System calls that submitted, for each read of the device or of the page cache. Far "
+                "below 1 is good batching; with mmap, announcements.", "none", THIRD,
+                target(quotient(rate(SUBMISSIONS), CARRIED_OUT, "instance"), "{{instance}}")),
          series("Read amplification", "What the device was asked for, for each byte and each item answered. More than 1: "
                 "alignment, gaps that were merged, items that were split. Less: duplicates, neighbours merged, or resident "
                 "reads of auto.", "none", THIRD,
@@ -152,16 +158,17 @@ def engine():
                 target(f"sum by (kind) ({rate('ringfetch_page_faults_total')})", "{{kind}}")),
          series("Resident reads", "Share of reads that backend auto copied from the page cache instead of sending them to "
                 "the device. 0 with every other backend.", "percentunit", THIRD,
-                target(f"sum by (instance) ({rate('ringfetch_resident_reads_total')}) / sum by (instance) "
-                       f"({rate('ringfetch_resident_reads_total')} + {rate(DEVICE_READS)})", "{{instance}}"), max=1),
+                target(quotient(rate(RESIDENT), CARRIED_OUT, "instance"), "{{instance}}"), max=1),
          series("CPU time a read", "CPU time of the whole process for each item answered.", "s", THIRD,
                 target(quotient(rate(CPU), rate(READS), "instance"), "{{instance}}"))],
-        [series("Device reads, by shard", "Reads sent to the device a second. One busy shard beside idle ones: its "
-                "connections do the work; more connections spread it.", "iops", THIRD,
+        [series("Answered", "Items answered a second, by dataset and backend: what the shards' work was for.", "iops", QUARTER,
+                target(f"sum by (dataset, backend) ({rate(READS, *BY_DATASET)})", "{{dataset}} {{backend}}")),
+         series("Device reads, by shard", "Reads sent to the device a second. One busy shard beside idle ones: its "
+                "connections do the work; more connections spread it.", "iops", QUARTER,
                 target(f"sum by (instance, shard) ({rate(DEVICE_READS)})", "{{instance}} shard {{shard}}")),
-         series("Device bytes, by shard", "Bytes asked of the device a second.", "binBps", THIRD,
+         series("Device bytes, by shard", "Bytes asked of the device a second.", "binBps", QUARTER,
                 target(f"sum by (instance, shard) ({rate(DEVICE_BYTES)})", "{{instance}} shard {{shard}}")),
-         series("Shards failed", "Shards that stopped because of a defect. The daemon then drains and ends.", "none", THIRD,
+         series("Shards failed", "Shards that stopped because of a defect. The daemon then drains and ends.", "none", QUARTER,
                 target(f"sum by (instance) ({pick('ringfetch_shard_failures_total')})", "{{instance}}"), decimals=0)],
     ]
     return dashboard("engine", TITLES["engine"], "How the shards work: depth, waiting, device time, batching, "
@@ -183,18 +190,22 @@ def per_backend(backend):
     """The ratios that are compared: name, description, unit, expression over time."""
     chosen = f'backend=~"{backend}"'
     reads = served(chosen)
-    device_reads = attributed(rate(DEVICE_READS), backend)
+    carried_out = attributed(f"({CARRIED_OUT})", backend)
     return {
         "CPU a read": ("CPU time of the whole process for each item answered.", "s",
                        f"{attributed(rate(CPU), backend)} / {reads}"),
         "Depth": ("Reads in flight that a read found when it was submitted, on average: the depth that was achieved.",
                   "none", f"{attributed(rate(DEPTH + '_sum'), backend)} / {attributed(rate(DEPTH + '_count'), backend)}"),
-        "Submissions a read": ("System calls that submitted, for each read of the device.", "none",
-                               f"{attributed(rate(SUBMISSIONS), backend)} / {device_reads}"),
+        "Submissions a read": ("System calls that submitted, for each read of the device or of the page cache.", "none",
+                               f"{attributed(rate(SUBMISSIONS), backend)} / {carried_out}"),
         "Read amplification": ("Bytes asked of the device for each byte answered.", "none",
                                f"{attributed(rate(DEVICE_BYTES), backend)} / sum by (backend) "
                                f"({rate(BYTES, chosen)})"),
     }
+
+
+# Numbers are narrow.
+SHORT = {"Submissions a read": "submits/read", "Read amplification": "amplification"}
 
 
 def flip():
@@ -203,7 +214,7 @@ def flip():
         buckets = f"sum by (le) (increase({pick(DURATION + '_bucket', condition, *TOTAL)}[$__range]))"
         # While it served: 0 and 0/0 are left out of the mean.
         reads = f"avg_over_time(({served(condition)} > 0)[$__range:$__rate_interval])"
-        ratios = [stat(f"{backend}: {name}", f"{text} Mean over the time in which {backend} served.", unit, EIGHTH,
+        ratios = [stat(f"{backend}: {SHORT.get(name, name)}", f"{text} Mean over the time in which {backend} served.", unit, EIGHTH,
                        f"avg_over_time(({expression} >= 0)[$__range:$__rate_interval])")
                   for name, (text, unit, expression) in per_backend(backend).items()]
         return [
@@ -220,11 +231,12 @@ def flip():
     def over_time(name, size=THIRD):
         text, unit, expression = ratios[name]
         return series(name, f"{text} What is counted by process or shard belongs to the backend in force at the time.",
-                      unit, size, target(expression, "{{backend}}"), by_backend=True)
+                      unit, size, target(f"{expression} >= 0", "{{backend}}"), by_backend=True)
 
     def latency(share, name):
         return series(f"Latency ({name})", "From a read's acceptance to its answer.", "s", THIRD,
-                      target(quantile(share, "backend", DURATION, both, *TOTAL), "{{backend}}"), by_backend=True)
+                      target(quantile(share, "backend", DURATION, both, *TOTAL), "{{backend}}"), by_backend=True,
+                      logarithmic=True)
 
     def spread(backend):
         buckets = pick(DURATION + "_bucket", f'backend="{backend}"', *TOTAL)
@@ -254,7 +266,7 @@ def flip():
                 THIRD, target(attributed(rate("ringfetch_page_faults_total"), "$left|$right"), "{{backend}}"),
                 by_backend=True),
          series("Switches", "Switches of the backend since the daemon started, by the backend asked for and the result.",
-                "none", THIRD, target(or_none(f"sum by (backend, result) ({switches})", "result"),
+                "none", THIRD, target(or_none(f"sum by (backend, result) ({switches}) > 0", "result"),
                                       "{{backend}} {{result}}"), decimals=0)],
     ]
     return dashboard("flip", TITLES["flip"], "Two backends side by side: at the same time on two instances, or one after "

@@ -19,14 +19,22 @@ def rate(metric, *conditions):
     return f"rate({pick(metric, *conditions)}[$__rate_interval])"
 
 
+# Where nothing happened, a quantile and a quotient are NaN. `>= 0` leaves those out: a line then ends, and no legend
+# says NaN.
+
 def quantile(share, by, metric, *conditions):
-    return f"histogram_quantile({share}, sum by ({by}, le) ({rate(metric + '_bucket', *conditions)}))"
+    grouped = ", ".join(filter(None, (by, "le")))
+    return f"histogram_quantile({share}, sum by ({grouped}) ({rate(metric + '_bucket', *conditions)})) >= 0"
+
+
+def quotient(above, below, by=""):
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} ({above}) / sum{grouped} ({below}) >= 0"
 
 
 def mean(by, metric, *conditions):
-    """The mean of a histogram or of whatever has a sum and a count."""
-    return (f"sum by ({by}) ({rate(metric + '_sum', *conditions)})"
-            f" / sum by ({by}) ({rate(metric + '_count', *conditions)})")
+    """The mean of a histogram."""
+    return quotient(rate(metric + "_sum", *conditions), rate(metric + "_count", *conditions), by)
 
 
 def or_none(expression, label):
@@ -51,14 +59,16 @@ def _panel(kind, title, description, unit, size, targets, options, **defaults):
     }
 
 
-def series(title, description, unit, size, *targets, stacked=False, by_backend=False, **defaults):
-    """Values over time."""
+def series(title, description, unit, size, *targets, stacked=False, by_backend=False, logarithmic=False, **defaults):
+    """Values over time, from 0 on or logarithmic."""
     custom = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 40 if stacked else 8, "showPoints": "never",
-              "spanNulls": False, "stacking": {"mode": "normal" if stacked else "none", "group": "A"}}
+              "spanNulls": False, "scaleDistribution": {"type": "log", "log": 10} if logarithmic else {"type": "linear"},
+              "stacking": {"mode": "normal" if stacked else "none", "group": "A"}}
     options = {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
                "tooltip": {"mode": "multi", "sort": "desc"}}
     ranged = [{**query, "range": True} for query in targets]
-    panel = _panel("timeseries", title, description, unit, size, ranged, options, min=0, custom=custom, **defaults)
+    panel = _panel("timeseries", title, description, unit, size, ranged, options, custom=custom,
+                   **({} if logarithmic else {"min": 0}), **defaults)
     if by_backend:
         panel["fieldConfig"]["overrides"] = [
             {"matcher": {"id": "byRegexp", "options": f"/\\b{backend}\\b/"},
@@ -83,7 +93,8 @@ def stat(title, description, unit, size, expression, legend="", bad_from=None, *
 def table(title, description, size, *targets, columns, hidden=(), units=()):
     """Rows of the series' labels. `columns`: what they are called and in which order."""
     queries = [{**query, "instant": True, "format": "table"} for query in targets]
-    options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False, "reducer": ["sum"], "countRows": False}}
+    options = {"frameIndex": 0, "showHeader": True, "cellHeight": "sm",
+               "footer": {"show": False, "reducer": ["sum"], "countRows": False}}
     panel = _panel("table", title, description, "none", size, queries, options)
     panel["transformations"] = [
         {"id": "merge", "options": {}},
@@ -118,7 +129,7 @@ def variable(name, label, metric, conditions="", default=None):
     everything = default is None
     return {
         "name": name, "label": label, "type": "query", "datasource": DATASOURCE,
-        "query": {"query": query, "refId": name}, "definition": query, "refresh": 2, "sort": 1, "hide": 0, "regex": "",
+        "query": {"query": query, "refId": name}, "refresh": 2, "sort": 1, "hide": 0, "regex": "",
         "multi": everything, "includeAll": everything, "skipUrlSync": False, "options": [],
         **({"allValue": ".+"} if everything else {}),
         "current": {"text": "All", "value": "$__all"} if everything else {"text": default, "value": default},
@@ -164,7 +175,8 @@ def dashboard(name, title, description, variables, rows, others):
         "templating": {"list": [
             {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1,
              "hide": 0, "regex": "", "multi": False, "includeAll": False, "skipUrlSync": False, "options": [],
-             "current": {}},
+             # The one that is provisioned beside this; elsewhere Grafana takes its default.
+             "current": {"text": "Prometheus", "value": "prometheus"}},
             *variables]},
         "annotations": {"list": [{
             "name": "Backend switched, or daemon started", "datasource": DATASOURCE, "enable": True, "hide": False,

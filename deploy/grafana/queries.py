@@ -17,7 +17,8 @@ def resolved(text, values):
 
 def intervals(scrape_s, range_s, step_s):
     """The built-in ones, as Grafana works them out for a data source whose scrape interval it knows."""
-    return {"__interval": f"{step_s}s", "__range": f"{range_s}s", "__rate_interval": f"{max(step_s + scrape_s, 4 * scrape_s)}s"}
+    rate_s = max(step_s + scrape_s, 4 * scrape_s)
+    return {"__interval": f"{step_s}s", "__range": f"{range_s}s", "__rate_interval": f"{rate_s}s"}
 
 
 def variable_values(prometheus, variable, values):

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import tempfile
@@ -31,10 +32,12 @@ def until(condition, what, timeout_s=START_TIMEOUT_S):
     return answer
 
 
-def get(url):
-    """Status and body, whatever the status."""
+def get(url, body=None):
+    """Status and body, whatever the status. With a body, which becomes JSON: POST."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"} if data else {})
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -71,19 +74,18 @@ class Process:
 class Daemon(Process):
     """ringfetchd with one backend. It must not fall back: the test would measure another one than it says."""
 
-    def __init__(self, scratch, name, backend, *, path=None):
-        config = scratch / f"{name}.json"
-        data = scratch / "data"
+    def __init__(self, scratch, name, backend):
+        self.config, data = scratch / f"{name}.json", scratch / "data"
         listen = {"listen": "127.0.0.1:0"}
         # YAML reads JSON.
-        config.write_text(json.dumps({
+        self.config.write_text(json.dumps({
             "grpc": listen, "http": listen, "admin": listen, "log": {"format": "json"},
             "engine": {"backend": backend, "on_unavailable": "fail"},
             "datasets": [
-                {"name": "blocks", "kind": "blocks", "path": str(path or data / "blocks.bin"), "block_bytes": "4KiB"},
+                {"name": "blocks", "kind": "blocks", "path": str(data / "blocks.bin"), "block_bytes": "4KiB"},
                 {"name": "vectors", "kind": "vectors", "path": str(data / "vectors.npy")}]}))
         self.name, self.backend = name, backend
-        super().__init__(scratch / f"{name}.log", DAEMON, "--config", config)
+        super().__init__(scratch / f"{name}.log", DAEMON, "--config", self.config)
         self.ports = until(self._ports, f"{name} listens")
 
     def _ports(self):
@@ -94,6 +96,18 @@ class Daemon(Process):
 
     def url(self, transport):
         return f"http://{self.ports[transport]}"
+
+    def flip(self, backend):
+        """Changes the one word in the configuration, and reloads."""
+        config = json.loads(self.config.read_text())
+        config["engine"]["backend"] = backend
+        self.config.write_text(json.dumps(config))
+        self.process.send_signal(signal.SIGHUP)
+        until(lambda: self.alive() and self._runs(backend), f"{self.name} runs on {backend}")
+        self.backend = backend
+
+    def _runs(self, backend):
+        return f'ringfetch_backend_info{{backend="{backend}"' in get(f"{self.url('http')}/metrics")[1].decode()
 
     def load(self, dataset, *options):
         """Starts `ringfetch load` with every byte checked."""
