@@ -210,6 +210,7 @@ async fn serve(
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
+    let http_shortcut = http::shortcut(fetcher.clone(), rpc.clone());
     let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone(), rpc);
 
     let addresses = ports.addresses();
@@ -219,12 +220,14 @@ async fn serve(
             bound: ports.grpc,
             http2_only: true,
             router: grpc,
+            shortcut: None,
         },
         Port {
             transport: "http",
             bound: ports.http,
             http2_only: false,
             router: http,
+            shortcut: Some(http_shortcut),
         },
     ];
     served.extend(ports.admin.map(|bound| Port {
@@ -232,6 +235,7 @@ async fn serve(
         bound,
         http2_only: false,
         router: admin,
+        shortcut: None,
     }));
 
     let signals = Signals::install().context("catching signals")?;
