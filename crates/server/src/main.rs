@@ -210,6 +210,7 @@ async fn serve(
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
+    let grpc_shortcut = grpc::shortcut(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http_shortcut = http::shortcut(fetcher.clone(), rpc.clone());
     let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone(), rpc);
 
@@ -220,7 +221,7 @@ async fn serve(
             bound: ports.grpc,
             http2_only: true,
             router: grpc,
-            shortcut: None,
+            shortcut: Some(grpc_shortcut),
         },
         Port {
             transport: "http",

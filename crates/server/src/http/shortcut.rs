@@ -72,12 +72,16 @@ impl Shortcut for Reads {
             let target = Target::of(path);
             let Reads { fetcher, rpc } = &reads;
             let result = match target {
-                Some(Target { operation: HttpRoute::GetBlock, dataset, item }) => {
-                    items::block(fetcher, dataset, item, &parts, share).await
-                }
-                Some(Target { operation: HttpRoute::GetVector, dataset, item }) => {
-                    items::vector(fetcher, dataset, item, &parts, share).await
-                }
+                Some(Target {
+                    operation: HttpRoute::GetBlock,
+                    dataset,
+                    item,
+                }) => items::block(fetcher, dataset, item, &parts, share).await,
+                Some(Target {
+                    operation: HttpRoute::GetVector,
+                    dataset,
+                    item,
+                }) => items::vector(fetcher, dataset, item, &parts, share).await,
                 Some(Target { dataset, .. }) => objects::bytes(fetcher, dataset, &parts, share).await,
                 None => Err(problem::no_such_path().await),
             };

@@ -30,6 +30,7 @@ mod no_ring;
 mod overload;
 mod pipelining;
 mod refusals;
+mod shortcuts;
 mod slow_readers;
 mod surfaces;
 mod vanishing;
