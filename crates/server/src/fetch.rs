@@ -8,9 +8,11 @@
 //! Deliberately absent: codes and status (`status` has the table), and waiting for room: what is over a bound is
 //! refused at once.
 
+mod deadline;
 mod rejection;
 mod request;
 
+pub(crate) use self::deadline::until;
 pub use self::request::{CallContext, FetchError, Items};
 
 use self::rejection::Rejections;
@@ -159,13 +161,10 @@ impl Fetcher {
         } else {
             let deadline = context.deadline;
             let work = self.fetch_uncounted(dataset, items, context);
-            match deadline {
-                None => work.await,
-                // Whoever gives a deadline does not wait longer, wherever the batch is by then.
-                Some(deadline) => tokio::time::timeout_at(deadline.into(), work)
-                    .await
-                    .unwrap_or_else(|_| Err(ReadError::DeadlineExceeded.into())),
-            }
+            // Whoever gives a deadline does not wait longer, wherever the batch is by then.
+            until(deadline, work)
+                .await
+                .unwrap_or_else(|| Err(ReadError::DeadlineExceeded.into()))
         };
         if let Err(error) = &result {
             self.inner.rejections.count(error);

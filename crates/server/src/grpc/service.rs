@@ -4,12 +4,12 @@
 //! MEASURED, "tonic, body of our own"). A request is read whole within `limits.request_bytes`, one message to a
 //! unary call; a deadline covers reading it, too. Every failure is a trailers-only response.
 
-use super::calls::{FetchCall, run, until};
+use super::calls::{FetchCall, run};
 use super::envelope::Envelope;
 use super::frame::Deframer;
 use super::stream::{self, StreamBody};
 use super::{metadata, share_of};
-use crate::fetch::{CallContext, Fetcher};
+use crate::fetch::{CallContext, Fetcher, until};
 use crate::lifecycle::Lifecycle;
 use crate::listener::{Answer, ConnectionShare, Shortcut};
 use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
