@@ -43,8 +43,8 @@ BEGINNINGS = re.compile(r"tokio_uring::runtime::Runtime::block_on|__rust_begin_s
 # What a sample is counted as: the first of these that one of its kernel's frames matches ...
 KERNEL = [
     ("interrupts", r"asm_common_interrupt|asm_sysvec|common_interrupt"),
-    ("socket: write", r"sys_(sendto|sendmsg|writev|write)$"),
-    ("socket: read", r"sys_(recvfrom|recvmsg|readv|read)$"),
+    ("socket: write", r"sys_(sendto|sendmsg|writev|write)$|do_writev|sock_write_iter"),
+    ("socket: read", r"sys_(recvfrom|recvmsg|readv|read)$|sock_read_iter"),
     ("page faults", r"asm_exc_page_fault|exc_page_fault"),
     ("announcing (madvise)", r"madvise"),
     ("reads: block layer, driver", r"^(blk_|__blk|submit_bio|__submit_bio|virtio|virtqueue|vp_notify|dd_|blkdev)"),
@@ -55,7 +55,7 @@ KERNEL = [
 ]
 # ... or the program's part that its innermost known frame belongs to.
 PROGRAM = [
-    ("copies", r"^__mem(move|cpy|set)|^memcpy"),
+    ("copies", r"^__mem(move|cpy|set)|^memcpy|map::guard"),
     ("allocator", r"^_?mi_|^(malloc|free|realloc)$|rust_alloc|rust_dealloc"),
     ("HTTP/2", r"^<?h2::|hpack|hyper::proto::h2"),
     ("HTTP/1", r"hyper::|httparse|hyper_util"),
@@ -168,7 +168,7 @@ def drawn(root, title, subtitle):
             if call.count >= least:
                 y = height - FRAME_HEIGHT * (level + 1)
                 told = html.escape(name if len(name) <= 140 else name[:139] + "…")
-                label = short(name)[: int(width / 6.2)] if width > 25 else ""
+                label = short(name, int(width / 6.2)) if width > 25 else ""
                 parts.append(
                     f'<g><title>{told}: {call.count / root.count:.1%}</title>'
                     f'<rect x="{x:.1f}" y="{y}" width="{max(width - 0.4, 0.4):.1f}" height="{FRAME_HEIGHT - 1}" '
@@ -182,12 +182,15 @@ def drawn(root, title, subtitle):
     return plots.svg(WIDTH, height, title, parts)
 
 
-def short(name):
-    """`<A as B>::poll` to `A::poll`, without generics and paths: what fits into a frame."""
+def short(name, room):
+    """`<A as B>::poll` to `A::poll`, without generics and with as much of the path as there is room for."""
     name = re.sub(r"^<(.+?) as .+>::", r"\1::", name)
     while re.search(r"<[^<>]*>", name):
         name = re.sub(r"<[^<>]*>", "", name)
-    return "::".join(part for part in name.split("::") if part and part != "{{closure}}")[-60:] or name
+    parts = [part for part in name.split("::") if part and part != "{{closure}}"] or [name]
+    while len(parts) > 1 and len("::".join(parts)) > room:
+        parts.pop(0)
+    return "::".join(parts)[:room]
 
 
 def table(profiles, facts):

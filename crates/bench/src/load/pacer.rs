@@ -414,6 +414,31 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn what_arrives_close_together_is_sent_together() {
+        // Scenario: an arrival every 25 us. Expected: none is sent before it is due; and one that was not due yet when the
+        // one before it was sent comes no earlier than `TOGETHER` after that one.
+        let ramp = Ramp {
+            from: 40_000.0,
+            to: 40_000.0,
+        };
+        let open = Some((ramp, ArrivalsArg::Constant));
+        let pacer = Pacer::new(Instant::now(), ms(0), Ok(ms(60_000)), open);
+        let gate = Gate::new(Arc::new(pacer), 0, 1, 7, Alarm::new());
+        let (mut before, mut waits) = (None, 0);
+        while waits < 5 {
+            let asked = Instant::now();
+            let due = gate.next(asked).await.unwrap().start;
+            let sent = Instant::now();
+            assert!(sent >= due);
+            if let Some((asked_before, _)) = before.filter(|(_, sent_before)| due > *sent_before) {
+                waits += 1;
+                assert!(sent >= asked_before + TOGETHER);
+            }
+            before = Some((asked, sent));
+        }
+    }
+
     fn arrivals(profile: Profile, arrivals: ArrivalsArg, thread: u32, threads: u32) -> Vec<f64> {
         let begin = Instant::now();
         let spacing = match arrivals {
