@@ -42,7 +42,8 @@ pub(super) struct Front {
 /// One of the two ways.
 pub(super) enum Answering {
     Short(Answer),
-    Routed(RouteFuture<Infallible>),
+    /// Boxed, so that the short way carries no room for it.
+    Routed(Box<RouteFuture<Infallible>>),
 }
 
 impl Front {
@@ -52,7 +53,7 @@ impl Front {
             Some(_) | None => {
                 request.extensions_mut().insert(share.clone());
                 // A router is always ready.
-                Answering::Routed(self.router.clone().call(request))
+                Answering::Routed(Box::new(self.router.clone().call(request)))
             }
         }
     }
