@@ -44,7 +44,14 @@ pub(super) async fn get_block(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    block(&app.fetcher, &name, &index, &parts, super::share_of(&parts.extensions)).await
+    block(
+        &app.fetcher,
+        &name,
+        &index,
+        &parts,
+        super::share_of(&parts.extensions),
+    )
+    .await
 }
 
 /// The answer to a request for a block.
@@ -97,7 +104,14 @@ pub(super) async fn get_vector(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    vector(&app.fetcher, &name, &id, &parts, super::share_of(&parts.extensions)).await
+    vector(
+        &app.fetcher,
+        &name,
+        &id,
+        &parts,
+        super::share_of(&parts.extensions),
+    )
+    .await
 }
 
 /// The answer to a request for a vector.

@@ -105,7 +105,8 @@ pub(super) async fn get_object(
         };
         drop(file);
         let share = super::share_of(&parts.extensions);
-        if let Ok(response) = answer(&app.fetcher, representation, &parts.method, &parts.headers, share).await {
+        if let Ok(response) = answer(&app.fetcher, representation, &parts.method, &parts.headers, share).await
+        {
             return Ok(response);
         }
     }
