@@ -10,10 +10,12 @@
 //! refused at once.
 
 mod backends;
+mod deadline;
 mod rejection;
 mod request;
 
 pub use self::backends::Chosen;
+pub(crate) use self::deadline::until;
 pub use self::request::{CallContext, FetchError, Items};
 
 use self::backends::Backends;
@@ -212,13 +214,10 @@ impl Fetcher {
         } else {
             let deadline = context.deadline;
             let work = self.fetch_within(self.limits(), dataset, items, context);
-            match deadline {
-                None => work.await,
-                // Whoever gives a deadline does not wait longer, wherever the batch is by then.
-                Some(deadline) => tokio::time::timeout_at(deadline.into(), work)
-                    .await
-                    .unwrap_or_else(|_| Err(ReadError::DeadlineExceeded.into())),
-            }
+            // Whoever gives a deadline does not wait longer, wherever the batch is by then.
+            until(deadline, work)
+                .await
+                .unwrap_or_else(|| Err(ReadError::DeadlineExceeded.into()))
         };
         if let Err(error) = &result {
             self.inner.rejections.count(error);

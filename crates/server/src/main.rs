@@ -236,6 +236,8 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
+    let grpc_shortcut = grpc::shortcut(fetcher.clone(), lifecycle.clone(), rpc.clone());
+    let http_shortcut = http::shortcut(fetcher.clone(), rpc.clone());
     let admin = admin::service(
         fetcher.clone(),
         lifecycle.clone(),
@@ -251,12 +253,14 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
             bound: ports.grpc,
             http2_only: true,
             router: grpc,
+            shortcut: Some(grpc_shortcut),
         },
         Port {
             transport: "http",
             bound: ports.http,
             http2_only: false,
             router: http,
+            shortcut: Some(http_shortcut),
         },
     ];
     served.extend(ports.admin.map(|bound| Port {
@@ -264,6 +268,7 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
         bound,
         http2_only: false,
         router: admin,
+        shortcut: None,
     }));
 
     let signals = Signals::install().context("catching signals")?;

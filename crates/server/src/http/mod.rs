@@ -22,6 +22,7 @@ mod problem;
 mod range;
 mod representation;
 mod routes;
+mod shortcut;
 mod stream;
 mod window;
 
@@ -39,6 +40,8 @@ use ringfetch_engine::buffer::Share;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Semaphore;
+
+pub use shortcut::shortcut;
 
 /// Directory walks at the same time, in the whole daemon.
 const WALKS_MAX: usize = 4;

@@ -34,6 +34,7 @@ mod pipelining;
 mod refusals;
 mod reload;
 mod reload_refused;
+mod shortcuts;
 mod slow_readers;
 mod surfaces;
 mod vanishing;
