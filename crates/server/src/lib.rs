@@ -11,4 +11,5 @@ pub mod lifecycle;
 pub mod listener;
 pub mod rpc_metrics;
 pub mod status;
+pub mod supervisor;
 pub mod telemetry;

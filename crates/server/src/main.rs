@@ -24,6 +24,7 @@ use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::{self, Lifecycle, Signals};
 use ringfetch_server::listener::{self, Addresses, Bound, Cores, Listener, Port};
 use ringfetch_server::rpc_metrics::RpcMetrics;
+use ringfetch_server::supervisor::Supervisor;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::{admin, demo, grpc, http};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -248,6 +249,9 @@ async fn serve(
             .write(path)
             .with_context(|| format!("--addresses-file {}", path.display()))?;
     }
+    let supervisor = Supervisor::from_environment().map(|supervisor| {
+        tokio::spawn(supervisor.accompany(engine.clone(), lifecycle.clone(), config.drain_timeout))
+    });
     if greeted {
         // A closed stdout is no reason to stop serving.
         let _stdout_is_gone = say(&demo::greeting(&datasets, &engine.backend(), &addresses));
@@ -255,6 +259,10 @@ async fn serve(
 
     let remaining = futures_util::future::join_all(listeners.into_iter().map(Listener::serve)).await;
     let drained = lifecycle::drain(&fetcher, &lifecycle, &remaining, config.drain_timeout).await;
+    if let Some(told) = supervisor {
+        // However short the drain was: that the daemon stops is said before it is gone.
+        let _told = told.await;
+    }
     if let Some(reason) = lifecycle.failure() {
         anyhow::bail!("{reason}");
     }

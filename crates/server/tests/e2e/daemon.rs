@@ -44,6 +44,7 @@ pub(crate) struct Setup {
     directory: tempfile::TempDir,
     datasets: String,
     set: Vec<String>,
+    variables: Vec<(String, String)>,
     through: Vec<String>,
 }
 
@@ -55,6 +56,7 @@ impl Setup {
             directory,
             datasets: String::new(),
             set: Vec::new(),
+            variables: Vec::new(),
             through: Vec::new(),
         };
         setup
@@ -92,6 +94,12 @@ impl Setup {
         let prefix = format!("{key}=");
         self.set.retain(|setting| !setting.starts_with(&prefix));
         self.set.push(prefix + value);
+        self
+    }
+
+    /// Sets a variable of the daemon's environment, which is empty otherwise.
+    pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -141,6 +149,7 @@ impl Setup {
         // What the developer's shell has set must not decide a test.
         command.env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

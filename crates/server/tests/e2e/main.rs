@@ -31,5 +31,6 @@ mod overload;
 mod pipelining;
 mod refusals;
 mod slow_readers;
+mod supervised;
 mod surfaces;
 mod vanishing;
