@@ -3,6 +3,7 @@
 use crate::load::args::{Load, Merge};
 use crate::quantity::{parse_duration, parse_size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -75,6 +76,16 @@ pub(crate) enum Command {
     Load(Box<Load>),
     /// Merge the results of several `load --json` into one report.
     LoadMerge(Merge),
+    /// Print completions for a shell, to be sourced by it.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Write the manual pages into a directory.
+    Man {
+        /// Where to; made if it is not there.
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, Subcommand)]

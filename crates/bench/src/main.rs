@@ -13,6 +13,7 @@ mod get;
 mod inspect;
 mod load;
 mod make;
+mod manual;
 mod outcome;
 mod progress;
 mod quantity;
@@ -49,6 +50,8 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::Dataset(DatasetCommand::Verify(verify)) => verify::run(global, verify).await,
             Command::Load(load) => load::run(global, load).await,
             Command::LoadMerge(merge) => load::merge(global, merge),
+            Command::Completions { shell } => manual::completions(*shell),
+            Command::Man { directory } => manual::write_pages(directory),
         }
     })
 }

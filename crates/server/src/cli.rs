@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 use ringfetch_server::config::{Base, Flag, Inputs};
 use ringfetch_server::demo;
 
@@ -12,7 +13,7 @@ use ringfetch_server::demo;
 /// Without a configuration it makes demo data and serves that. Flags beat the environment (RINGFETCH__ENGINE__BACKEND
 /// is engine.backend), which beats the file.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 110)]
+#[command(name = "ringfetchd", version, max_term_width = 110)]
 pub(crate) struct Cli {
     /// Configuration file; config/ringfetchd.yaml documents every key.
     #[arg(long, short, value_name = "FILE", env = "RINGFETCH_CONFIG", global = true)]
@@ -42,7 +43,7 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub(crate) enum Command {
     /// Serves until SIGTERM or SIGINT. The default.
     Run,
@@ -56,6 +57,16 @@ pub(crate) enum Command {
     PrintConfig,
     /// Asks the daemon's /readyz; exits 0 if it is ready, else 1.
     Healthcheck,
+    /// Prints completions for a shell, to be sourced by it.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Writes the manual pages into a directory.
+    Man {
+        /// Where to; made if it is not there.
+        directory: PathBuf,
+    },
 }
 
 impl Cli {

@@ -6,6 +6,7 @@
 
 mod cli;
 mod healthcheck;
+mod manual;
 
 use std::fs::File;
 use std::io::Write;
@@ -45,11 +46,13 @@ struct Misconfigured(String);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let outcome = match cli.command.unwrap_or(Command::Run) {
+    let outcome = match cli.command.clone().unwrap_or(Command::Run) {
         Command::Run => run(&cli.inputs(), cli.addresses_file.as_deref()),
         Command::CheckConfig { open } => check_config(&cli.inputs(), open),
         Command::PrintConfig => print_config(&cli.inputs()),
         Command::Healthcheck => check_health(&cli.inputs()),
+        Command::Completions { shell } => say(&manual::completions(shell)),
+        Command::Man { directory } => manual::write_pages(&directory),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
