@@ -15,9 +15,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ringfetch_engine::engine::{BackendStatus, Engine};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::net::UnixDatagram;
+use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use crate::lifecycle::Lifecycle;
+use crate::live::{LastReload, Live};
 
 /// Longest wait for the socket to take a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
@@ -80,19 +84,20 @@ impl Supervisor {
         })
     }
 
-    /// Says that the daemon serves, then how it is doing, and at last that it stops; ends with that. A drain may take
-    /// `drain_timeout`, whatever the supervisor's own patience is.
+    /// Says that the daemon serves, then how it is doing, and at last that it stops; ends with that.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the supervisor without news.
-    pub async fn accompany(self, engine: Engine, lifecycle: Lifecycle, drain_timeout: Duration) {
-        let status = describe(&engine.backend());
+    pub async fn accompany(self, engine: Engine, lifecycle: Lifecycle, live: Live) {
+        let reloading = lifecycle.subscribe_reloading();
+        let status = describe(&engine.backend(), live.last_reload());
         self.send(&format!("READY=1\nSTATUS={status}\n")).await;
         tokio::select! {
             () = lifecycle.draining() => {}
-            () = self.report(&engine, status) => {}
+            () = self.report(&engine, &live, reloading, status) => {}
         }
-        let patience = (drain_timeout + EXIT_GRACE).as_micros();
+        // A drain may take as long as is configured, whatever the supervisor's own patience is.
+        let patience = (live.drain_timeout() + EXIT_GRACE).as_micros();
         let why = lifecycle
             .failure()
             .map_or_else(String::new, |reason| format!(": {reason}"));
@@ -103,41 +108,52 @@ impl Supervisor {
         .await;
     }
 
-    /// Feeds the watchdog while all shards and cores answer, and tells of every change of the status. Never ends.
-    async fn report(&self, engine: &Engine, mut said: String) {
+    /// Feeds the watchdog while all shards and cores answer, and tells of reloads and of every change of the status.
+    /// Never ends.
+    async fn report(
+        &self,
+        engine: &Engine,
+        live: &Live,
+        mut reloading: watch::Receiver<bool>,
+        mut said: String,
+    ) {
         // Half of what the supervisor waits, as sd_watchdog_enabled(3) advises; the other half is for asking.
         let period = self
             .watchdog
             .map_or(PERIOD_MAX, |watchdog| PERIOD_MAX.min(watchdog / 2));
-        let mut stuck = None;
+        let (mut next, mut announced, mut stuck) = (Instant::now() + period, false, None);
         loop {
-            tokio::time::sleep(if stuck.is_some() {
-                period.min(RETRY_MAX)
-            } else {
-                period
-            })
-            .await;
-            let alive = match self.watchdog {
-                Some(watchdog) => engine.signs_of_life(watchdog / 4).await,
-                None => Ok(()),
-            };
             let mut message = String::new();
-            let status = match alive {
-                Ok(()) => describe(&engine.backend()),
-                Err(shard) => format!("shard {shard} gives no sign of life"),
-            };
-            if alive.err() != stuck {
-                match alive {
-                    Ok(()) => tracing::info!("every shard gives signs of life again; the watchdog is fed"),
-                    Err(shard) => {
-                        tracing::error!(shard, "a shard gives no sign of life: the watchdog is not fed");
+            tokio::select! {
+                changed = reloading.changed() => {
+                    if changed.is_err() {
+                        // The lifecycle is gone, and with it what there is to tell.
+                        return std::future::pending().await;
+                    }
+                    let now = *reloading.borrow_and_update();
+                    if !announced {
+                        // Also when it is over already: a reload that was asked for is waited for.
+                        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}\n", monotonic_usec())).await;
+                    }
+                    announced = now;
+                    if !now {
+                        message.push_str("READY=1\n");
                     }
                 }
-                stuck = alive.err();
+                () = tokio::time::sleep_until(next) => {
+                    let alive = self.ask(engine).await;
+                    if alive.is_ok() && self.watchdog.is_some() {
+                        message.push_str("WATCHDOG=1\n");
+                    }
+                    tell(&alive, &stuck);
+                    stuck = alive.err();
+                    next = Instant::now() + if stuck.is_some() { period.min(RETRY_MAX) } else { period };
+                }
             }
-            if self.watchdog.is_some() && alive.is_ok() {
-                message.push_str("WATCHDOG=1\n");
-            }
+            let status = match &stuck {
+                None => describe(&engine.backend(), live.last_reload()),
+                Some(part) => format!("{part} gives no sign of life"),
+            };
             if status != said {
                 message.push_str(&format!("STATUS={status}\n"));
                 said = status;
@@ -146,6 +162,36 @@ impl Supervisor {
                 self.send(&message).await;
             }
         }
+    }
+
+    /// Which part of the daemon does not answer, if there is a watchdog that wants to know.
+    async fn ask(&self, engine: &Engine) -> Result<(), String> {
+        let Some(watchdog) = self.watchdog else {
+            return Ok(());
+        };
+        let within = watchdog / 4;
+        engine
+            .signs_of_life(within)
+            .await
+            .map_err(|shard| format!("shard {shard}"))?;
+        // Backends with threads of their own leave the cores to the network.
+        let until = Instant::now() + within;
+        let mut answers = Vec::new();
+        for core in 0..engine.core_count() {
+            let (reply, answer) = oneshot::channel();
+            // A core that has stopped drops the reply.
+            engine.spawn_on(core, move || async move {
+                let _asked = reply.send(());
+            });
+            answers.push(answer);
+        }
+        for (core, answer) in answers.into_iter().enumerate() {
+            match tokio::time::timeout_at(until, answer).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) | Err(_) => return Err(format!("core {core}")),
+            }
+        }
+        Ok(())
     }
 
     async fn send(&self, message: &str) {
@@ -186,17 +232,47 @@ fn is_ours(watched: Option<&OsStr>, pid: u32) -> bool {
     watched.is_none_or(|watched| watched.to_str().and_then(|text| text.parse().ok()) == Some(pid))
 }
 
-fn describe(backend: &BackendStatus) -> String {
+/// Says when a part stops to give signs of life, and when all do again.
+fn tell(alive: &Result<(), String>, stuck: &Option<String>) {
+    match (alive, stuck) {
+        (Err(part), before) if before.as_ref() != Some(part) => {
+            tracing::error!(
+                part,
+                "no sign of life from a part of the engine: the watchdog is not fed"
+            );
+        }
+        (Ok(()), Some(_)) => tracing::info!("all parts of the engine give signs of life again"),
+        (Ok(()) | Err(_), _) => {}
+    }
+}
+
+/// CLOCK_MONOTONIC, microseconds: what a reload is matched by.
+fn monotonic_usec() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec
+        .saturating_mul(1_000_000)
+        .saturating_add(now.tv_nsec / 1000)
+}
+
+fn describe(backend: &BackendStatus, last_reload: Option<LastReload>) -> String {
     let BackendStatus {
         backend: running,
         requested,
         reason,
     } = backend;
-    one_line(&if backend.is_fallback() {
-        format!("serving on {running} in place of {requested}: {reason}")
+    let in_place = if backend.is_fallback() {
+        format!(" in place of {requested}")
     } else {
-        format!("serving on {running}: {reason}")
-    })
+        String::new()
+    };
+    let reload = match last_reload.map(|last| last.result) {
+        Some(Err(problem)) => format!("the last reload was refused: {problem}; "),
+        Some(Ok(waiting)) if !waiting.is_empty() => {
+            format!("{} changed settings need a restart; ", waiting.len())
+        }
+        Some(Ok(_)) | None => String::new(),
+    };
+    one_line(&format!("{reload}serving on {running}{in_place}: {reason}"))
 }
 
 /// A line break in a message would begin the next assignment.
@@ -209,6 +285,7 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::live::Change;
     use ringfetch_engine::config::BackendKind;
 
     const PID: u32 = 4711;
@@ -266,24 +343,28 @@ mod tests {
 
     #[test]
     fn a_status_is_one_line_that_says_backend_and_why() {
-        // Scenario: a backend as asked, a fallback, and a reason with line breaks that is far too long. Expectation: one
-        // line each, cut at a character.
-        let status = |requested, reason: &str| {
-            describe(&BackendStatus {
+        // Scenario: a backend as asked, a fallback, a reload that was refused, and a reason with line breaks that is far too
+        // long. Expectation: one line each, cut at a character.
+        let status = |requested, reason: &str, reload: Option<Result<Vec<Change>, String>>| {
+            let backend = BackendStatus {
                 backend: BackendKind::Mmap,
                 requested,
                 reason: reason.to_owned(),
-            })
+            };
+            let at = std::time::SystemTime::UNIX_EPOCH;
+            describe(&backend, reload.map(|result| LastReload { at, result }))
         };
+        let asked = BackendKind::Mmap;
+        assert_eq!(status(asked, "asked for", None), "serving on mmap: asked for");
         assert_eq!(
-            status(BackendKind::Mmap, "asked for"),
-            "serving on mmap: asked for"
-        );
-        assert_eq!(
-            status(BackendKind::Uring, "seccomp\nREADY=1"),
+            status(BackendKind::Uring, "seccomp\nREADY=1", Some(Ok(Vec::new()))),
             "serving on mmap in place of uring: seccomp READY=1"
         );
-        let long = status(BackendKind::Mmap, &"\u{e9}".repeat(1000));
+        assert_eq!(
+            status(asked, "asked for", Some(Err("a key\nis wrong".to_owned()))),
+            "the last reload was refused: a key is wrong; serving on mmap: asked for"
+        );
+        let long = status(asked, &"\u{e9}".repeat(1000), None);
         assert!((500..=STATUS_BYTES_MAX).contains(&long.len()), "{}", long.len());
     }
 }

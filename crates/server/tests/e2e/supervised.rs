@@ -4,6 +4,7 @@
 use crate::daemon::{BACKENDS, Daemon, PATIENCE, Setup, eventually};
 use crate::data::plain_blocks;
 use rustix::process::Signal;
+use rustix::time::{ClockId, clock_gettime};
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt as _;
@@ -165,11 +166,11 @@ async fn the_watchdog_is_fed_by_the_shards_themselves() {
     // Scenario: a watchdog of two seconds; then one thread that has a shard is stopped, all others run on, and later it
     // goes on. Expectation: signs of life while all is well; none while one shard is stuck, whatever the others do, but
     // a status and a line in the log that name it; signs of life again afterwards.
-    for (backend, thread) in [
-        ("uring", "rf-core-1"),
-        ("mmap", "rf-shard-1"),
-        ("mmap", "rf-core-0"),
-        ("pread", "rf-shard-0"),
+    for (backend, thread, part) in [
+        ("uring", "rf-core-1", "shard 1"),
+        ("mmap", "rf-shard-1", "shard 1"),
+        ("mmap", "rf-core-0", "core 0"),
+        ("pread", "rf-shard-0", "shard 0"),
     ] {
         let (setup, _) = plain_blocks(Setup::new(backend), 16);
         let (manager, setup) = Manager::beside(setup);
@@ -177,10 +178,10 @@ async fn the_watchdog_is_fed_by_the_shards_themselves() {
         manager.waits_for("WATCHDOG=1");
         manager.waits_for("WATCHDOG=1");
         let stopped = Stopped::thread(&daemon, thread);
-        let (_, before) = manager.waits_for("STATUS=shard ");
+        let (_, before) = manager.waits_for(&format!("STATUS={part} gives no sign of life"));
         // One may have been on its way.
         assert!(before <= 1, "{backend}: {before} after {thread} was stopped");
-        daemon.logged(&["ERROR", "gives no sign of life"]);
+        daemon.logged(&["ERROR", "no sign of life", part]);
         assert_eq!(manager.beats(WATCHDOG * 2), 0, "{backend}: {thread} is stopped");
         drop(stopped);
         manager.waits_for("STATUS=serving on ");
@@ -189,6 +190,43 @@ async fn the_watchdog_is_fed_by_the_shards_themselves() {
         daemon.assert_serves("blocks").await;
         daemon.stop().await;
     }
+}
+
+#[tokio::test]
+async fn a_reload_is_told_from_its_beginning_to_its_end() {
+    // Scenario: SIGHUP with a configuration that is as it was, with one that is invalid, and with a good one again.
+    // Expectation: each time RELOADING with the time it began, no earlier than the signal, then READY; after the
+    // invalid one the status says so, and after the good one no more.
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
+    let (manager, setup) = Manager::beside(setup);
+    let daemon = setup.start();
+    manager.waits_for("READY=1");
+    let file = daemon.path("ringfetchd.yaml");
+    let good = fs::read_to_string(&file).expect("the configuration");
+    let bad = format!("{good}nonsense: 1\n");
+    for (text, status) in [
+        (&good, None),
+        (&bad, Some("STATUS=the last reload was refused: ")),
+        (&good, Some("STATUS=serving on mmap: ")),
+    ] {
+        fs::write(&file, text).expect("a file");
+        let before = clock_gettime(ClockId::Monotonic);
+        daemon.signal(Signal::HUP);
+        let (lines, _) = manager.waits_for("RELOADING=1");
+        let at = lines.iter().find_map(|line| line.strip_prefix("MONOTONIC_USEC="));
+        let at: i64 = at.expect("a time").parse().expect("a number");
+        assert!(
+            at >= before.tv_sec * 1_000_000 + before.tv_nsec / 1000,
+            "{at}: {before:?}"
+        );
+        let (lines, _) = manager.waits_for("READY=1");
+        let said = lines.iter().find(|line| line.starts_with("STATUS="));
+        match status {
+            None => assert_eq!(said, None, "nothing has changed"),
+            Some(begins) => assert!(said.is_some_and(|line| line.starts_with(begins)), "{said:?}"),
+        }
+    }
+    daemon.stop().await;
 }
 
 #[tokio::test]
