@@ -1,5 +1,5 @@
 //! Manual pages and shell completions, made from the command line's own definition, so that they cannot differ from
-//! it. What a definition does not tell (exit codes, signals, files) is written here. Nothing generated is checked in.
+//! it. What a definition does not tell (signals, files) is written here. Nothing generated is checked in.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -11,29 +11,14 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
-use crate::cli::Cli;
+use crate::cli::{Cli, EXIT_CODES};
 
 const NAME: &str = "ringfetchd";
 /// Daemons' pages stand in section 8.
 const SECTION: &str = "8";
 
 /// What stands at the end of the daemon's own page: heading, then (term, text).
-const SECTIONS: [(&str, &[(&str, &str)]); 4] = [
-    (
-        "EXIT STATUS",
-        &[
-            ("0", "It drained, and everything in flight was answered."),
-            (
-                "1",
-                "It failed: a port is taken, io_uring is refused and on_unavailable is fail, a shard failed, or the drain was cut off.",
-            ),
-            (
-                "2",
-                "The configuration or a file that it names is at fault. No port was bound; starting again does not help.",
-            ),
-            ("130", "A second signal ended the drain."),
-        ],
-    ),
+const SECTIONS: [(&str, &[(&str, &str)]); 3] = [
     (
         "SIGNALS",
         &[
@@ -41,7 +26,10 @@ const SECTIONS: [(&str, &[(&str, &str)]); 4] = [
                 "SIGTERM, SIGINT",
                 "Drain: not ready, no new work, shutdown.drain_timeout_ms for what is in flight. A second one ends it at once.",
             ),
-            ("SIGHUP", "Read the configuration again."),
+            (
+                "SIGHUP",
+                "Read the configuration again: what can change live does, what cannot is named in the log, and a mistake changes nothing.",
+            ),
         ],
     ),
     (
@@ -79,7 +67,10 @@ pub(crate) fn completions(shell: Shell) -> String {
 /// The directory or a file cannot be written.
 pub(crate) fn write_pages(directory: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-    let mut command = Cli::command().disable_help_subcommand(true);
+    let mut command = Cli::command()
+        .disable_help_subcommand(true)
+        // The exit codes: here they have a section of their own.
+        .after_help(None::<&str>);
     command.build();
     let version = command.get_version().unwrap_or_default().to_owned();
     let write = |command: clap::Command, main: bool| -> anyhow::Result<()> {
@@ -105,6 +96,14 @@ pub(crate) fn write_pages(directory: &Path) -> anyhow::Result<()> {
 
 fn more() -> Roff {
     let mut roff = Roff::new();
+    roff.control("SH", ["EXIT STATUS"]);
+    for line in EXIT_CODES.lines().skip(1) {
+        if let Some((code, text)) = line.trim_start().split_once(' ') {
+            roff.control("TP", []);
+            roff.text([bold(code)]);
+            roff.text([roman(text.trim_start())]);
+        }
+    }
     for (heading, entries) in SECTIONS {
         roff.control("SH", [heading]);
         for (term, text) in entries {
@@ -145,7 +144,13 @@ mod tests {
             assert!(page.contains(env!("CARGO_PKG_VERSION")), "{page}");
         }
         let main = text("ringfetchd.8");
-        for part in ["EXIT STATUS", "130", "SIGHUP", "NOTIFY_SOCKET", "check\\-config"] {
+        for part in [
+            "EXIT STATUS",
+            "\\fB130\\fR",
+            "SIGHUP",
+            "NOTIFY_SOCKET",
+            "check\\-config",
+        ] {
             assert!(main.contains(part), "{part} is not in:\n{main}");
         }
     }
