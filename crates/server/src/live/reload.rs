@@ -88,7 +88,7 @@ impl Inner {
         }
         if let Base::Demo(_) = self.inputs.base {
             let refused = Refused::NoFile;
-            tracing::warn!("{refused}");
+            tracing::warn!(problem = %refused, "there is nothing to reload");
             return Err(refused);
         }
         let reloading = self.lifecycle.start_reloading();
@@ -360,7 +360,7 @@ fn tell(reloaded: &Reloaded) {
         tracing::warn!(change = %change, "needs a restart");
     }
     for note in &reloaded.notes {
-        tracing::warn!("{note}");
+        tracing::warn!(note, "reloaded, but not as asked");
     }
     let datasets = &reloaded.datasets;
     tracing::info!(

@@ -25,6 +25,7 @@ mod deadlines;
 mod devices;
 mod drains;
 mod garbage;
+mod handbook;
 mod misconfigured;
 mod no_ring;
 mod overload;
