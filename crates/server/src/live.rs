@@ -9,6 +9,7 @@ mod changes;
 mod metrics;
 mod reload;
 mod retire;
+mod switches;
 
 use crate::catalogue::Catalogue;
 use crate::config::{Config, Inputs, Loaded, Setting};
@@ -18,7 +19,7 @@ use crate::listener::ConnectionBounds;
 use crate::telemetry::Telemetry;
 use metrics::Metrics;
 use retire::Retired;
-use ringfetch_engine::config::{BackendKind, OnUnavailable};
+use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::engine::{BackendStatus, StartError};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -177,14 +178,13 @@ impl Live {
             let engine = inner.fetcher.engine();
             let previous = engine.backend();
             let now = inner.counted(backend, || engine.set_backend(backend))?;
-            let has_own = |dataset: &Arc<_>| inner.fetcher.own_backend(dataset).is_some();
-            let mut datasets = inner.fetcher.datasets();
-            datasets.retain(has_own);
-            let names = datasets.iter().map(|dataset| dataset.name().to_owned());
+            let datasets = inner.fetcher.datasets();
+            let mut names: Vec<String> = datasets.iter().map(|dataset| dataset.name().to_owned()).collect();
+            names.retain(|name| inner.fetcher.own_backend(name).is_some());
             Ok(Switched {
                 previous,
                 now,
-                datasets_with_own: names.collect(),
+                datasets_with_own: names,
             })
         })
         .await
@@ -243,7 +243,7 @@ impl Live {
         let runtime = self.runtime.clone();
         let turn = self.in_turn(move |inner, in_force| {
             let result = inner.reload(in_force);
-            inner.retired.watch(&runtime, &inner.fetcher);
+            inner.retired.watch(&runtime, inner.fetcher.engine());
             result
         });
         match turn.await {
@@ -312,21 +312,24 @@ impl Inner {
 /// Gives each dataset the backend of its own that the configuration names, before it is served. Blocks.
 ///
 /// # Errors
-/// One cannot be had, and `engine.on_unavailable` says to fail.
+/// One cannot be had, and no other is to take its place.
 pub fn start_own_backends(fetcher: &Fetcher, config: &Config) -> Result<(), StartError> {
     for dataset in fetcher.datasets() {
         let name = dataset.name();
         let Some(&backend) = config.dataset_backends.get(name) else {
             continue;
         };
-        let Err(error) = fetcher.set_backend_of(&dataset, Some(backend)) else {
-            continue;
-        };
-        if config.engine.on_unavailable == OnUnavailable::Fail {
-            return Err(StartError(format!("dataset {name}: {error}")));
+        let status = fetcher
+            .choose_backend_of(&dataset, backend)
+            .map_err(|error| StartError(format!("datasets.{name}.backend: {error}")))?;
+        if status.is_fallback() {
+            let BackendStatus {
+                backend,
+                requested,
+                reason,
+            } = status;
+            tracing::warn!(dataset = name, %requested, %backend, reason, "fallback");
         }
-        tracing::warn!(dataset = name, requested = %backend, backend = "mmap", reason = %error, "fallback");
-        fetcher.fall_back(&dataset, backend, error.to_string())?;
     }
     Ok(())
 }

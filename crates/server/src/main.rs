@@ -11,6 +11,7 @@ mod manual;
 use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -164,19 +165,16 @@ impl Ports {
 }
 
 fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("starting the runtime")?;
+    let loaded = load(inputs)?;
+    let config = &loaded.config;
+    let telemetry = Telemetry::start(&config.log)?;
+    raise_open_files();
+    let runtime = runtime()?;
     // Before anything that takes time: a SIGHUP meanwhile must not end the daemon, but wait until it serves.
     let hangups = {
         let _inside = runtime.enter();
         Hangups::install().context("catching SIGHUP")?
     };
-    let loaded = load(inputs)?;
-    let config = &loaded.config;
-    let telemetry = Telemetry::start(&config.log)?;
-    raise_open_files();
     // Ports before anything slow, so that a port in use is told at once; but a configured file that does not open is
     // a mistake of the configuration, and those are told before any port is bound.
     let open = || Catalogue::open(&config.datasets).map_err(misconfigured);
@@ -347,6 +345,17 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     }
     tracing::info!("drained");
     Ok(())
+}
+
+/// The main thread's runtime, which accepts connections and hears signals.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    // Tokio panics where it cannot have its descriptors for signals: at most eight of all kinds. So they are tried first.
+    let tried: Result<Vec<_>, _> = (0..4).map(|_| UnixStream::pair()).collect();
+    tried.context("out of file descriptors: raise the limit (ulimit -n, LimitNOFILE)")?;
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the runtime")
 }
 
 /// Tags of the device with the fewest: the rings together must stay below them (TRAPS 15).

@@ -1,7 +1,7 @@
 //! Which backend reads each dataset: the engine's, or one of its own.
 //!
-//! Kept beside the engine, which switches and does not remember who asked: what has a backend of its own, and what fell
-//! back at the start. Deliberately absent: order between two switches (`live` makes one at a time).
+//! Kept beside the engine, which routes and does not tell what has a route of its own. By name, as there: a dataset that is
+//! opened anew keeps it. Deliberately absent: order between two switches (`live` makes one at a time).
 
 use super::Fetcher;
 use ringfetch_engine::config::BackendKind;
@@ -19,22 +19,14 @@ pub struct Chosen {
     pub own: bool,
 }
 
-/// A dataset's own backend.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Own {
-    requested: BackendKind,
-    /// Why mmap reads in its place, where it does.
-    fallback: Option<String>,
-}
-
-/// Own backends by the ids of their datasets.
+/// Own backends, as they were asked for, by the names of their datasets.
 #[derive(Debug, Default)]
 pub(super) struct Backends {
-    own: Mutex<BTreeMap<u64, Own>>,
+    own: Mutex<BTreeMap<String, BackendKind>>,
 }
 
 impl Backends {
-    fn own(&self) -> MutexGuard<'_, BTreeMap<u64, Own>> {
+    fn own(&self) -> MutexGuard<'_, BTreeMap<String, BackendKind>> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -42,33 +34,19 @@ impl Backends {
 impl Fetcher {
     /// Which backend reads a dataset, and why.
     pub fn backend_of(&self, dataset: &Dataset) -> Chosen {
-        let mut status = self.inner.engine.backend_of(dataset);
-        let own = self.inner.backends.own();
-        let entry = own.get(&dataset.id());
-        if let Some(Own {
-            requested,
-            fallback: Some(reason),
-        }) = entry
-        {
-            status.requested = *requested;
-            status.reason.clone_from(reason);
-        }
         Chosen {
-            status,
-            own: entry.is_some(),
+            status: self.inner.engine.backend_of(dataset),
+            own: self.own_backend(dataset.name()).is_some(),
         }
     }
 
     /// The backend that a dataset has of its own.
-    pub fn own_backend(&self, dataset: &Dataset) -> Option<BackendKind> {
-        self.inner
-            .backends
-            .own()
-            .get(&dataset.id())
-            .map(|own| own.requested)
+    pub fn own_backend(&self, dataset: &str) -> Option<BackendKind> {
+        self.inner.backends.own().get(dataset).copied()
     }
 
-    /// Gives a dataset a backend of its own, or takes it away. Blocks: see [`ringfetch_engine::engine::Engine::set_backend_of`].
+    /// Gives a dataset a backend of its own, or takes it away. Blocks:
+    /// see [`ringfetch_engine::engine::Engine::set_backend_of`].
     ///
     /// # Errors
     /// The backend cannot be had; nothing has changed then.
@@ -80,40 +58,30 @@ impl Fetcher {
         let status = self.inner.engine.set_backend_of(dataset, requested)?;
         let mut own = self.inner.backends.own();
         match requested {
-            Some(requested) => {
-                let fallback = None;
-                own.insert(dataset.id(), Own { requested, fallback });
-            }
-            None => {
-                own.remove(&dataset.id());
-            }
-        }
+            Some(requested) => own.insert(dataset.name().to_owned(), requested),
+            None => own.remove(dataset.name()),
+        };
         Ok(status)
     }
 
-    /// Lets mmap read a dataset whose own backend, `requested`, cannot be had for this reason. Blocks.
+    /// As [`Self::set_backend_of`], but where the backend cannot be had, `engine.on_unavailable` decides, as at the start.
     ///
     /// # Errors
-    /// Not even mmap can be had.
-    pub fn fall_back(
+    /// It cannot be had, and no other is to take its place; nothing has changed then.
+    pub fn choose_backend_of(
         &self,
         dataset: &Dataset,
         requested: BackendKind,
-        reason: String,
-    ) -> Result<(), StartError> {
-        self.inner
-            .engine
-            .set_backend_of(dataset, Some(BackendKind::Mmap))?;
-        let fallback = Some(reason);
-        self.inner
-            .backends
-            .own()
-            .insert(dataset.id(), Own { requested, fallback });
-        Ok(())
+    ) -> Result<BackendStatus, StartError> {
+        let status = self.inner.engine.choose_backend_of(dataset, requested)?;
+        let mut own = self.inner.backends.own();
+        own.insert(dataset.name().to_owned(), requested);
+        Ok(status)
     }
 
-    /// Forgets the own backend of a dataset that is served no more.
-    pub(crate) fn forget_backend(&self, dataset: u64) {
-        self.inner.backends.own().remove(&dataset);
+    /// Forgets a name that is not served: its own backend, and what the engine tells of it. Blocks while a switch is made.
+    pub fn retire(&self, dataset: &str) {
+        self.inner.engine.retire(dataset);
+        self.inner.backends.own().remove(dataset);
     }
 }

@@ -45,7 +45,7 @@ enum Reach {
 fn reach(key: &str) -> Reach {
     match key {
         "engine.backend" | "log.filter" => Reach::SetElsewhere,
-        "engine.on_unavailable" | "engine.direct_io" | "shutdown.drain_timeout_ms" => Reach::Live,
+        "engine.direct_io" | "shutdown.drain_timeout_ms" => Reach::Live,
         // Kept by each shard from its start.
         "limits.queued_reads" => Reach::Restart,
         key if key.starts_with("limits.") => Reach::Live,
@@ -215,7 +215,6 @@ mod tests {
         for key in [
             "engine.backend",
             "engine.direct_io",
-            "engine.on_unavailable",
             "limits.connection_bytes",
             "log.filter",
             "shutdown.drain_timeout_ms",

@@ -2,16 +2,12 @@
 //! backends started, and only then is anything of it in force. What fails on the way is taken back.
 
 use super::changes::{self, Change, Changes};
+use super::switches::Switches;
 use super::{InForce, Inner, lock};
-use crate::catalogue::{Catalogue, Difference};
+use crate::catalogue::Difference;
 use crate::config::{self, Base, Config, Loaded};
-use crate::fetch::{Chosen, Fetcher};
 use crate::lifecycle::State;
-use ringfetch_engine::config::{BackendKind, OnUnavailable};
-use ringfetch_engine::dataset::Dataset;
-use ringfetch_engine::engine::{BackendStatus, StartError};
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 /// What a reload changed.
@@ -132,15 +128,9 @@ impl Inner {
         })?;
         self.hold_back(&mut config, &mut changes);
 
-        let mut switches = Switches::new(self);
-        match switches.make(in_force, &config, &catalogue, &difference) {
-            Ok(()) => {}
-            Err(error) => {
-                switches.take_back();
-                return Err(Refused::Unavailable(error.to_string()));
-            }
-        }
-        let Switches { applied, notes, .. } = switches;
+        let switched = Switches::make(self, in_force, &config, &catalogue, &difference);
+        let Switches { applied, notes, .. } =
+            switched.map_err(|error| Refused::Unavailable(error.to_string()))?;
 
         // From here on nothing can fail.
         let mut applied = [applied, changes.live.clone()].concat();
@@ -154,9 +144,12 @@ impl Inner {
             // It was parsed by the configuration.
             Err(problem) => tracing::error!(filter, problem, "the log filter stays"),
         }
-        let retiring: BTreeSet<u64> = catalogue.datasets().iter().map(|dataset| dataset.id()).collect();
+        for name in &difference.removed {
+            self.fetcher.retire(name);
+        }
+        let served: BTreeSet<u64> = catalogue.datasets().iter().map(|dataset| dataset.id()).collect();
         for dataset in in_force.catalogue.datasets() {
-            if !retiring.contains(&dataset.id()) {
+            if !served.contains(&dataset.id()) {
                 self.retired.add(&dataset);
             }
         }
@@ -185,168 +178,6 @@ impl Inner {
         if config.engine.connection_bytes > budget {
             config.engine.connection_bytes = self.bounds.connection_bytes();
             changes.hold_back("limits.connection_bytes");
-        }
-    }
-}
-
-/// How to take a switch back.
-enum Undo {
-    Engine(BackendStatus),
-    Dataset(Arc<Dataset>, Chosen),
-}
-
-/// The switches of one reload.
-struct Switches<'a> {
-    inner: &'a Inner,
-    applied: Vec<Change>,
-    notes: Vec<String>,
-    undo: Vec<Undo>,
-}
-
-impl<'a> Switches<'a> {
-    fn new(inner: &'a Inner) -> Self {
-        Self {
-            inner,
-            applied: Vec::new(),
-            notes: Vec::new(),
-            undo: Vec::new(),
-        }
-    }
-
-    fn fetcher(&self) -> &'a Fetcher {
-        &self.inner.fetcher
-    }
-
-    /// Puts the configuration's word on backends in force again. New datasets first: nobody reads them yet.
-    fn make(
-        &mut self,
-        in_force: &InForce,
-        config: &Config,
-        catalogue: &Catalogue,
-        difference: &Difference,
-    ) -> Result<(), StartError> {
-        let mut datasets = catalogue.datasets();
-        datasets.sort_by_key(|dataset| {
-            difference
-                .unchanged
-                .binary_search(&dataset.name().to_owned())
-                .is_ok()
-        });
-        let may_fall_back = config.engine.on_unavailable == OnUnavailable::Mmap;
-        let mut engine_done = false;
-        for dataset in datasets {
-            let name = dataset.name();
-            let unchanged = difference.unchanged.binary_search(&name.to_owned()).is_ok();
-            if unchanged && !engine_done {
-                self.engine(
-                    config.engine.backend,
-                    may_fall_back && in_force.backend == config.engine.backend,
-                )?;
-                engine_done = true;
-            }
-            let wanted = config.dataset_backends.get(name).copied();
-            let as_before = in_force.dataset_backends.get(name).copied() == wanted;
-            let is_new = difference.added.binary_search(&name.to_owned()).is_ok();
-            self.dataset(&dataset, wanted, may_fall_back && as_before && !is_new, unchanged)?;
-        }
-        if !engine_done {
-            self.engine(
-                config.engine.backend,
-                may_fall_back && in_force.backend == config.engine.backend,
-            )?;
-        }
-        Ok(())
-    }
-
-    /// `may_fall_back`: this is not what the new configuration asks for anew, but what was in force from the start, when
-    /// it fell back to mmap where it could not be had. A runtime switch in between must not make that a mistake.
-    fn engine(&mut self, wanted: BackendKind, may_fall_back: bool) -> Result<(), StartError> {
-        let engine = self.fetcher().engine();
-        let before = engine.backend();
-        if before.requested == wanted {
-            return Ok(());
-        }
-        let made = self.counted(wanted, || engine.set_backend(wanted));
-        let now = match made {
-            Ok(now) => now,
-            Err(error) if may_fall_back => {
-                self.notes.push(format!(
-                    "engine.backend: {wanted} cannot be had, mmap reads: {error}"
-                ));
-                if before.backend == BackendKind::Mmap {
-                    return Ok(());
-                }
-                engine.set_backend(BackendKind::Mmap)?
-            }
-            Err(error) => return Err(StartError(format!("engine.backend: {error}"))),
-        };
-        self.applied
-            .push(Change::new("engine.backend", before.requested, now.backend));
-        self.undo.push(Undo::Engine(before));
-        Ok(())
-    }
-
-    fn dataset(
-        &mut self,
-        dataset: &Arc<Dataset>,
-        wanted: Option<BackendKind>,
-        may_fall_back: bool,
-        unchanged: bool,
-    ) -> Result<(), StartError> {
-        let before = self.fetcher().own_backend(dataset);
-        if before == wanted {
-            return Ok(());
-        }
-        let (name, undo) = (dataset.name(), self.fetcher().backend_of(dataset));
-        let asked = wanted.unwrap_or_else(|| self.fetcher().engine().backend().requested);
-        let made = self.counted(asked, || self.fetcher().set_backend_of(dataset, wanted));
-        match (made, wanted) {
-            (Ok(_), _) => {}
-            (Err(error), Some(wanted)) if may_fall_back => {
-                self.notes.push(format!(
-                    "datasets.{name}.backend: {wanted} cannot be had, mmap reads: {error}"
-                ));
-                self.fetcher().fall_back(dataset, wanted, error.to_string())?;
-            }
-            (Err(error), _) => return Err(StartError(format!("datasets.{name}.backend: {error}"))),
-        }
-        if unchanged {
-            let word = |backend: Option<BackendKind>| backend.map_or("inherit", BackendKind::as_str);
-            let key = format!("datasets.{name}.backend");
-            self.applied.push(Change::new(key, word(before), word(wanted)));
-        }
-        self.undo.push(Undo::Dataset(Arc::clone(dataset), undo));
-        Ok(())
-    }
-
-    fn counted<T>(
-        &self,
-        backend: BackendKind,
-        switch: impl FnOnce() -> Result<T, StartError>,
-    ) -> Result<T, StartError> {
-        let result = switch();
-        self.inner.metrics.switched(backend, result.is_ok());
-        result
-    }
-
-    /// Undoes what was made, last first.
-    fn take_back(self) {
-        let fetcher = &self.inner.fetcher;
-        for undo in self.undo.into_iter().rev() {
-            let taken_back = match &undo {
-                // What fell back cannot be asked for again: what it fell back to can.
-                Undo::Engine(before) => fetcher.engine().set_backend(before.backend).map(|_| ()),
-                Undo::Dataset(dataset, Chosen { status, own: true }) if status.is_fallback() => {
-                    fetcher.fall_back(dataset, status.requested, status.reason.clone())
-                }
-                Undo::Dataset(dataset, Chosen { status, own }) => {
-                    let before = own.then_some(status.requested);
-                    fetcher.set_backend_of(dataset, before).map(|_| ())
-                }
-            };
-            if let Err(error) = taken_back {
-                tracing::error!(%error, "a backend could not be switched back");
-            }
         }
     }
 }

@@ -15,6 +15,7 @@
 mod daemon;
 mod data;
 mod exposition;
+mod readers;
 mod wire;
 
 mod agreement;
@@ -24,6 +25,7 @@ mod counting;
 mod deadlines;
 mod devices;
 mod drains;
+mod flip;
 mod garbage;
 mod handbook;
 mod misconfigured;
@@ -31,6 +33,8 @@ mod no_ring;
 mod overload;
 mod pipelining;
 mod refusals;
+mod reload;
+mod reload_refused;
 mod slow_readers;
 mod supervised;
 mod surfaces;
