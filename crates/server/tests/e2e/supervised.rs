@@ -268,7 +268,7 @@ async fn nobody_to_tell_is_no_reason_not_to_serve() {
     // Scenario: NOTIFY_SOCKET unset; set to a path where nobody is; set to something that is no address; a socket that
     // is full, since nobody reads it. Expectation: the daemon serves and stops with 0 each time, with one warning that
     // names the variable where there is something to warn of.
-    let full = |setup: Setup| {
+    fn full(setup: Setup) -> (Option<Manager>, Setup) {
         let (manager, setup) = Manager::beside(setup);
         let path = setup.path("notify");
         let sender = UnixDatagram::unbound().expect("a socket");
@@ -277,26 +277,18 @@ async fn nobody_to_tell_is_no_reason_not_to_serve() {
             sender.send_to(b"x", &path).err().map(drop)
         });
         (Some(manager), setup)
-    };
-    let beats = |setup: Setup| setup.variable("WATCHDOG_USEC", &usec(WATCHDOG / 20));
-    let cases: [(&str, Box<dyn Fn(Setup) -> (Option<Manager>, Setup)>, usize); 4] = [
-        ("unset", Box::new(|setup| (None, setup)), 0),
-        (
-            "nobody",
-            Box::new(|setup| {
-                (
-                    None,
-                    beats(setup).variable("NOTIFY_SOCKET", "/nonexistent/notify"),
-                )
-            }),
-            1,
-        ),
-        (
-            "nonsense",
-            Box::new(|setup| (None, beats(setup).variable("NOTIFY_SOCKET", "nonsense"))),
-            1,
-        ),
-        ("full", Box::new(full), 1),
+    }
+    fn named(setup: Setup, socket: &str) -> (Option<Manager>, Setup) {
+        // Many messages, of which only the first may be complained of.
+        let setup = setup.variable("WATCHDOG_USEC", &usec(WATCHDOG / 20));
+        (None, setup.variable("NOTIFY_SOCKET", socket))
+    }
+    type Prepare = fn(Setup) -> (Option<Manager>, Setup);
+    let cases: [(&str, Prepare, usize); 4] = [
+        ("unset", |setup| (None, setup), 0),
+        ("nobody", |setup| named(setup, "/nonexistent/notify"), 1),
+        ("nonsense", |setup| named(setup, "nonsense"), 1),
+        ("full", full, 1),
     ];
     for (case, prepare, warnings) in cases {
         let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
