@@ -75,3 +75,27 @@ fn more() -> Roff {
     roff.text([bold("ringfetchd"), roman("(8)")]);
     roff
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_its_page_however_deep() {
+        // Scenario: the pages, written to a directory that is not there yet. Expectation: one for the program, with its
+        // exit codes, and one for each command and each command's commands.
+        let directory = tempfile::tempdir().expect("a directory");
+        let pages = directory.path().join("man1");
+        write_pages(&pages).expect("pages");
+        let text = |name: &str| std::fs::read_to_string(pages.join(name)).expect(name);
+        assert!(text("ringfetch.1").contains("EXIT STATUS"));
+        for command in Cli::command().get_subcommands() {
+            let name = format!("{NAME}-{}", command.get_name());
+            assert!(
+                text(&format!("{name}.1")).contains(env!("CARGO_PKG_VERSION")),
+                "{name}"
+            );
+        }
+        assert!(text("ringfetch-dataset-make-blocks.1").contains("Length of the file"));
+    }
+}
