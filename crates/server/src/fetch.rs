@@ -211,7 +211,7 @@ impl Fetcher {
             Err(ReadError::Draining.into())
         } else {
             let deadline = context.deadline;
-            let work = self.fetch_uncounted(dataset, items, context);
+            let work = self.fetch_within(self.limits(), dataset, items, context);
             match deadline {
                 None => work.await,
                 // Whoever gives a deadline does not wait longer, wherever the batch is by then.
@@ -240,7 +240,13 @@ impl Fetcher {
         items: Items<'_>,
         context: CallContext,
     ) -> Result<Fetched, FetchError> {
-        self.fetch_uncounted(dataset, items, context).await
+        // The part was cut to size when the answer was planned; limits that a reload lowered since are for later answers.
+        let limits = Limits {
+            items_per_request: u32::MAX,
+            response_bytes: u64::MAX,
+            ..self.limits()
+        };
+        self.fetch_within(limits, dataset, items, context).await
     }
 
     /// From now on every request is answered `Draining`.
@@ -265,13 +271,13 @@ impl Fetcher {
             .min(u64::from(u32::MAX))
     }
 
-    async fn fetch_uncounted(
+    async fn fetch_within(
         &self,
+        limits: Limits,
         dataset: &Arc<Dataset>,
         items: Items<'_>,
         context: CallContext,
     ) -> Result<Fetched, FetchError> {
-        let limits = self.limits();
         check(dataset.name(), dataset.kind(), items, &limits)?;
         let _in_flight = InFlight::enter(&self.inner.in_flight, limits.requests_in_flight)?;
         if context
