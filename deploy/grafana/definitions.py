@@ -17,7 +17,7 @@ BY_BACKEND = ('backend=~"$backend"',)
 TOTAL, ON_DEVICE = ('stage="total"',), ('stage="device"',)
 OF_DATASET, FAILED = 'dataset=~"$dataset"', 'result!="ok"'
 FIRING = ('alertstate="firing"', 'alertname=~"Ringfetch.+"')
-FULL, HALF, THIRD, QUARTER, EIGHTH = (24, 7), (12, 8), (8, 8), (6, 8), (3, 4)
+FULL, HALF, THIRD, QUARTER, EIGHTH = (24, 6), (12, 8), (8, 8), (6, 8), (3, 4)
 TALL_HALF = (12, 9)
 
 TITLES = {"overview": "Ringfetch: overview", "engine": "Ringfetch: engine", "flip": "Ringfetch: uring against mmap"}
