@@ -37,7 +37,7 @@ pub(crate) struct Global {
         default_value = "http://127.0.0.1:7410"
     )]
     pub(crate) grpc: String,
-    /// The daemon's admin address (status, log-level).
+    /// The daemon's admin address (status, backend, reload, log-level).
     #[arg(
         long,
         global = true,
@@ -63,7 +63,12 @@ pub(crate) enum Command {
     Datasets,
     /// Show how the daemon is doing: backend and why, memory, rates, shards.
     Status,
-    /// Replace the daemon's log filter until it restarts.
+    /// Show which backend reads each dataset and why, or switch it while the daemon serves.
+    #[command(args_conflicts_with_subcommands = true)]
+    Backend(crate::backend::Args),
+    /// Make the daemon read its configuration file again, as SIGHUP does.
+    Reload,
+    /// Replace the daemon's log filter until its next reload or restart.
     LogLevel {
         /// A tracing filter: `info`, or `info,ringfetch_engine=debug`.
         filter: String,

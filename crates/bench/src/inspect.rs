@@ -3,6 +3,7 @@
 use crate::args::Global;
 use crate::outcome::Failure;
 use crate::quantity::{grouped, latency, rate, size};
+use crate::reload;
 use crate::sink::Sink;
 use crate::table::Table;
 use ringfetch_client::{AdminClient, Client, Dtype, wire};
@@ -18,7 +19,8 @@ pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
         .map_err(|error| Failure::call(&error, "grpc", &global.grpc))
 }
 
-fn admin(global: &Global) -> Result<AdminClient, Failure> {
+/// A client of the daemon's admin port.
+pub(crate) fn admin(global: &Global) -> Result<AdminClient, Failure> {
     let client = Client::builder(&global.admin)
         .timeout(global.timeout)
         .connect_lazy();
@@ -83,7 +85,7 @@ pub(crate) async fn status(global: &Global) -> Result<(), Failure> {
     out.finish()
 }
 
-fn print_json(out: &mut Sink, value: &Value) -> Result<(), Failure> {
+pub(crate) fn print_json(out: &mut Sink, value: &Value) -> Result<(), Failure> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)?;
     Ok(())
@@ -99,7 +101,8 @@ pub(crate) fn kind_name(kind: i32) -> &'static str {
     }
 }
 
-fn backend_name(backend: i32) -> &'static str {
+/// The word for a backend.
+pub(crate) fn backend_name(backend: i32) -> &'static str {
     match wire::Backend::try_from(backend) {
         Ok(wire::Backend::Uring) => "uring",
         Ok(wire::Backend::Auto) => "auto",
@@ -196,6 +199,9 @@ fn status_facts(status: &wire::GetStatusResponse) -> Table {
         "latency",
         &format!("p50 {p50}, p99 {p99}, p99.9 {p999} (upper bucket bounds, since start)"),
     ]);
+    if let Some(last) = &status.last_reload {
+        table.row(["config", &reload::last_line(last)]);
+    }
     table
 }
 
@@ -243,6 +249,7 @@ fn dataset_json(dataset: &wire::Dataset) -> Value {
             "direct_io_reason": path.direct_io_reason,
             "offset_alignment_bytes": path.offset_alignment_bytes,
             "memory_alignment_bytes": path.memory_alignment_bytes,
+            "own_backend": path.own_backend,
         })
     });
     json!({
@@ -294,5 +301,6 @@ fn status_json(status: &wire::GetStatusResponse) -> Value {
         "latency_p50_us": status.latency_p50_us,
         "latency_p99_us": status.latency_p99_us,
         "latency_p999_us": status.latency_p999_us,
+        "last_reload": status.last_reload.as_ref().map(reload::last_json),
     })
 }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod backend;
 mod expected;
 mod format;
 mod get;
@@ -16,6 +17,7 @@ mod make;
 mod outcome;
 mod progress;
 mod quantity;
+mod reload;
 mod sink;
 mod table;
 mod verify;
@@ -44,6 +46,8 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::Get(get) => get::run(global, get).await,
             Command::Datasets => inspect::datasets(global).await,
             Command::Status => inspect::status(global).await,
+            Command::Backend(backend) => backend::run(global, backend).await,
+            Command::Reload => reload::run(global).await,
             Command::LogLevel { filter } => inspect::log_level(global, filter).await,
             Command::Dataset(DatasetCommand::Make(make)) => make::run(global, make).await,
             Command::Dataset(DatasetCommand::Verify(verify)) => verify::run(global, verify).await,

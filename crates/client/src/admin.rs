@@ -37,7 +37,7 @@ impl AdminClient {
             .await
     }
 
-    /// Replaces the daemon's log filter until its next restart; returns the one before.
+    /// Replaces the daemon's log filter until its next reload or restart; returns the one before.
     ///
     /// # Errors
     /// INVALID_ARGUMENT for a filter that does not parse.
@@ -55,6 +55,65 @@ impl AdminClient {
             })
             .await?;
         Ok(answer.previous)
+    }
+
+    /// Makes a backend read from now on, until the daemon's next reload or restart: a dataset, or (`None`) every one that
+    /// has none of its own.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION where the backend cannot be had, NOT_FOUND for a dataset that is not served; then nothing has
+    /// changed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves open whether the switch was made.
+    pub async fn set_backend(
+        &self,
+        backend: wire::Backend,
+        dataset: Option<&str>,
+    ) -> Result<wire::SetBackendResponse, Error> {
+        let request = wire::SetBackendRequest {
+            backend: backend.into(),
+            dataset: dataset.map(str::to_owned),
+        };
+        self.client
+            .call(request, |channel, request| async move {
+                AdminServiceClient::new(channel).set_backend(request).await
+            })
+            .await
+    }
+
+    /// Takes a dataset's own backend away: it is read by the engine's again.
+    ///
+    /// # Errors
+    /// As [`Self::set_backend`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::set_backend`].
+    pub async fn clear_backend(&self, dataset: &str) -> Result<wire::ClearBackendResponse, Error> {
+        let request = wire::ClearBackendRequest {
+            dataset: dataset.to_owned(),
+        };
+        self.client
+            .call(request, |channel, request| async move {
+                AdminServiceClient::new(channel).clear_backend(request).await
+            })
+            .await
+    }
+
+    /// Makes the daemon read its configuration file again and apply what can change while it serves.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with what is wrong with the configuration, FAILED_PRECONDITION for a backend that cannot be had or
+    /// a daemon without a file; then nothing has changed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves open whether the reload was made.
+    pub async fn reload(&self) -> Result<wire::ReloadResponse, Error> {
+        self.client
+            .call(wire::ReloadRequest {}, |channel, request| async move {
+                AdminServiceClient::new(channel).reload(request).await
+            })
+            .await
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::batch::Batch;
 use crate::config::BackendKind;
 use crate::engine::BackendStatus;
-use crate::metrics::{EngineCollector, ShardMetrics};
+use crate::metrics::{Board, EngineCollector, ShardMetrics};
 use crate::plan::{self, Rules};
 use prometheus::core::Collector as _;
 use std::sync::Arc;
@@ -47,11 +47,14 @@ impl Counters {
             requested: backend,
             reason: String::new(),
         };
-        let collector = EngineCollector::new(shards.clone(), status)?;
+        let board = Arc::new(Board::new(status));
+        board.add_shards(shards.iter().map(Arc::clone));
+        let collector = EngineCollector::new(board)?;
         let counters = Self { shards, collector };
         counters.count_batch(1);
         for shard in &counters.shards {
-            shard.dataset(1, "data").count_ok(1, 4096);
+            shard.show(backend);
+            shard.dataset("data", backend).count_ok(1, 4096);
         }
         Ok(counters)
     }
@@ -59,16 +62,17 @@ impl Counters {
     /// What a shard counts for one batch of `items` single reads, with latencies that fill different buckets.
     pub fn count_batch(&self, items: u32) {
         for shard in self.shards.iter().take(1) {
+            let lane = shard.lane(BackendKind::Uring);
             shard.batch_items.observe(u64::from(items), 1);
             for item in 0..items {
                 let nanoseconds = 40_000 + u64::from(item) * 10_000;
-                shard.queue_time.observe(nanoseconds / 4, 1);
+                lane.queue_time.observe(nanoseconds / 4, 1);
                 shard.depth_seen.observe(u64::from(item), 1);
                 shard.count_device_read(4096);
-                shard.device_time.observe(nanoseconds, 1);
+                lane.device_time.observe(nanoseconds, 1);
             }
             shard.count_submission(items / 4);
-            shard.total_time.observe(1_000_000, u64::from(items));
+            lane.total_time.observe(1_000_000, u64::from(items));
         }
     }
 

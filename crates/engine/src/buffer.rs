@@ -146,6 +146,18 @@ impl Arena {
         self.inner.length as u64
     }
 
+    /// Makes every page of it present, so that whoever pins them next need not wait for that. What cannot be made
+    /// present now (memory is short, kernel before 5.14) is when it is needed.
+    pub(crate) fn populate(&self) {
+        let base = self.inner.base.as_ptr().cast::<std::ffi::c_void>();
+        // SAFETY: exactly the region that this arena mapped; populating leaves its contents as they are.
+        let populated =
+            unsafe { rustix::mm::madvise(base, self.inner.length, rustix::mm::Advice::LinuxPopulateWrite) };
+        if let Err(errno) = populated {
+            tracing::debug!(%errno, "the response memory is not populated ahead of its registration");
+        }
+    }
+
     /// The region, for registration with a ring: (address, bytes).
     pub(crate) fn region(&self) -> (*mut u8, usize) {
         (self.inner.base.as_ptr(), self.inner.length)

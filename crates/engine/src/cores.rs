@@ -1,12 +1,13 @@
 //! Threads: a core's pinned thread with its runtime, and the shards beside it or on threads of their own.
 //!
-//! A core runs whatever the server spawns on it and, with uring on the same thread, its shard. Nothing here reads.
+//! A core runs whatever the server spawns on it and, where it has a ring, the shard that reads through it, from when that
+//! is first wanted. A core with a ring costs nothing more while no shard is on it. Nothing here reads.
 //! A shard that panics takes its inbox with it: its callers are answered `ShardFailed`, the failure is counted and
 //! announced, and the memory the kernel may still write to is leaked (see `shard`).
 
 use crate::backend::Backend;
 use crate::backend::auto::AutoBackend;
-use crate::backend::uring::{RingRuntime, UringBackend};
+use crate::backend::uring::{RingHandle, RingRuntime, UringBackend};
 use crate::metrics::ShardMetrics;
 use crate::shard::{Message, Shard};
 use std::cell::Cell;
@@ -20,6 +21,19 @@ use tokio::sync::{mpsc, watch};
 
 /// What is run on a core: made there, so that it need not be `Send`.
 pub(crate) type Job = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
+/// What a core is told to do.
+pub(crate) enum Errand {
+    /// Run this beside everything else.
+    Job(Job),
+    /// Put a shard on the core's ring, and tell how that went.
+    Shard {
+        plan: RingPlan,
+        shard: Unplaced,
+        alarm: Alarm,
+        placed: std::sync::mpsc::SyncSender<io::Result<RingOutcome>>,
+    },
+}
 
 thread_local! {
     static CURRENT_CORE: Cell<Option<usize>> = const { Cell::new(None) };
@@ -39,8 +53,6 @@ pub(crate) struct Alarm(pub(crate) Arc<watch::Sender<bool>>);
 pub(crate) struct RingPlan {
     pub(crate) queue_depth: u32,
     pub(crate) eager_flush_reads: u32,
-    /// Whether resident data is copied instead of read.
-    pub(crate) auto: bool,
     /// Response memory to register: (address, bytes).
     pub(crate) register: Option<(usize, usize)>,
 }
@@ -67,7 +79,7 @@ fn pin_to(cpu: Option<usize>) {
 }
 
 /// Makes the ring's backend and registers the memory; a refusal is told, not fatal.
-fn ring_backend(ring: &RingRuntime, plan: RingPlan) -> (UringBackend, RingOutcome) {
+fn ring_backend(ring: RingHandle, plan: RingPlan) -> (UringBackend, RingOutcome) {
     let mut backend = ring.backend(plan.queue_depth);
     // Workers serve buffered misses only; as many as the depth can use, never the kernel's default of thousands.
     if let Err(error) = backend.cap_workers(plan.queue_depth.min(64)) {
@@ -91,38 +103,76 @@ async fn supervise<B: Backend + 'static>(shard: Shard<B>, metrics: Arc<ShardMetr
     }
 }
 
-async fn run_jobs(mut jobs: mpsc::UnboundedReceiver<Job>) {
-    while let Some(job) = jobs.recv().await {
-        tokio::task::spawn_local(job());
+/// Runs a core's errands until nobody can send any more, and then its shards to their end.
+async fn run_errands(mut errands: mpsc::UnboundedReceiver<Errand>, ring: Option<RingHandle>) {
+    let mut shards = Vec::new();
+    while let Some(errand) = errands.recv().await {
+        match errand {
+            Errand::Job(job) => drop(tokio::task::spawn_local(job())),
+            Errand::Shard {
+                plan,
+                shard,
+                alarm,
+                placed,
+            } => {
+                let Some(ring) = ring else {
+                    // Whoever asked for it may have given up waiting; then the shard's inbox is gone as well.
+                    drop(placed.send(Err(io::Error::other("the core has no ring"))));
+                    continue;
+                };
+                let (backend, outcome) = ring_backend(ring, plan);
+                if placed.send(Ok(outcome)).is_ok() {
+                    shards.push(tokio::task::spawn_local(on_backend(backend, plan, shard, alarm)));
+                }
+            }
+        }
+    }
+    // The runtime must not go while its ring still writes to memory (TRAPS 2): the shards end drained. A panic of one
+    // was reported by `supervise`, and then its memory is leaked, not freed.
+    for shard in shards {
+        let _ended = shard.await;
     }
 }
 
-/// Starts a core's thread. With `ring`, its runtime drives a ring and the shard on it; without, a plain runtime.
+async fn on_backend(backend: UringBackend, plan: RingPlan, shard: Unplaced, alarm: Alarm) {
+    let Unplaced { inbox, metrics } = shard;
+    let counted = Arc::clone(&metrics);
+    let shard = Shard::new(AutoBackend::new(backend), inbox, counted, plan.eager_flush_reads);
+    supervise(shard, metrics, alarm).await;
+}
+
+/// Starts a core's thread. With `ring_entries`, its runtime drives a ring of as many; without, it is a plain runtime.
 ///
 /// # Errors
 /// The thread, the runtime or the ring cannot be had.
 pub(crate) fn start_core(
     core: usize,
     cpu: Option<usize>,
-    jobs: mpsc::UnboundedReceiver<Job>,
-    ring: Option<(RingPlan, Unplaced)>,
-    alarm: Alarm,
-) -> io::Result<(thread::JoinHandle<()>, RingOutcome)> {
+    errands: mpsc::UnboundedReceiver<Errand>,
+    ring_entries: Option<u32>,
+) -> io::Result<thread::JoinHandle<()>> {
     let (started, start) = std::sync::mpsc::sync_channel::<io::Result<RingOutcome>>(1);
     let handle = thread::Builder::new()
         .name(format!("rf-core-{core}"))
         .spawn(move || {
             pin_to(cpu);
             CURRENT_CORE.set(Some(core));
-            match ring {
-                Some((plan, shard)) => on_ring(plan, shard, Some(jobs), alarm, started),
-                None => on_plain(started, async move { run_jobs(jobs).await }),
+            let Some(entries) = ring_entries else {
+                return on_plain(started, run_errands(errands, None));
+            };
+            match RingRuntime::new(entries) {
+                Ok(ring) => {
+                    if started.send(Ok(None)).is_ok() {
+                        ring.block_on(run_errands(errands, Some(ring.handle())));
+                    }
+                }
+                Err(error) => drop(started.send(Err(error))),
             }
         })?;
-    let outcome = start
+    start
         .recv()
         .map_err(|_| io::Error::other("the thread ended while it started"))??;
-    Ok((handle, outcome))
+    Ok(handle)
 }
 
 /// Starts a thread that has nothing but a shard on a ring.
@@ -138,7 +188,7 @@ pub(crate) fn start_ring_shard(
     let name = format!("rf-shard-{}", shard.metrics.shard);
     let handle = thread::Builder::new()
         .name(name)
-        .spawn(move || on_ring(plan, shard, None, alarm, started))?;
+        .spawn(move || on_ring(plan, shard, alarm, started))?;
     let outcome = start
         .recv()
         .map_err(|_| io::Error::other("the thread ended while it started"))??;
@@ -175,7 +225,6 @@ pub(crate) fn start_blocking_shard<B: Backend + 'static>(
 fn on_ring(
     plan: RingPlan,
     shard: Unplaced,
-    jobs: Option<mpsc::UnboundedReceiver<Job>>,
     alarm: Alarm,
     started: std::sync::mpsc::SyncSender<io::Result<RingOutcome>>,
 ) {
@@ -183,30 +232,10 @@ fn on_ring(
         Ok(ring) => ring,
         Err(error) => return drop(started.send(Err(error))),
     };
-    let (backend, outcome) = ring_backend(&ring, plan);
-    if started.send(Ok(outcome)).is_err() {
-        return;
+    let (backend, outcome) = ring_backend(ring.handle(), plan);
+    if started.send(Ok(outcome)).is_ok() {
+        ring.block_on(on_backend(backend, plan, shard, alarm));
     }
-    let Unplaced { inbox, metrics } = shard;
-    let counted = Arc::clone(&metrics);
-    if plan.auto {
-        let shard = Shard::new(AutoBackend::new(backend), inbox, counted, plan.eager_flush_reads);
-        ring.block_on(run_beside(supervise(shard, metrics, alarm), jobs));
-    } else {
-        let shard = Shard::new(backend, inbox, counted, plan.eager_flush_reads);
-        ring.block_on(run_beside(supervise(shard, metrics, alarm), jobs));
-    }
-}
-
-/// A shard and, on the same thread, whatever is sent to the core.
-async fn run_beside(shard: impl Future<Output = ()> + 'static, jobs: Option<mpsc::UnboundedReceiver<Job>>) {
-    let shard = tokio::task::spawn_local(shard);
-    if let Some(jobs) = jobs {
-        run_jobs(jobs).await;
-    }
-    // The runtime must not go while its ring still writes to memory (TRAPS 2): the shard ends drained. Its own panic
-    // was reported by `supervise`, and then its memory is leaked, not freed.
-    let _ended = shard.await;
 }
 
 fn on_plain(started: std::sync::mpsc::SyncSender<io::Result<RingOutcome>>, main: impl Future<Output = ()>) {

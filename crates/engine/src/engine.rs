@@ -1,20 +1,25 @@
 //! The engine as the server sees it: cores to run its listeners on, and one way to read.
 
+mod switch;
+
+use self::switch::show;
 use crate::batch::{Batch, Fetched};
 use crate::buffer::{Arena, PAGE_BYTES, Share};
-use crate::config::{BackendKind, EngineConfig, Placement};
-use crate::cores::{self, Alarm, Job};
+use crate::config::{BackendKind, EngineConfig};
+use crate::cores::{self, Alarm, Errand, Job};
 use crate::dataset::Dataset;
 use crate::error::{ReadError, Resource};
-use crate::metrics::{self, EngineCollector, ShardMetrics};
-use crate::plan::{self, Rules};
+use crate::metrics::{Board, EngineCollector, ShardMetrics};
+use crate::plan;
+use crate::routes::{Route, Routes};
 use crate::shard::Message;
-use crate::start::{self, Sim, Starter};
+use crate::start::{self, Cores, Group, Sim, Starter};
 use crate::work::Work;
+use arc_swap::ArcSwap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -47,6 +52,10 @@ impl BackendStatus {
 pub struct ShardStatus {
     /// Number of the shard, from 0.
     pub shard: u32,
+    /// The backend that it serves; a ring's shard serves `auto` as well as `uring`, and says `uring`.
+    pub backend: BackendKind,
+    /// Whether any dataset is routed to it: after a switch the shards of the backend before stay, idle.
+    pub routed: bool,
     /// Reads submitted and not completed.
     pub in_flight: u32,
     /// Reads accepted and not submitted.
@@ -100,16 +109,19 @@ pub struct Engine {
 struct Inner {
     arena: Arena,
     config: EngineConfig,
-    backend: BackendStatus,
-    rules: Rules,
-    shards: Vec<ShardHandle>,
-    /// Whether shard N runs on core N.
-    shards_on_cores: bool,
-    cores: Mutex<Vec<mpsc::UnboundedSender<Job>>>,
+    routes: ArcSwap<Routes>,
+    /// Held through a switch, so that they come one at a time.
+    switching: Mutex<()>,
+    /// Every group that was started.
+    groups: Mutex<Vec<Arc<Group>>>,
+    board: Arc<Board>,
+    cores: Mutex<Cores>,
     core_count: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
     draining: AtomicBool,
     next_shard: AtomicUsize,
+    /// For shards that are started later. Taken by a drain, so that [`Engine::failed`] can tell that all have ended.
+    alarm_raised: Mutex<Option<Alarm>>,
     alarm: watch::Receiver<bool>,
 }
 
@@ -122,9 +134,8 @@ pub(crate) struct ShardHandle {
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine")
-            .field("backend", &self.backend)
-            .field("shards", &self.shards.len())
-            .finish()
+            .field("backend", &self.routes.load().common.status)
+            .finish_non_exhaustive()
     }
 }
 
@@ -161,7 +172,7 @@ impl Engine {
     /// # Errors
     /// io_uring cannot be had and `on_unavailable` is `Fail`; or a thread, the memory or a ring cannot be had.
     pub fn start(config: &EngineConfig) -> Result<Self, StartError> {
-        let backend = start::choose(config)?;
+        let backend = start::choose(config, config.backend)?;
         Self::start_on(config, backend, None)
     }
 
@@ -190,39 +201,37 @@ impl Engine {
         })?;
         let (alarm_raised, alarm) = watch::channel(false);
         let alarm_raised = Alarm(Arc::new(alarm_raised));
+        let board = Arc::new(Board::new(backend.clone()));
+        let (cores, mut threads) = start::cores(config, backend.backend)?;
         let mut starter = Starter {
             config,
             arena: &arena,
-            alarm: alarm_raised,
+            alarm: alarm_raised.clone(),
+            first_shard: 0,
             threads: Vec::new(),
             shards: Vec::new(),
-            sim,
         };
-        let cores = starter.start(backend.backend)?;
-        let Starter { threads, shards, .. } = starter;
-        let rules = Rules {
-            direct: matches!(
-                backend.backend,
-                BackendKind::Uring | BackendKind::Auto | BackendKind::Pread
-            ),
-            merge: backend.backend != BackendKind::Mmap,
-            merge_gap_bytes: config.plan.merge_gap_bytes,
-            max_read_bytes: config.plan.max_read_bytes,
+        let on_cores = starter.start(backend.backend, &cores, sim)?;
+        let group = Arc::new(starter.finish(backend.backend, on_cores, &board, &mut threads));
+        show(&group, &[], backend.backend);
+        let routes = Routes {
+            common: Route::new(config, Arc::clone(&group), backend),
+            own: Vec::new(),
         };
-        let shards_on_cores = backend.backend.uses_ring() && config.uring.placement == Placement::SameThread;
         Ok(Self {
             inner: Arc::new(Inner {
                 arena,
                 config: config.clone(),
-                backend,
-                rules,
-                shards,
-                shards_on_cores,
-                core_count: cores.len(),
+                routes: ArcSwap::from_pointee(routes),
+                switching: Mutex::new(()),
+                groups: Mutex::new(vec![group]),
+                board,
+                core_count: cores.errands.len(),
                 cores: Mutex::new(cores),
                 threads: Mutex::new(threads),
                 draining: AtomicBool::new(false),
                 next_shard: AtomicUsize::new(0),
+                alarm_raised: Mutex::new(Some(alarm_raised)),
                 alarm,
             }),
         })
@@ -247,10 +256,12 @@ impl Engine {
     {
         let job: Job = Box::new(move || Box::pin(task()));
         let cores = self.inner.cores.lock().unwrap_or_else(PoisonError::into_inner);
-        cores.get(core).is_some_and(|core| core.send(job).is_ok())
+        let core = cores.errands.get(core);
+        core.is_some_and(|core| core.send(Errand::Job(job)).is_ok())
     }
 
-    /// Queues a batch on the shard of the calling core (else the least loaded one).
+    /// Queues a batch on the shard of the calling core (else the least loaded one) of the backend that serves its
+    /// dataset now.
     ///
     /// # Errors
     /// At once: `Overloaded`, `Draining`, `ItemTooLarge` for a batch of more bytes than a response or the share may ever
@@ -272,14 +283,16 @@ impl Engine {
                 max,
             });
         }
-        let shard = inner.choose_shard().ok_or(ReadError::ShardFailed)?;
+        let routes = inner.routes.load();
+        let route = routes.of(batch.dataset.name());
+        let shard = inner.choose_shard(&route.group).ok_or(ReadError::ShardFailed)?;
         // Memory that no waiting would ever free is not asked for: Overloaded says that a retry makes sense.
         let fits = |plan: &plan::Plan| {
             let pages = |bytes: u32| u64::from(bytes).next_multiple_of(PAGE_BYTES);
             u64::from(plan.scratch_bytes) <= self.response_bytes_max()
                 && pages(plan.data_bytes) + pages(plan.scratch_bytes) <= share_bytes
         };
-        let plan = plan::plan_within(&batch, inner.rules, fits);
+        let plan = plan::plan_within(&batch, route.rules, fits);
         let reserve = |bytes: u32| match bytes {
             0 => Ok(None),
             bytes => inner.arena.reserve(u64::from(bytes), share).map(Some),
@@ -307,6 +320,7 @@ impl Engine {
             ..
         } = batch;
         let work = Work {
+            backend: route.status.backend,
             dataset,
             objects,
             items,
@@ -338,48 +352,33 @@ impl Engine {
     /// Exports a dataset's series from now on, at 0: a rate over a counter that appears with its first read would miss
     /// that read.
     pub fn introduce(&self, dataset: &Dataset) {
-        for shard in &self.inner.shards {
-            let _counters = shard.metrics.dataset(dataset.id(), dataset.name());
-        }
+        self.inner.board.introduce(dataset.name());
+        let routes = self.inner.routes.load();
+        let route = routes.of(dataset.name());
+        show(&route.group, &[dataset.name().to_owned()], route.status.backend);
     }
 
     /// Which backend serves the datasets that have none of their own, and why.
     pub fn backend(&self) -> BackendStatus {
-        self.inner.backend.clone()
+        self.inner.routes.load().common.status.clone()
     }
 
     /// Which backend serves a dataset, and why.
-    pub fn backend_of(&self, _dataset: &Dataset) -> BackendStatus {
-        self.inner.backend.clone()
-    }
-
-    /// Makes `requested` the backend of every dataset that has none of its own, while it serves: batches submitted from
-    /// now on go there, those accepted before finish where they are. Blocks for as long as starting it takes (up to
-    /// seconds, the first time): call it where blocking is allowed.
-    ///
-    /// # Errors
-    /// The backend cannot be had; nothing has changed then, whatever `on_unavailable` says.
-    pub fn set_backend(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
-        Err(StartError(format!(
-            "backend {requested}: the engine cannot be switched while it runs"
-        )))
-    }
-
-    /// Gives a dataset a backend of its own, as [`Engine::set_backend`] does for all others; `None` takes it away again.
-    ///
-    /// # Errors
-    /// As [`Engine::set_backend`].
-    pub fn set_backend_of(
-        &self,
-        _dataset: &Dataset,
-        requested: Option<BackendKind>,
-    ) -> Result<BackendStatus, StartError> {
-        self.set_backend(requested.unwrap_or(self.inner.backend.requested))
+    pub fn backend_of(&self, dataset: &Dataset) -> BackendStatus {
+        self.inner.routes.load().of(dataset.name()).status.clone()
     }
 
     /// Lets go of what the shards hold of datasets that nobody else holds any more (their places in a ring's table of
-    /// files): call it some time after a dataset was removed or replaced.
-    pub fn sweep(&self) {}
+    /// files): call it some time after a dataset was removed or replaced. A shard that is too busy to be told is told
+    /// by the next call.
+    pub fn sweep(&self) {
+        for group in self.inner.groups() {
+            for shard in &group.shards {
+                // A full inbox, or a shard that has ended: nothing is lost but time.
+                let _sent = shard.inbox.try_send(Message::Sweep);
+            }
+        }
+    }
 
     /// Asks every shard for a sign of life.
     ///
@@ -388,16 +387,39 @@ impl Engine {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub async fn signs_of_life(&self, _within: Duration) -> Result<(), u32> {
+    pub async fn signs_of_life(&self, within: Duration) -> Result<(), u32> {
+        let until = tokio::time::Instant::now() + within;
+        let mut asked = Vec::new();
+        for group in self.inner.groups() {
+            for shard in &group.shards {
+                let (reply, answer) = oneshot::channel();
+                let sent = tokio::time::timeout_at(until, shard.inbox.send(Message::Beat(reply))).await;
+                match sent {
+                    Ok(Ok(())) => asked.push((shard.metrics.shard, answer)),
+                    Ok(Err(_)) | Err(_) => return Err(shard.metrics.shard),
+                }
+            }
+        }
+        for (shard, answer) in asked {
+            match tokio::time::timeout_at(until, answer).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) | Err(_) => return Err(shard),
+            }
+        }
         Ok(())
     }
 
     /// Every shard's state now.
     pub fn shards(&self) -> Vec<ShardStatus> {
-        let status = |shard: &ShardHandle| {
+        let routes = self.inner.routes.load();
+        let groups = self.inner.groups();
+        let status = |(group, shard): (&Arc<Group>, &ShardHandle)| {
             let metrics = &shard.metrics;
+            let mut routed = routes.own.iter().map(|(_, route)| route).chain([&routes.common]);
             ShardStatus {
                 shard: metrics.shard,
+                backend: group.backend,
+                routed: routed.any(|route| Arc::ptr_eq(&route.group, group)),
                 in_flight: metrics.in_flight.load(Ordering::Relaxed),
                 queued: u64::try_from(metrics.queued.load(Ordering::Relaxed)).unwrap_or(0),
                 queue_depth: metrics.queue_depth,
@@ -405,12 +427,15 @@ impl Engine {
                 submissions_total: metrics.submissions.load(Ordering::Relaxed),
             }
         };
-        self.inner.shards.iter().map(status).collect()
+        let shards = groups
+            .iter()
+            .flat_map(|group| group.shards.iter().map(move |shard| (group, shard)));
+        shards.map(status).collect()
     }
 
     /// Sums over the shards now.
     pub fn totals(&self) -> Totals {
-        metrics::totals(&self.inner.shard_metrics())
+        self.inner.board.totals()
     }
 
     /// Response memory: (in use, budget), bytes.
@@ -434,11 +459,7 @@ impl Engine {
     /// # Errors
     /// A name is taken.
     pub fn register_metrics(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
-        let shards = self.inner.shard_metrics();
-        registry.register(Box::new(EngineCollector::new(
-            shards,
-            self.inner.backend.clone(),
-        )?))
+        registry.register(Box::new(EngineCollector::new(Arc::clone(&self.inner.board))?))
     }
 
     /// Resolves when a shard has failed, which only a defect can cause: the process should then drain and end, so that
@@ -460,14 +481,33 @@ impl Engine {
         let inner = &*self.inner;
         inner.draining.store(true, Ordering::Relaxed);
         let until = tokio::time::Instant::from_std(deadline);
-        for shard in &inner.shards {
+        // No switch begins from here on; one that is under way ends first.
+        drop(
+            inner
+                .alarm_raised
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
+        while matches!(inner.switching.try_lock(), Err(TryLockError::WouldBlock)) && Instant::now() < deadline
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let groups = inner.groups();
+        let shards = || groups.iter().flat_map(|group| &group.shards);
+        for shard in shards() {
             // A shard that has failed has no inbox any more; one that is stuck is given up at the deadline.
             let _sent = tokio::time::timeout_at(until, shard.inbox.send(Message::Drain)).await;
         }
-        for shard in &inner.shards {
+        for shard in shards() {
             let _ended = tokio::time::timeout_at(until, shard.inbox.closed()).await;
         }
-        inner.cores.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        inner
+            .cores
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .errands
+            .clear();
         let mut threads = std::mem::take(&mut *inner.threads.lock().unwrap_or_else(PoisonError::into_inner));
         // Threads end within microseconds of their last read; joining them blocks, so it is looked at now and then.
         while threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
@@ -481,29 +521,26 @@ impl Engine {
         let abandoned_reads = if threads.is_empty() {
             0
         } else {
-            inner.shards.iter().map(left).sum()
+            shards().map(left).sum()
         };
         DrainReport { abandoned_reads }
     }
 }
 
 impl Inner {
-    fn shard_metrics(&self) -> Vec<Arc<ShardMetrics>> {
-        self.shards
-            .iter()
-            .map(|shard| Arc::clone(&shard.metrics))
-            .collect()
+    fn groups(&self) -> Vec<Arc<Group>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn choose_shard(&self) -> Option<&ShardHandle> {
-        if let (true, Some(core)) = (self.shards_on_cores, cores::current()) {
-            return self.shards.get(core);
+    fn choose_shard<'a>(&self, group: &'a Group) -> Option<&'a ShardHandle> {
+        if let (true, Some(core)) = (group.on_cores, cores::current()) {
+            return group.shards.get(core);
         }
         // The least loaded; among equals in turn, so that idle shards share.
         let first = self.next_shard.fetch_add(1, Ordering::Relaxed);
-        let count = self.shards.len();
+        let count = group.shards.len();
         (0..count)
-            .filter_map(|index| self.shards.get((first.wrapping_add(index)) % count))
+            .filter_map(|index| group.shards.get((first.wrapping_add(index)) % count))
             .min_by_key(|shard| {
                 let in_flight = i64::from(shard.metrics.in_flight.load(Ordering::Relaxed));
                 shard.metrics.queued.load(Ordering::Relaxed) + in_flight

@@ -18,6 +18,7 @@ pub mod geometry;
 mod metrics;
 pub mod pattern;
 mod plan;
+mod routes;
 mod shard;
 mod start;
 mod work;

@@ -8,6 +8,8 @@
 
 use crate::backend::{Attempt, Backend, Finished, Route};
 use crate::batch::{Fetched, Lengths};
+use crate::config::BackendKind;
+use crate::dataset::Dataset;
 use crate::error::ReadError;
 use crate::metrics::{DatasetCounters, RESULT_ABANDONED, ShardMetrics, nanoseconds};
 use crate::plan::PlannedRead;
@@ -15,11 +17,11 @@ use crate::work::{Work, compact};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Instant;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// How often an attempt that was interrupted (EINTR, EAGAIN) is made again before it counts as failed.
 const INTERRUPTED_RETRIES_MAX: u8 = 16;
@@ -34,6 +36,21 @@ pub(crate) enum Message {
     Work(Box<Work>),
     /// Finish what is here, take nothing more, end.
     Drain,
+    /// Let go of what is held of datasets that nobody else holds any more.
+    Sweep,
+    /// Give a sign of life.
+    Beat(oneshot::Sender<()>),
+}
+
+/// A dataset that was read here.
+struct Known {
+    id: u64,
+    /// Looks whether anybody still has it.
+    dataset: Weak<Dataset>,
+    /// Of its files, those that the backend was told of.
+    files: Vec<u64>,
+    /// One a backend that it was read by.
+    counters: Vec<(BackendKind, Arc<DatasetCounters>)>,
 }
 
 /// A batch with reads to start or in flight.
@@ -72,7 +89,7 @@ pub(crate) struct Shard<B: Backend> {
     free_slots: Vec<u32>,
     attempts: Vec<Attempt>,
     finished: Vec<Finished>,
-    known_datasets: Vec<(u64, Arc<DatasetCounters>)>,
+    known_datasets: Vec<Known>,
     inbox_ended: bool,
 }
 
@@ -121,6 +138,9 @@ impl<B: Backend> Shard<B> {
             match self.inbox.poll_recv(cx) {
                 Poll::Ready(Some(Message::Work(work))) => self.take_up(work),
                 Poll::Ready(Some(Message::Drain)) => self.inbox.close(),
+                Poll::Ready(Some(Message::Sweep)) => self.sweep(),
+                // Whoever asked may have given up waiting.
+                Poll::Ready(Some(Message::Beat(reply))) => drop(reply.send(())),
                 Poll::Ready(None) => self.inbox_ended = true,
                 Poll::Pending => break,
             }
@@ -134,16 +154,7 @@ impl<B: Backend> Shard<B> {
 
     fn take_up(&mut self, work: Box<Work>) {
         let reads = work.plan.reads.len();
-        let id = work.dataset.id();
-        let counters = match self.known_datasets.iter().find(|(known, _)| *known == id) {
-            Some((_, counters)) => Arc::clone(counters),
-            None => {
-                self.backend.introduce(work.dataset.files());
-                let counters = self.metrics.dataset(id, work.dataset.name());
-                self.known_datasets.push((id, Arc::clone(&counters)));
-                counters
-            }
-        };
+        let counters = self.counters_of(&work);
         self.metrics.batch_items.observe(work.items.len() as u64, 1);
         if work.reply.is_closed() {
             self.unqueue(reads);
@@ -178,6 +189,51 @@ impl<B: Backend> Shard<B> {
         self.to_start.push_back(key);
     }
 
+    fn counters_of(&mut self, work: &Work) -> Arc<DatasetCounters> {
+        let (id, backend) = (work.dataset.id(), work.backend);
+        let index = self.known_datasets.iter().position(|known| known.id == id);
+        let index = index.unwrap_or_else(|| {
+            let files = work.dataset.files();
+            self.backend.introduce(files);
+            self.known_datasets.push(Known {
+                id,
+                dataset: Arc::downgrade(&work.dataset),
+                files: files.iter().map(|file| file.id).collect(),
+                counters: Vec::new(),
+            });
+            self.known_datasets.len() - 1
+        });
+        let known = self
+            .known_datasets
+            .get_mut(index)
+            .map(|known| &mut known.counters);
+        let found = known
+            .as_ref()
+            .and_then(|known| known.iter().find(|(of, _)| *of == backend));
+        match found {
+            Some((_, counters)) => Arc::clone(counters),
+            None => {
+                let counters = self.metrics.dataset(work.dataset.name(), backend);
+                if let Some(known) = known {
+                    known.push((backend, Arc::clone(&counters)));
+                }
+                counters
+            }
+        }
+    }
+
+    fn sweep(&mut self) {
+        // A batch holds its dataset until it is answered, so nothing that is in flight is let go of.
+        let backend = &mut self.backend;
+        self.known_datasets.retain(|known| {
+            let held = known.dataset.strong_count() > 0;
+            if !held {
+                backend.forget(&known.files);
+            }
+            held
+        });
+    }
+
     fn unqueue(&self, reads: usize) {
         self.metrics
             .queued
@@ -199,6 +255,7 @@ impl<B: Backend> Shard<B> {
                 started += total - active.next_read;
                 active.next_read = total;
             }
+            let lane = self.metrics.lane(active.work.backend);
             let queued_ns = nanoseconds(now.saturating_duration_since(active.work.accepted));
             while active.next_read < total {
                 let Some(slot) = self.free_slots.pop() else { break };
@@ -209,7 +266,7 @@ impl<B: Backend> Shard<B> {
                 active.in_flight += 1;
                 self.unstarted -= 1;
                 started += 1;
-                self.metrics.queue_time.observe(queued_ns, 1);
+                lane.queue_time.observe(queued_ns, 1);
                 let state = Slot {
                     active: key,
                     read,
@@ -303,6 +360,7 @@ impl<B: Backend> Shard<B> {
         self.free_slots.push(finished.slot);
         active.in_flight -= 1;
         self.metrics
+            .lane(active.work.backend)
             .device_time
             .observe(nanoseconds(now.saturating_duration_since(slot.started)), 1);
         let errno = finished.result.err();
@@ -343,6 +401,7 @@ impl<B: Backend> Shard<B> {
             accepted,
             fail_fast,
             reply,
+            backend,
             ..
         } = *work;
         let count = items.len() as u64;
@@ -375,6 +434,7 @@ impl<B: Backend> Shard<B> {
             counters.count_failed(error.error.label(), 1);
         }
         self.metrics
+            .lane(backend)
             .total_time
             .observe(nanoseconds(now.saturating_duration_since(accepted)), count);
         let answer = match errors.first() {

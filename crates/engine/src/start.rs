@@ -1,4 +1,4 @@
-//! Starting an engine: which backend it is to be, then its cores and shards.
+//! Starting: which backend it is to be, the cores, and the shards of a backend, at the engine's start or at a switch.
 //!
 //! What was started before a failure ends by itself, since its senders are dropped.
 
@@ -6,11 +6,13 @@ use crate::backend::probe::{self, UringRefusal};
 use crate::backend::{mmap::MmapBackend, pread::PreadBackend};
 use crate::buffer::Arena;
 use crate::config::{BackendKind, EngineConfig, OnUnavailable, Placement};
-use crate::cores::{self, Alarm, Job, RingPlan, Unplaced};
+use crate::cores::{self, Alarm, Errand, RingPlan, Unplaced};
 use crate::engine::{BackendStatus, ShardHandle, StartError};
-use crate::metrics::ShardMetrics;
+use crate::metrics::{Board, ShardMetrics};
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Batches an inbox holds; the bound on queued *reads* is the finer one.
@@ -20,9 +22,8 @@ const INBOX_BATCHES: usize = 4096;
 /// (MEASURED).
 const MMAP_DEPTH: u32 = 256;
 
-/// Chooses the backend: the one asked for, or the fallback with the reason.
-pub(crate) fn choose(config: &EngineConfig) -> Result<BackendStatus, StartError> {
-    let requested = config.backend;
+/// Chooses the backend: `requested`, or the fallback with the reason.
+pub(crate) fn choose(config: &EngineConfig, requested: BackendKind) -> Result<BackendStatus, StartError> {
     let status = |backend, reason| BackendStatus {
         backend,
         requested,
@@ -46,14 +47,101 @@ pub(crate) fn choose(config: &EngineConfig) -> Result<BackendStatus, StartError>
     }
 }
 
-/// Starts cores and shards; on an error what was started ends by itself, since its senders are dropped.
+/// Whether `requested` can be had for a switch, and what is said of it; nothing else is taken in its place.
+pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError> {
+    let reason = if requested.uses_ring() {
+        let facts =
+            probe::probe().map_err(|refusal| StartError(format!("backend {requested}: {refusal}")))?;
+        format!(
+            "switched while running; io_uring works here (kernel {})",
+            facts.kernel_release
+        )
+    } else {
+        "switched while running".to_owned()
+    };
+    Ok(BackendStatus {
+        backend: requested,
+        requested,
+        reason,
+    })
+}
+
+/// Starts the cores. Each has a ring where one is wanted now, or can be had for a switch later on (ADR 0010).
+pub(crate) fn cores(
+    config: &EngineConfig,
+    backend: BackendKind,
+) -> Result<(Cores, Vec<JoinHandle<()>>), StartError> {
+    let count = config.cores.max(1);
+    room_for_runtimes(count)
+        .map_err(|error| StartError(format!("{count} cores cannot start: {error}{}", remedy(&error))))?;
+    let cpus = crate::cpus::usable_cpus();
+    let wanted = config.uring.placement == Placement::SameThread;
+    let needed = wanted && backend.uses_ring();
+    let possible =
+        wanted && matches!(backend, BackendKind::Mmap | BackendKind::Pread) && probe::probe().is_ok();
+    let entries = (needed || possible).then(|| queue_depth(config));
+    let start = |entries: Option<u32>| {
+        let mut cores = Cores {
+            rings: entries.is_some(),
+            errands: Vec::new(),
+        };
+        let mut threads = Vec::new();
+        for index in 0..count as usize {
+            let (sender, errands) = mpsc::unbounded_channel();
+            let cpu = cpus
+                .get(index % cpus.len().max(1))
+                .copied()
+                .filter(|_| config.pin);
+            let thread = cores::start_core(index, cpu, errands, entries).map_err(|error| {
+                StartError(format!("core {index} cannot start: {error}{}", remedy(&error)))
+            })?;
+            threads.push(thread);
+            cores.errands.push(sender);
+        }
+        Ok((cores, threads))
+    };
+    start(entries).or_else(|error: StartError| {
+        if needed {
+            return Err(error);
+        }
+        tracing::info!(%error, "the cores start without rings; a switch to a ring gives its shards threads of their own");
+        start(None)
+    })
+}
+
+/// The way to the cores.
+#[derive(Clone)]
+pub(crate) struct Cores {
+    /// Whether each has a ring.
+    pub(crate) rings: bool,
+    pub(crate) errands: Vec<mpsc::UnboundedSender<Errand>>,
+}
+
+/// The shards that serve a backend: one a ring, or one a thread that blocks.
+pub(crate) struct Group {
+    /// `Uring` stands for a ring's shards, which serve `auto` too.
+    pub(crate) backend: BackendKind,
+    pub(crate) shards: Vec<ShardHandle>,
+    /// Whether shard N runs on core N.
+    pub(crate) on_cores: bool,
+}
+
+impl Group {
+    /// Whether its shards serve a backend.
+    pub(crate) fn serves(&self, backend: BackendKind) -> bool {
+        self.backend == backend || (self.backend.uses_ring() && backend.uses_ring())
+    }
+}
+
+/// Starts a group of shards; on an error what was started ends by itself, since its senders are dropped.
 pub(crate) struct Starter<'a> {
     pub(crate) config: &'a EngineConfig,
     pub(crate) arena: &'a Arena,
     pub(crate) alarm: Alarm,
+    /// The number that the first shard gets.
+    pub(crate) first_shard: u32,
     pub(crate) threads: Vec<JoinHandle<()>>,
     pub(crate) shards: Vec<ShardHandle>,
-    pub(crate) sim: Sim,
 }
 
 #[cfg(any(test, feature = "sim"))]
@@ -61,69 +149,54 @@ pub(crate) type Sim = Option<crate::sim::SimControl>;
 #[cfg(not(any(test, feature = "sim")))]
 pub(crate) type Sim = Option<std::convert::Infallible>;
 
+/// Longest wait for a core that is asked to take a shard: it answers within milliseconds unless it is stuck.
+const PLACING_MAX: Duration = Duration::from_secs(10);
+
 impl Starter<'_> {
+    /// Starts the shards that serve `backend`, and returns whether shard N is on core N.
     pub(crate) fn start(
         &mut self,
         backend: BackendKind,
-    ) -> Result<Vec<mpsc::UnboundedSender<Job>>, StartError> {
-        let cores = self.config.cores.max(1);
-        room_for_runtimes(cores)
-            .map_err(|error| StartError(format!("{cores} cores cannot start: {error}{}", remedy(&error))))?;
-        let cpus = crate::cpus::usable_cpus();
-        let same_thread = backend.uses_ring() && self.config.uring.placement == Placement::SameThread;
-        let mut senders = Vec::new();
-        for core in 0..cores {
-            let index = core as usize;
-            let (sender, jobs) = mpsc::unbounded_channel();
-            let cpu = if self.config.pin {
-                cpus.get(index % cpus.len().max(1)).copied()
-            } else {
-                None
-            };
-            let ring = same_thread.then(|| {
-                (
-                    self.ring_plan(backend),
-                    self.shard(core, backend, self.ring_plan(backend).queue_depth),
-                )
-            });
-            let (thread, outcome) =
-                cores::start_core(index, cpu, jobs, ring, self.alarm.clone()).map_err(|error| {
-                    StartError(format!("core {core} cannot start: {error}{}", remedy(&error)))
-                })?;
-            Self::report(core, outcome);
-            self.threads.push(thread);
-            senders.push(sender);
-        }
+        cores: &Cores,
+        sim: Sim,
+    ) -> Result<bool, StartError> {
+        let on_cores = backend.uses_ring() && cores.rings;
         match backend {
-            BackendKind::Uring | BackendKind::Auto if same_thread => {}
             BackendKind::Uring | BackendKind::Auto => {
-                for number in 0..cores {
-                    let plan = self.ring_plan(backend);
-                    let shard = self.shard(number, backend, plan.queue_depth);
-                    let (thread, outcome) = cores::start_ring_shard(plan, shard, self.alarm.clone())
-                        .map_err(|error| {
-                            StartError(format!("ring {number} cannot start: {error}{}", remedy(&error)))
-                        })?;
+                let plan = self.ring_plan();
+                for (number, core) in cores.errands.iter().enumerate() {
+                    let shard = self.shard(backend, plan.queue_depth);
+                    let alarm = self.alarm.clone();
+                    let outcome = if on_cores {
+                        place(core, plan, shard, alarm)
+                    } else {
+                        cores::start_ring_shard(plan, shard, alarm).map(|(thread, outcome)| {
+                            self.threads.push(thread);
+                            outcome
+                        })
+                    };
+                    let outcome = outcome.map_err(|error| {
+                        StartError(format!("ring {number} cannot start: {error}{}", remedy(&error)))
+                    })?;
                     Self::report(number, outcome);
-                    self.threads.push(thread);
                 }
             }
             BackendKind::Mmap => {
                 let announce = self.config.mmap.announce;
-                for number in 0..self.config.mmap.threads.max(1) {
-                    let shard = self.shard(number, backend, MMAP_DEPTH);
+                for _ in 0..self.config.mmap.threads.max(1) {
+                    let shard = self.shard(backend, MMAP_DEPTH);
                     self.blocking(shard, move || Ok(MmapBackend::new(announce)))?;
                 }
             }
             BackendKind::Pread => {
                 let threads = self.config.pread.threads.max(1);
-                let shard = self.shard(0, backend, threads);
+                let shard = self.shard(backend, threads);
                 self.blocking(shard, move || PreadBackend::new(threads))?;
             }
-            BackendKind::Sim => match self.sim.take() {
+            BackendKind::Sim => match sim {
                 #[cfg(any(test, feature = "sim"))]
                 Some(control) => {
-                    let shard = self.shard(0, backend, self.config.uring.queue_depth);
+                    let shard = self.shard(backend, self.config.uring.queue_depth);
                     self.blocking(shard, move || Ok(crate::backend::sim::SimBackend::new(&control)))?;
                 }
                 #[cfg(not(any(test, feature = "sim")))]
@@ -135,7 +208,28 @@ impl Starter<'_> {
                 }
             },
         }
-        Ok(senders)
+        Ok(on_cores)
+    }
+
+    /// The group of the shards that were started. From here on a scrape sees them, and the engine's end waits for them.
+    pub(crate) fn finish(
+        self,
+        backend: BackendKind,
+        on_cores: bool,
+        board: &Board,
+        threads: &mut Vec<JoinHandle<()>>,
+    ) -> Group {
+        board.add_shards(self.shards.iter().map(|shard| Arc::clone(&shard.metrics)));
+        threads.extend(self.threads);
+        Group {
+            backend: if backend.uses_ring() {
+                BackendKind::Uring
+            } else {
+                backend
+            },
+            shards: self.shards,
+            on_cores,
+        }
     }
 
     fn blocking<B: crate::backend::Backend + 'static>(
@@ -150,8 +244,9 @@ impl Starter<'_> {
         Ok(())
     }
 
-    fn shard(&mut self, number: u32, backend: BackendKind, depth: u32) -> Unplaced {
+    fn shard(&mut self, backend: BackendKind, depth: u32) -> Unplaced {
         let (sender, inbox) = mpsc::channel(INBOX_BATCHES);
+        let number = self.first_shard + u32::try_from(self.shards.len()).unwrap_or(u32::MAX);
         let metrics = ShardMetrics::new(number, backend, depth);
         self.shards.push(ShardHandle {
             inbox: sender,
@@ -160,25 +255,20 @@ impl Starter<'_> {
         Unplaced { inbox, metrics }
     }
 
-    /// The depth of one ring: what was asked for, cut so that all rings together stay below the device's tags, since
-    /// io_uring_enter blocks when they run out (TRAPS 15). Worked: 256 tags, 2 rings: (256 - 16) / 2 = 120 each.
-    fn ring_plan(&self, backend: BackendKind) -> RingPlan {
-        let rings = self.config.cores.max(1);
-        let uring = &self.config.uring;
-        let queue_depth = match self.config.device_tags {
-            Some(tags) => uring.queue_depth.min(((tags - tags / 16) / rings).max(1)),
-            None => uring.queue_depth,
-        };
+    fn ring_plan(&self) -> RingPlan {
         let (base, bytes) = self.arena.region();
         RingPlan {
-            queue_depth: queue_depth.max(1),
-            eager_flush_reads: uring.eager_flush_reads,
-            auto: backend == BackendKind::Auto,
-            register: uring.registered_buffers.then_some((base as usize, bytes)),
+            queue_depth: queue_depth(self.config),
+            eager_flush_reads: self.config.uring.eager_flush_reads,
+            register: self
+                .config
+                .uring
+                .registered_buffers
+                .then_some((base as usize, bytes)),
         }
     }
 
-    fn report(ring: u32, outcome: cores::RingOutcome) {
+    fn report(ring: usize, outcome: cores::RingOutcome) {
         if let Some(error) = outcome {
             tracing::warn!(
                 ring,
@@ -188,6 +278,39 @@ impl Starter<'_> {
             );
         }
     }
+}
+
+/// Puts a shard on a core that has a ring.
+fn place(
+    core: &mpsc::UnboundedSender<Errand>,
+    plan: RingPlan,
+    shard: Unplaced,
+    alarm: Alarm,
+) -> std::io::Result<cores::RingOutcome> {
+    let (placed, answer) = std::sync::mpsc::sync_channel(1);
+    let errand = Errand::Shard {
+        plan,
+        shard,
+        alarm,
+        placed,
+    };
+    let gone = || std::io::Error::other("the core has stopped");
+    core.send(errand).map_err(|_| gone())?;
+    answer.recv_timeout(PLACING_MAX).map_err(|error| match error {
+        RecvTimeoutError::Timeout => std::io::Error::other("the core does not answer"),
+        RecvTimeoutError::Disconnected => gone(),
+    })?
+}
+
+/// The depth of one ring: what was asked for, cut so that all rings together stay below the device's tags, since
+/// io_uring_enter blocks when they run out (TRAPS 15). Worked: 256 tags, 2 rings: (256 - 16) / 2 = 120 each.
+fn queue_depth(config: &EngineConfig) -> u32 {
+    let rings = config.cores.max(1);
+    let depth = match config.device_tags {
+        Some(tags) => config.uring.queue_depth.min(((tags - tags / 16) / rings).max(1)),
+        None => config.uring.queue_depth,
+    };
+    depth.max(1)
 }
 
 /// Descriptors of one runtime: epoll, its waker, the signals' pipe, and a ring with its event.

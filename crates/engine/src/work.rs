@@ -6,6 +6,7 @@
 use crate::backend::Attempt;
 use crate::batch::{Fetched, Item, Lengths, file_of};
 use crate::buffer::PooledBuffer;
+use crate::config::BackendKind;
 use crate::dataset::{Dataset, OpenFile};
 use crate::error::{ItemError, ReadError};
 use crate::plan::{Piece, Place, Plan, PlannedRead};
@@ -15,6 +16,8 @@ use tokio::sync::oneshot;
 
 /// A planned batch with its memory.
 pub(crate) struct Work {
+    /// The backend that it was accepted for.
+    pub(crate) backend: BackendKind,
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) objects: Vec<Arc<OpenFile>>,
     pub(crate) items: Vec<Item>,
@@ -44,6 +47,7 @@ impl Work {
             slot,
             file,
             direct: read.direct,
+            may_copy: self.backend == BackendKind::Auto,
             offset: read.offset + u64::from(from),
             destination,
             length,

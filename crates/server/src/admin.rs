@@ -1,12 +1,15 @@
-//! The admin service: what the daemon does now, and its log filter. Stands on a port of its own, with health and
-//! reflection beside it.
+//! The admin service: what the daemon does now, and what changes it while it serves. Stands on a port of its own, with
+//! health and reflection beside it.
 //!
 //! Rates are over the last few seconds, from samples that a task takes once a second for as long as the service
 //! lives. Deliberately absent: anything that reads data.
 
+mod change;
+
 use crate::fetch::Fetcher;
 use crate::grpc::{self, describe};
 use crate::lifecycle::Lifecycle;
+use crate::live::Live;
 use crate::rpc_metrics::RpcMetrics;
 use crate::status::ERROR_DOMAIN;
 use crate::telemetry::Telemetry;
@@ -37,8 +40,9 @@ pub fn service(
     lifecycle: Lifecycle,
     telemetry: Telemetry,
     rpc: RpcMetrics,
+    live: Live,
 ) -> axum::Router {
-    let admin = Admin::new(fetcher, lifecycle.clone(), telemetry);
+    let admin = Admin::new(fetcher, lifecycle.clone(), telemetry, live);
     let mut routes = RoutesBuilder::default();
     routes.add_service(
         AdminServiceServer::new(admin)
@@ -53,13 +57,14 @@ struct Admin {
     fetcher: Fetcher,
     lifecycle: Lifecycle,
     telemetry: Telemetry,
+    live: Live,
     started: Instant,
     samples: Arc<Mutex<Samples>>,
     sampling: AtomicBool,
 }
 
 impl Admin {
-    fn new(fetcher: Fetcher, lifecycle: Lifecycle, telemetry: Telemetry) -> Self {
+    fn new(fetcher: Fetcher, lifecycle: Lifecycle, telemetry: Telemetry, live: Live) -> Self {
         let started = Instant::now();
         let mut samples = Samples::default();
         samples.push(Sample::of(started, &fetcher.engine().totals()));
@@ -67,6 +72,7 @@ impl Admin {
             fetcher,
             lifecycle,
             telemetry,
+            live,
             started,
             samples: Arc::new(Mutex::new(samples)),
             sampling: AtomicBool::new(false),
@@ -217,7 +223,7 @@ impl AdminService for Admin {
             shards: engine.shards().into_iter().map(shard).collect(),
             datasets: datasets
                 .iter()
-                .map(|dataset| describe::dataset(dataset, &backend))
+                .map(|dataset| describe::dataset(dataset, &self.fetcher.backend_of(dataset)))
                 .collect(),
             reason: backend.reason,
             reads_per_second: rates.reads_per_second,
@@ -228,6 +234,7 @@ impl AdminService for Admin {
             latency_p50_us: quantile_us(&totals.total_seconds, 0.5),
             latency_p99_us: quantile_us(&totals.total_seconds, 0.99),
             latency_p999_us: quantile_us(&totals.total_seconds, 0.999),
+            last_reload: self.live.last_reload().map(change::last_reload),
         }))
     }
 
@@ -253,6 +260,28 @@ impl AdminService for Admin {
             }
             Err(problem) => Err(invalid_filter(&problem)),
         }
+    }
+
+    async fn set_backend(
+        &self,
+        request: Request<v1::SetBackendRequest>,
+    ) -> Result<Response<v1::SetBackendResponse>, Status> {
+        let request = request.into_inner();
+        change::set_backend(&self.live, request).await.map(Response::new)
+    }
+
+    async fn clear_backend(
+        &self,
+        request: Request<v1::ClearBackendRequest>,
+    ) -> Result<Response<v1::ClearBackendResponse>, Status> {
+        let request = request.into_inner();
+        change::clear_backend(&self.live, request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn reload(&self, _: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
+        change::reload(&self.live).await.map(Response::new)
     }
 }
 

@@ -3,19 +3,24 @@
 //! Checked in this order: draining, the dataset, its kind, the lists, the number of items, the requests in flight,
 //! the deadline, the bytes of the answer. A slot among the requests in flight is taken before objects are opened,
 //! so that a refused request costs no system call; it is given back when the answer is there (the memory budget
-//! bounds what is written out after that).
+//! bounds what is written out after that). Datasets and limits are one value that is replaced whole while it serves;
+//! a request keeps the dataset it found.
 //!
 //! Deliberately absent: codes and status (`status` has the table), and waiting for room: what is over a bound is
 //! refused at once.
 
+mod backends;
 mod rejection;
 mod request;
 
+pub use self::backends::Chosen;
 pub use self::request::{CallContext, FetchError, Items};
 
+use self::backends::Backends;
 use self::rejection::Rejections;
 use self::request::{check, too_large};
 use crate::config::Limits;
+use arc_swap::ArcSwap;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use ringfetch_engine::batch::{Batch, Fetched};
@@ -63,11 +68,26 @@ impl Drop for InFlight<'_> {
     }
 }
 
+/// What is served now, and within which limits.
+#[derive(Debug)]
+struct Serving {
+    datasets: BTreeMap<String, Arc<Dataset>>,
+    limits: Limits,
+}
+
+impl Serving {
+    fn new(datasets: Vec<Arc<Dataset>>, limits: Limits) -> Self {
+        let named = |dataset: Arc<Dataset>| (dataset.name().to_owned(), dataset);
+        let datasets = datasets.into_iter().map(named).collect();
+        Self { datasets, limits }
+    }
+}
+
 #[derive(Debug)]
 struct Inner {
     engine: Engine,
-    datasets: Arc<BTreeMap<String, Arc<Dataset>>>,
-    limits: Limits,
+    serving: ArcSwap<Serving>,
+    backends: Backends,
     in_flight: AtomicU32,
     draining: AtomicBool,
     rejections: Rejections,
@@ -85,15 +105,11 @@ impl Fetcher {
         for dataset in &datasets {
             engine.introduce(dataset);
         }
-        let datasets = datasets
-            .into_iter()
-            .map(|dataset| (dataset.name().to_owned(), dataset))
-            .collect();
         Self {
             inner: Arc::new(Inner {
                 engine,
-                datasets: Arc::new(datasets),
-                limits,
+                serving: ArcSwap::from_pointee(Serving::new(datasets, limits)),
+                backends: Backends::default(),
                 in_flight: AtomicU32::new(0),
                 draining: AtomicBool::new(false),
                 rejections: Rejections::new(),
@@ -115,13 +131,21 @@ impl Fetcher {
     }
 
     /// The limits in force.
-    pub fn limits(&self) -> &Limits {
-        &self.inner.limits
+    pub fn limits(&self) -> Limits {
+        self.inner.serving.load().limits
+    }
+
+    /// Serves these datasets within these limits from now on. Requests that found their dataset before keep it.
+    pub fn replace(&self, datasets: Vec<Arc<Dataset>>, limits: Limits) {
+        for dataset in &datasets {
+            self.inner.engine.introduce(dataset);
+        }
+        self.inner.serving.store(Arc::new(Serving::new(datasets, limits)));
     }
 
     /// Every dataset, by name.
     pub fn datasets(&self) -> Vec<Arc<Dataset>> {
-        self.inner.datasets.values().cloned().collect()
+        self.inner.serving.load().datasets.values().cloned().collect()
     }
 
     /// One dataset.
@@ -129,14 +153,12 @@ impl Fetcher {
     /// # Errors
     /// `DatasetNotFound`.
     pub fn dataset(&self, name: &str) -> Result<Arc<Dataset>, FetchError> {
-        self.inner
-            .datasets
-            .get(name)
-            .cloned()
-            .ok_or_else(|| FetchError::DatasetNotFound {
-                name: name.chars().take(NAME_CHARS_MAX).collect(),
-                known: known(&self.inner.datasets),
-            })
+        let serving = self.inner.serving.load();
+        let found = serving.datasets.get(name).cloned();
+        found.ok_or_else(|| FetchError::DatasetNotFound {
+            name: name.chars().take(NAME_CHARS_MAX).collect(),
+            known: known(&serving.datasets),
+        })
     }
 
     /// Reads a batch. What is wrong with one item is in the answer's errors, unless `fail_fast`; an item larger than
@@ -154,6 +176,37 @@ impl Fetcher {
         items: Items<'_>,
         context: CallContext,
     ) -> Result<(Arc<Dataset>, Fetched), FetchError> {
+        let found = if self.is_draining() {
+            Err(ReadError::Draining.into())
+        } else {
+            self.dataset(dataset)
+        };
+        match found {
+            Ok(dataset) => {
+                let fetched = self.fetch_of(&dataset, items, context).await?;
+                Ok((dataset, fetched))
+            }
+            Err(error) => {
+                self.inner.rejections.count(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// As [`Self::fetch`], of a dataset that was found before: whoever tells its shape or its version beside the bytes
+    /// must read that one, whatever is served by its name meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::fetch`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::fetch`].
+    pub async fn fetch_of(
+        &self,
+        dataset: &Arc<Dataset>,
+        items: Items<'_>,
+        context: CallContext,
+    ) -> Result<Fetched, FetchError> {
         let result = if self.is_draining() {
             Err(ReadError::Draining.into())
         } else {
@@ -173,7 +226,7 @@ impl Fetcher {
         result
     }
 
-    /// Reads a further part of an answer whose beginning is sent already. As [`Self::fetch`], but also while draining,
+    /// Reads a further part of an answer whose beginning is sent already. As [`Self::fetch_of`], but also while draining,
     /// since that answer is in flight; and a bound that is met is not counted as a refusal, since the caller waits.
     ///
     /// # Errors
@@ -183,10 +236,10 @@ impl Fetcher {
     /// As [`Self::fetch`].
     pub async fn fetch_further(
         &self,
-        dataset: &str,
+        dataset: &Arc<Dataset>,
         items: Items<'_>,
         context: CallContext,
-    ) -> Result<(Arc<Dataset>, Fetched), FetchError> {
+    ) -> Result<Fetched, FetchError> {
         self.fetch_uncounted(dataset, items, context).await
     }
 
@@ -202,8 +255,11 @@ impl Fetcher {
 
     /// The largest item an answer can hold: bounded by the limit, by the memory, and by the 32 bits of the lengths.
     pub fn item_bytes_max(&self) -> u64 {
-        self.inner
-            .limits
+        self.item_bytes_within(self.limits())
+    }
+
+    fn item_bytes_within(&self, limits: Limits) -> u64 {
+        limits
             .response_bytes
             .min(self.inner.engine.response_bytes_max())
             .min(u64::from(u32::MAX))
@@ -211,21 +267,21 @@ impl Fetcher {
 
     async fn fetch_uncounted(
         &self,
-        name: &str,
+        dataset: &Arc<Dataset>,
         items: Items<'_>,
         context: CallContext,
-    ) -> Result<(Arc<Dataset>, Fetched), FetchError> {
-        let dataset = self.dataset(name)?;
-        check(name, dataset.kind(), items, &self.inner.limits)?;
-        let _in_flight = InFlight::enter(&self.inner.in_flight, self.inner.limits.requests_in_flight)?;
+    ) -> Result<Fetched, FetchError> {
+        let limits = self.limits();
+        check(dataset.name(), dataset.kind(), items, &limits)?;
+        let _in_flight = InFlight::enter(&self.inner.in_flight, limits.requests_in_flight)?;
         if context
             .deadline
             .is_some_and(|deadline| deadline <= Instant::now())
         {
             return Err(ReadError::DeadlineExceeded.into());
         }
-        let batch = self.plan(&dataset, items).await;
-        let max = self.item_bytes_max();
+        let max = self.item_bytes_within(limits);
+        let batch = plan(dataset, items, max).await;
         if batch.data_bytes() > max {
             return Err(FetchError::ResponseTooLarge {
                 bytes: batch.data_bytes(),
@@ -242,69 +298,68 @@ impl Fetcher {
             Err(error) => Err(error),
         };
         if let Items::Objects { names, .. } = items {
-            forget_truncated(&dataset, names, &result);
+            forget_truncated(dataset, names, &result);
         }
-        Ok((dataset, result?))
+        Ok(result?)
     }
+}
 
-    /// The batch of a checked request. Opens objects; touches nothing else.
-    async fn plan(&self, dataset: &Arc<Dataset>, items: Items<'_>) -> Batch {
-        let max = self.item_bytes_max();
-        let mut batch = Batch::new(Arc::clone(dataset), items.len());
-        match items {
-            Items::Blocks(items) | Items::Vectors(items) => {
-                let length = match dataset.kind() {
-                    Kind::Blocks { block_bytes, .. } => u64::from(block_bytes),
-                    Kind::Vectors { vector_bytes, .. } => u64::from(vector_bytes),
-                    Kind::Objects => 0,
-                };
-                let blocks = matches!(dataset.kind(), Kind::Blocks { .. });
-                for item in items {
-                    if length > max {
-                        batch.push_failed(ReadError::ItemTooLarge { length, max });
-                    } else if blocks {
-                        batch.push_block(*item);
-                    } else {
-                        batch.push_vector(*item);
-                    }
-                }
-            }
-            Items::Ranges { offsets, lengths } => {
-                let end = dataset.length_bytes();
-                for (offset, length) in offsets.iter().zip(lengths) {
-                    match too_large(*offset, *length, end, max) {
-                        Some(error) => batch.push_failed(error),
-                        None => batch.push_range(*offset, *length),
-                    }
-                }
-            }
-            Items::Objects {
-                names,
-                offsets,
-                lengths,
-            } => {
-                // A plain loop where `buffered` would do: its closure over a borrowed name keeps the future from being
-                // `Send` for every lifetime, which transports need.
-                let mut waiting = names.iter();
-                let mut opening = FuturesOrdered::new();
-                for item in 0..names.len() {
-                    while opening.len() < OPENS_AT_ONCE
-                        && let Some(name) = waiting.next()
-                    {
-                        opening.push_back(dataset.object(name));
-                    }
-                    let Some(object) = opening.next().await else { break };
-                    let offset = offsets.get(item).copied().unwrap_or(0);
-                    let length = lengths.get(item).copied().filter(|length| *length > 0);
-                    match object {
-                        Ok(object) => push_object(&mut batch, &object, offset, length, max),
-                        Err(error) => batch.push_failed(error),
-                    }
+/// The batch of a checked request, whose items have at most `max` bytes. Opens objects; touches nothing else.
+async fn plan(dataset: &Arc<Dataset>, items: Items<'_>, max: u64) -> Batch {
+    let mut batch = Batch::new(Arc::clone(dataset), items.len());
+    match items {
+        Items::Blocks(items) | Items::Vectors(items) => {
+            let length = match dataset.kind() {
+                Kind::Blocks { block_bytes, .. } => u64::from(block_bytes),
+                Kind::Vectors { vector_bytes, .. } => u64::from(vector_bytes),
+                Kind::Objects => 0,
+            };
+            let blocks = matches!(dataset.kind(), Kind::Blocks { .. });
+            for item in items {
+                if length > max {
+                    batch.push_failed(ReadError::ItemTooLarge { length, max });
+                } else if blocks {
+                    batch.push_block(*item);
+                } else {
+                    batch.push_vector(*item);
                 }
             }
         }
-        batch
+        Items::Ranges { offsets, lengths } => {
+            let end = dataset.length_bytes();
+            for (offset, length) in offsets.iter().zip(lengths) {
+                match too_large(*offset, *length, end, max) {
+                    Some(error) => batch.push_failed(error),
+                    None => batch.push_range(*offset, *length),
+                }
+            }
+        }
+        Items::Objects {
+            names,
+            offsets,
+            lengths,
+        } => {
+            // A plain loop where `buffered` would do: its closure over a borrowed name keeps the future from being
+            // `Send` for every lifetime, which transports need.
+            let mut waiting = names.iter();
+            let mut opening = FuturesOrdered::new();
+            for item in 0..names.len() {
+                while opening.len() < OPENS_AT_ONCE
+                    && let Some(name) = waiting.next()
+                {
+                    opening.push_back(dataset.object(name));
+                }
+                let Some(object) = opening.next().await else { break };
+                let offset = offsets.get(item).copied().unwrap_or(0);
+                let length = lengths.get(item).copied().filter(|length| *length > 0);
+                match object {
+                    Ok(object) => push_object(&mut batch, &object, offset, length, max),
+                    Err(error) => batch.push_failed(error),
+                }
+            }
+        }
     }
+    batch
 }
 
 fn push_object(batch: &mut Batch, object: &Arc<OpenFile>, offset: u64, length: Option<u64>, max: u64) {

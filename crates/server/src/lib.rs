@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod catalogue;
 pub mod config;
 pub mod demo;
 pub mod fetch;
@@ -9,6 +10,7 @@ pub mod grpc;
 pub mod http;
 pub mod lifecycle;
 pub mod listener;
+pub mod live;
 pub mod rpc_metrics;
 pub mod status;
 pub mod telemetry;

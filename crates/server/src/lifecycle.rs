@@ -1,7 +1,8 @@
 //! Starting, serving, draining: one state that readiness, the transports and the admin service read, and what moves it.
 //!
 //! The state only goes forward. Draining begins with a signal or with a failure of the engine, and tells everybody
-//! through one `watch` channel. Deliberately absent: restarts in place, and pausing.
+//! through one `watch` channel. Whether the configuration is being read again is told through another, for whoever
+//! supervises the process. Deliberately absent: restarts in place, and pausing.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -45,6 +46,7 @@ impl std::fmt::Display for State {
 #[derive(Debug, Clone)]
 pub struct Lifecycle {
     state: watch::Sender<State>,
+    reloading: watch::Sender<bool>,
     failure: Arc<OnceLock<String>>,
 }
 
@@ -59,6 +61,7 @@ impl Lifecycle {
     pub fn new() -> Self {
         Self {
             state: watch::Sender::new(State::Starting),
+            reloading: watch::Sender::new(false),
             failure: Arc::new(OnceLock::new()),
         }
     }
@@ -76,6 +79,17 @@ impl Lifecycle {
     /// A receiver that sees every later change; the latest state counts, earlier ones may be skipped.
     pub fn subscribe(&self) -> watch::Receiver<State> {
         self.state.subscribe()
+    }
+
+    /// Whether the configuration is being read again: a receiver that sees every later change, the latest counts.
+    pub fn subscribe_reloading(&self) -> watch::Receiver<bool> {
+        self.reloading.subscribe()
+    }
+
+    /// Tells that the configuration is being read again, until the guard is dropped.
+    pub fn start_reloading(&self) -> Reloading<'_> {
+        self.reloading.send_replace(true);
+        Reloading { lifecycle: self }
     }
 
     /// Moves on to serving. Does nothing once it drains.
@@ -119,6 +133,18 @@ impl Lifecycle {
             }
             forward
         });
+    }
+}
+
+/// While this lives, the configuration is being read again.
+#[derive(Debug)]
+pub struct Reloading<'a> {
+    lifecycle: &'a Lifecycle,
+}
+
+impl Drop for Reloading<'_> {
+    fn drop(&mut self) {
+        self.lifecycle.reloading.send_replace(false);
     }
 }
 
@@ -168,6 +194,31 @@ impl Signals {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
+    }
+}
+
+/// SIGHUP, caught from the moment this is made. Those that come while one is acted upon count as one.
+#[derive(Debug)]
+pub struct Hangups {
+    hangup: Signal,
+}
+
+impl Hangups {
+    /// Takes the signal's default action away, which ends the process. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn install() -> std::io::Result<Self> {
+        let hangup = signal(SignalKind::hangup())?;
+        Ok(Self { hangup })
+    }
+
+    /// The next one; `None` when there can be no more.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses none.
+    pub async fn next(&mut self) -> Option<()> {
+        self.hangup.recv().await
     }
 }
 

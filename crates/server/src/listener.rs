@@ -8,6 +8,7 @@ mod bound;
 mod coalesce;
 mod lingering;
 mod progress;
+mod slots;
 
 use coalesce::Coalescing;
 use std::io;
@@ -27,15 +28,16 @@ use ringfetch_engine::buffer::Share;
 use ringfetch_engine::engine::Engine;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tower::Service;
 
-use crate::config::Limits;
 use crate::lifecycle::{Lifecycle, State};
 
 use progress::{Answering, Progress};
+use slots::{Slot, Slots};
 
 pub use bound::{Addresses, BindError, Bound, bind};
+pub use slots::ConnectionBounds;
 
 /// An idle connection's peer is asked whether it lives after this long.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
@@ -120,8 +122,7 @@ pub struct Listener {
     conversation: Conversation,
     cores: Arc<Cores>,
     lifecycle: Lifecycle,
-    slots: Arc<Semaphore>,
-    slots_total: u32,
+    slots: Arc<Slots>,
     gauge: IntGauge,
 }
 
@@ -131,7 +132,7 @@ struct Conversation {
     transport: &'static str,
     router: Router,
     http2_only: bool,
-    streams_max: u32,
+    bounds: ConnectionBounds,
 }
 
 /// An open connection, counted until dropped.
@@ -140,11 +141,11 @@ struct Open {
     cores: Arc<Cores>,
     core: usize,
     gauge: IntGauge,
-    _slot: OwnedSemaphorePermit,
+    _slot: Slot,
 }
 
 impl Open {
-    fn new(cores: Arc<Cores>, core: usize, gauge: IntGauge, slot: OwnedSemaphorePermit) -> Self {
+    fn new(cores: Arc<Cores>, core: usize, gauge: IntGauge, slot: Slot) -> Self {
         if let Some(open) = cores.open.get(core) {
             open.fetch_add(1, Ordering::Relaxed);
         }
@@ -191,7 +192,7 @@ impl Listener {
     pub fn open_port(
         port: Port,
         cores: &Arc<Cores>,
-        limits: &Limits,
+        bounds: &ConnectionBounds,
         lifecycle: &Lifecycle,
     ) -> Result<Self, BindError> {
         let Port {
@@ -203,21 +204,17 @@ impl Listener {
         let address = bound.address();
         let tcp = bound.listen()?;
         tracing::info!(transport, %address, "listening");
-        let slots = usize::try_from(limits.connections)
-            .unwrap_or(usize::MAX)
-            .min(Semaphore::MAX_PERMITS);
         Ok(Self {
             tcp,
             conversation: Conversation {
                 transport,
                 router,
                 http2_only,
-                streams_max: limits.requests_per_connection,
+                bounds: bounds.clone(),
             },
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
-            slots: Arc::new(Semaphore::new(slots)),
-            slots_total: limits.connections,
+            slots: bounds.slots(),
             gauge: cores.gauge.with_label_values(&[transport]),
         })
     }
@@ -232,17 +229,14 @@ impl Listener {
             () = self.accept() => {}
         }
         self.accept_who_knocked();
-        Remaining {
-            slots: self.slots,
-            slots_total: self.slots_total,
-        }
+        Remaining { slots: self.slots }
     }
 
     /// Takes the connections that the kernel has completed already, as far as there is room: closing the port would reset
     /// them, and they are to be told like all others that the daemon drains.
     fn accept_who_knocked(&self) {
         let mut last = 0;
-        while let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
+        while self.slots.open() < self.conversation.bounds.connections() {
             // The kernel itself: tokio knows of connections only what it saw when it last waited.
             let Ok((socket, _peer)) = SockRef::from(&self.tcp).accept() else {
                 return;
@@ -253,7 +247,7 @@ impl Listener {
                 continue;
             }
             last = least_loaded(&self.cores.open, last);
-            self.hand_over(stream, last, slot);
+            self.hand_over(stream, last);
         }
     }
 
@@ -261,18 +255,16 @@ impl Listener {
         let (mut full, mut failing) = (Complaint::default(), Complaint::default());
         let mut last = 0;
         loop {
-            if self.slots.available_permits() == 0 && full.is_due() {
-                let (transport, connections) = (self.conversation.transport, self.slots_total);
+            let bounds = &self.conversation.bounds;
+            if self.slots.open() >= bounds.connections() && full.is_due() {
+                let (transport, connections) = (self.conversation.transport, bounds.connections());
                 tracing::warn!(
                     transport,
                     connections,
                     "limits.connections reached: new connections wait"
                 );
             }
-            // The semaphore is never closed.
-            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else {
-                return;
-            };
+            self.slots.until(|open| open < bounds.connections()).await;
             let stream = match self.tcp.accept().await {
                 Ok((stream, _peer)) => stream,
                 Err(error) if is_of_one_connection(&error) => continue,
@@ -288,15 +280,20 @@ impl Listener {
             // A connection that is gone already fails here, and is nobody's loss.
             let Ok(stream) = prepare(stream) else { continue };
             last = least_loaded(&self.cores.open, last);
-            self.hand_over(stream, last, slot);
+            self.hand_over(stream, last);
         }
     }
 
-    fn hand_over(&self, stream: StdTcpStream, core: usize, slot: OwnedSemaphorePermit) {
-        let open = Open::new(Arc::clone(&self.cores), core, self.gauge.clone(), slot);
+    fn hand_over(&self, stream: StdTcpStream, core: usize) {
+        let open = Open::new(
+            Arc::clone(&self.cores),
+            core,
+            self.gauge.clone(),
+            self.slots.take(),
+        );
         let conversation = self.conversation.clone();
         let state = self.lifecycle.subscribe();
-        let share = ConnectionShare(self.cores.engine.new_share());
+        let share = ConnectionShare(Share::new(self.conversation.bounds.connection_bytes()));
         let alive = self.cores.engine.spawn_on(core, move || async move {
             let _counted_until_the_end = open;
             conversation.hold(stream, share, state).await;
@@ -310,8 +307,7 @@ impl Listener {
 /// The open connections of a port that accepts no more.
 #[derive(Debug)]
 pub struct Remaining {
-    slots: Arc<Semaphore>,
-    slots_total: u32,
+    slots: Arc<Slots>,
 }
 
 impl Remaining {
@@ -320,13 +316,12 @@ impl Remaining {
     /// # Cancel safety
     /// Dropping the future has no effect.
     pub async fn closed(&self) {
-        let _never_closed = self.slots.acquire_many(self.slots_total).await;
+        self.slots.until(|open| open == 0).await;
     }
 
     /// How many are open.
     pub fn open(&self) -> usize {
-        let total = usize::try_from(self.slots_total).unwrap_or(usize::MAX);
-        total.saturating_sub(self.slots.available_permits())
+        self.slots.open()
     }
 }
 
@@ -433,7 +428,7 @@ impl Conversation {
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .adaptive_window(false)
-            .max_concurrent_streams(self.streams_max)
+            .max_concurrent_streams(self.bounds.streams())
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .max_send_buf_size(SEND_BUFFER_BYTES);

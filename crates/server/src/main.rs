@@ -17,13 +17,15 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Parser;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
-use ringfetch_engine::dataset::{Dataset, DatasetSpec};
+use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::device::queue_tags;
 use ringfetch_engine::engine::{Engine, StartError};
+use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
-use ringfetch_server::lifecycle::{self, Lifecycle, Signals};
-use ringfetch_server::listener::{self, Addresses, Bound, Cores, Listener, Port};
+use ringfetch_server::lifecycle::{self, Hangups, Lifecycle, Signals};
+use ringfetch_server::listener::{self, Addresses, Bound, ConnectionBounds, Cores, Listener, Port};
+use ringfetch_server::live::{self, Live};
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::{admin, demo, grpc, http};
@@ -94,7 +96,7 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         .map(|dataset| dataset.name.as_str())
         .collect();
     let opened = if open {
-        open_datasets(&config.datasets)?;
+        Catalogue::open(&config.datasets).map_err(misconfigured)?;
         ", and they open"
     } else {
         ""
@@ -124,20 +126,8 @@ fn check_health(inputs: &Inputs, flag: Option<SocketAddr>) -> anyhow::Result<()>
     say(&format!("{line}\n"))
 }
 
-/// Opens every dataset, and tells of all that do not open.
-fn open_datasets(specs: &[DatasetSpec]) -> Result<Vec<Arc<Dataset>>, Misconfigured> {
-    let (mut datasets, mut problems) = (Vec::new(), Vec::new());
-    for spec in specs {
-        match Dataset::open(spec) {
-            Ok(dataset) => datasets.push(Arc::new(dataset)),
-            Err(error) => problems.push(error.to_string()),
-        }
-    }
-    if problems.is_empty() {
-        Ok(datasets)
-    } else {
-        Err(Misconfigured(problems.join("\n  ")))
-    }
+fn misconfigured(errors: OpenErrors) -> Misconfigured {
+    Misconfigured(errors.to_string())
 }
 
 /// The three ports, taken.
@@ -170,22 +160,34 @@ impl Ports {
 }
 
 fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
-    let config = load(inputs)?.config;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
+    // Before anything that takes time: a SIGHUP meanwhile must not end the daemon, but wait until it serves.
+    let hangups = {
+        let _inside = runtime.enter();
+        Hangups::install().context("catching SIGHUP")?
+    };
+    let loaded = load(inputs)?;
+    let config = &loaded.config;
     let telemetry = Telemetry::start(&config.log)?;
     raise_open_files();
     // Ports before anything slow, so that a port in use is told at once; but a configured file that does not open is
     // a mistake of the configuration, and those are told before any port is bound.
-    let (ports, datasets) = match &inputs.base {
+    let open = || Catalogue::open(&config.datasets).map_err(misconfigured);
+    let (ports, catalogue) = match &inputs.base {
         Base::File(_) => {
-            let datasets = open_datasets(&config.datasets)?;
-            (Ports::bind(&config)?, datasets)
+            let catalogue = open()?;
+            (Ports::bind(config)?, catalogue)
         }
         Base::Demo(directory) => {
-            let ports = Ports::bind(&config)?;
+            let ports = Ports::bind(config)?;
             demo::prepare(directory)?;
-            (ports, open_datasets(&config.datasets)?)
+            (ports, open()?)
         }
     };
+    let datasets = catalogue.datasets();
     let engine = Engine::start(&EngineConfig {
         device_tags: fewest_tags(&datasets),
         ..config.engine.clone()
@@ -199,41 +201,73 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         ))
         .into());
     }
-    log_facts(&config, &engine, &datasets);
     engine.register_metrics(telemetry.registry())?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("starting the runtime")?;
-    let greeted = matches!(inputs.base, Base::Demo(_));
-    runtime.block_on(serve(
-        &config,
-        engine,
-        datasets,
-        &telemetry,
+    let fetcher = Fetcher::new(engine, datasets, config.limits);
+    live::start_own_backends(&fetcher, config)?;
+    log_facts(config, &fetcher);
+    let start = Start {
+        inputs,
+        loaded,
+        catalogue,
+        fetcher,
+        telemetry,
         ports,
+        hangups,
         addresses_file,
-        greeted,
-    ))
+    };
+    let served = runtime.block_on(serve(start));
+    // A change that hangs in the kernel, over a file system that does not answer, must not keep the process.
+    runtime.shutdown_background();
+    served
 }
 
-async fn serve(
-    config: &Config,
-    engine: Engine,
-    datasets: Vec<Arc<Dataset>>,
-    telemetry: &Telemetry,
+/// What a daemon starts with, once everything is there that takes time.
+struct Start<'a> {
+    inputs: &'a Inputs,
+    loaded: config::Loaded,
+    catalogue: Catalogue,
+    fetcher: Fetcher,
+    telemetry: Telemetry,
     ports: Ports,
-    addresses_file: Option<&Path>,
-    greeted: bool,
-) -> anyhow::Result<()> {
+    hangups: Hangups,
+    addresses_file: Option<&'a Path>,
+}
+
+async fn serve(start: Start<'_>) -> anyhow::Result<()> {
+    let Start {
+        inputs,
+        loaded,
+        catalogue,
+        fetcher,
+        telemetry,
+        ports,
+        hangups,
+        addresses_file,
+    } = start;
+    let engine = fetcher.engine().clone();
     let lifecycle = Lifecycle::new();
     let registry = telemetry.registry();
-    let fetcher = Fetcher::new(engine.clone(), datasets.clone(), config.limits.clone());
     fetcher.register_metrics(registry)?;
+    let bounds = ConnectionBounds::new(&loaded.config.limits, loaded.config.engine.connection_bytes);
+    let live = Live::new(live::Parts {
+        inputs: inputs.clone(),
+        loaded,
+        catalogue,
+        fetcher: fetcher.clone(),
+        lifecycle: lifecycle.clone(),
+        telemetry: telemetry.clone(),
+        bounds: bounds.clone(),
+    })?;
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
-    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry.clone(), rpc);
+    let admin = admin::service(
+        fetcher.clone(),
+        lifecycle.clone(),
+        telemetry.clone(),
+        rpc,
+        live.clone(),
+    );
 
     let addresses = ports.addresses();
     let mut served = vec![
@@ -261,28 +295,34 @@ async fn serve(
     let cores = Cores::new(engine.clone(), registry)?;
     let listeners: Vec<Listener> = served
         .into_iter()
-        .map(|port| Listener::open_port(port, &cores, &config.limits, &lifecycle))
+        .map(|port| Listener::open_port(port, &cores, &bounds, &lifecycle))
         .collect::<Result<_, _>>()?;
     tokio::spawn(signals.obey(lifecycle.clone()));
     tokio::spawn(lifecycle::watch_engine(engine.clone(), lifecycle.clone()));
     lifecycle.start_serving();
+    tokio::spawn(live.clone().obey(hangups));
     if let Some(path) = addresses_file {
         addresses
             .write(path)
             .with_context(|| format!("--addresses-file {}", path.display()))?;
     }
-    if greeted {
+    if let Base::Demo(_) = inputs.base {
         // A closed stdout is no reason to stop serving.
-        let _stdout_is_gone = say(&demo::greeting(&datasets, &engine.backend(), &addresses));
+        let _stdout_is_gone = say(&demo::greeting(
+            &fetcher.datasets(),
+            &engine.backend(),
+            &addresses,
+        ));
     }
 
     let remaining = futures_util::future::join_all(listeners.into_iter().map(Listener::serve)).await;
-    let drained = lifecycle::drain(&fetcher, &lifecycle, &remaining, config.drain_timeout).await;
+    let drain_timeout = live.drain_timeout();
+    let drained = lifecycle::drain(&fetcher, &lifecycle, &remaining, drain_timeout).await;
     if let Some(reason) = lifecycle.failure() {
         anyhow::bail!("{reason}");
     }
     if !drained.is_clean() {
-        let timeout_ms = config.drain_timeout.as_millis();
+        let timeout_ms = drain_timeout.as_millis();
         let (connections, reads) = (drained.connections, drained.reads);
         tracing::error!(
             connections,
@@ -320,14 +360,16 @@ fn raise_open_files() {
 }
 
 /// One line with everything that an operator asks first.
-fn log_facts(config: &Config, engine: &Engine, datasets: &[Arc<Dataset>]) {
+fn log_facts(config: &Config, fetcher: &Fetcher) {
+    let engine = fetcher.engine();
     let status = engine.backend();
-    let described: Vec<String> = datasets
+    let described: Vec<String> = fetcher
+        .datasets()
         .iter()
         .map(|dataset| {
             let (name, direct) = (dataset.name(), dataset.direct());
             let alignment = direct.offset_alignment_bytes;
-            match (status.backend, direct.direct) {
+            match (fetcher.backend_of(dataset).status.backend, direct.direct) {
                 (BackendKind::Mmap, _) => format!("{name}: buffered (a mapping)"),
                 (_, true) => format!("{name}: direct, aligned to {alignment} ({})", direct.reason),
                 (_, false) => format!("{name}: buffered ({})", direct.reason),

@@ -94,7 +94,12 @@ impl Telemetry {
         &self.registry
     }
 
-    /// Replaces the log filter until the next start; answers the one in force before.
+    /// The log filter in force.
+    pub fn filter(&self) -> String {
+        self.filter.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the log filter until the next reload or start; answers the one in force before.
     ///
     /// # Errors
     /// What is wrong with the filter; the one in force stays.
@@ -120,13 +125,7 @@ fn register_process(registry: &Registry) -> Result<(), prometheus::Error> {
         &["version"],
     )?;
     build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-    registry.register(Box::new(build))?;
-    let reload = IntGauge::new(
-        "ringfetch_config_last_reload_successful",
-        "Whether the configuration in force is the last one that was asked for.",
-    )?;
-    reload.set(1);
-    registry.register(Box::new(reload))
+    registry.register(Box::new(build))
 }
 
 /// The process's own metrics, read when scraped. The prometheus crate has such a collector, which counts whole seconds
@@ -298,6 +297,5 @@ mod tests {
         let age = now() - value("process_start_time_seconds");
         assert!((-1.0..3600.0).contains(&age), "{age}");
         assert!((value("ringfetch_build_info") - 1.0).abs() < f64::EPSILON);
-        assert!((value("ringfetch_config_last_reload_successful") - 1.0).abs() < f64::EPSILON);
     }
 }

@@ -9,7 +9,7 @@ use ringfetch_engine::engine::Engine;
 use ringfetch_server::config::Limits;
 use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::Lifecycle;
-use ringfetch_server::listener::{Cores, Listener, Port, bind};
+use ringfetch_server::listener::{ConnectionBounds, Cores, Listener, Port, bind};
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ async fn a_client_that_does_not_read_holds_two_windows() {
         .join()
         .unwrap();
     let limits = Limits::default();
-    let fetcher = Fetcher::new(engine.clone(), vec![dataset], limits.clone());
+    let fetcher = Fetcher::new(engine.clone(), vec![dataset], limits);
     let (lifecycle, registry) = (Lifecycle::new(), prometheus::Registry::new());
     let rpc = RpcMetrics::new(&registry).unwrap();
     let router = ringfetch_server::http::service(fetcher, lifecycle.clone(), rpc, registry.clone());
@@ -85,7 +85,8 @@ async fn a_client_that_does_not_read_holds_two_windows() {
         http2_only: false,
         router,
     };
-    let listener = Listener::open_port(port, &cores, &limits, &lifecycle).unwrap();
+    let bounds = ConnectionBounds::new(&limits, engine.config().connection_bytes);
+    let listener = Listener::open_port(port, &cores, &bounds, &lifecycle).unwrap();
     let serving = tokio::spawn(listener.serve());
 
     let slow = open(address, 64 << 10, "/v1/datasets/b/bytes").await;

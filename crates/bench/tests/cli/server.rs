@@ -375,6 +375,11 @@ impl AdminService for Server {
             latency_p50_us: 500.0,
             latency_p99_us: 20_000.0,
             latency_p999_us: 50_000.0,
+            last_reload: Some(wire::LastReload {
+                successful: false,
+                problem: "engine.bakend: is no key here".into(),
+                ..Default::default()
+            }),
         }))
     }
 
@@ -387,6 +392,59 @@ impl AdminService for Server {
         }
         Ok(Response::new(wire::SetLogLevelResponse {
             previous: "info".into(),
+        }))
+    }
+
+    async fn set_backend(
+        &self,
+        request: Request<wire::SetBackendRequest>,
+    ) -> Result<Response<wire::SetBackendResponse>, Status> {
+        let request = request.into_inner();
+        match (request.backend(), request.dataset.as_deref()) {
+            (wire::Backend::Uring, _) => Err(Status::failed_precondition(
+                "backend uring: seccomp forbids io_uring",
+            )),
+            (_, Some("nothing")) => Err(Status::not_found("dataset: there is no dataset \"nothing\"")),
+            (backend, dataset) => Ok(Response::new(wire::SetBackendResponse {
+                previous: wire::Backend::Mmap.into(),
+                backend: backend.into(),
+                reason: "asked for at run time".into(),
+                datasets_with_own: dataset.map_or(vec!["vectors".into()], |_| Vec::new()),
+            })),
+        }
+    }
+
+    async fn clear_backend(
+        &self,
+        _: Request<wire::ClearBackendRequest>,
+    ) -> Result<Response<wire::ClearBackendResponse>, Status> {
+        Ok(Response::new(wire::ClearBackendResponse {
+            previous: wire::Backend::Pread.into(),
+            backend: wire::Backend::Mmap.into(),
+            reason: "asked for by name".into(),
+        }))
+    }
+
+    async fn reload(
+        &self,
+        _: Request<wire::ReloadRequest>,
+    ) -> Result<Response<wire::ReloadResponse>, Status> {
+        if self.0.overloaded {
+            return Err(Status::invalid_argument("engine.bakend: is no key here"));
+        }
+        let change = |key: &str, before: &str, after: &str| wire::ConfigChange {
+            key: key.into(),
+            before: before.into(),
+            after: after.into(),
+        };
+        Ok(Response::new(wire::ReloadResponse {
+            applied: vec![change("limits.connections", "4096", "100")],
+            needs_restart: vec![change("engine.cores", "2", "4")],
+            datasets_added: vec!["new".into()],
+            datasets_removed: vec!["old".into()],
+            datasets_replaced: Vec::new(),
+            datasets_unchanged: vec!["blocks".into(), "vectors".into()],
+            notes: Vec::new(),
         }))
     }
 }

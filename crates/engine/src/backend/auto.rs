@@ -25,7 +25,8 @@ const COLD_ASKS_ONE_IN: u32 = 16;
 /// (0.3 us against 1/20 of some 2 us).
 const COLD_HITS_PER_MILLE: u32 = 50;
 
-/// See the module.
+/// See the module. Every shard on a ring has it: an attempt says whether it may be copied, so that one ring serves `uring`
+/// and `auto`, and a switch between them costs nothing.
 pub(crate) struct AutoBackend {
     ring: UringBackend,
     mapped: MmapBackend,
@@ -61,8 +62,12 @@ impl Backend for AutoBackend {
         self.ring.introduce(files);
     }
 
+    fn forget(&mut self, files: &[u64]) {
+        self.ring.forget(files);
+    }
+
     fn start(&mut self, attempt: Attempt) -> Route {
-        if self.is_resident(&attempt) {
+        if attempt.may_copy && self.is_resident(&attempt) {
             self.mapped.start(attempt);
             Route::PageCache
         } else {

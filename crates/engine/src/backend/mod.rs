@@ -18,6 +18,8 @@ pub(crate) struct Attempt {
     pub(crate) file: Arc<OpenFile>,
     /// Whether to read past the page cache. Offset, length and memory are then aligned as the file demands.
     pub(crate) direct: bool,
+    /// Whether a ring's backend may copy it from the page cache instead: backend `auto`.
+    pub(crate) may_copy: bool,
     /// File offset.
     pub(crate) offset: u64,
     /// Where the bytes go.
@@ -45,8 +47,14 @@ pub(crate) enum Route {
 /// How attempts are made. A shard drives exactly one backend, from one thread; it never has more attempts in flight
 /// than its queue depth.
 pub(crate) trait Backend {
-    /// Tells of files that will be read often and stay open as long as the engine: those of a dataset's address space.
+    /// Tells of files that will be read often and stay open until they are forgotten: those
+    /// of a dataset's address space.
     fn introduce(&mut self, files: &[Arc<OpenFile>]) {
+        let _ = files;
+    }
+
+    /// Tells of such files, by [`OpenFile`]'s `id`, that will never be read again.
+    fn forget(&mut self, files: &[u64]) {
         let _ = files;
     }
 

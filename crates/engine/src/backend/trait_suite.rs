@@ -76,6 +76,7 @@ impl Read {
             slot: u32::try_from(slot).expect("few"),
             file: Arc::clone(file),
             direct: false,
+            may_copy: true,
             offset: self.offset,
             destination: self.memory.as_mut_ptr(),
             length: u32::try_from(self.memory.len()).expect("short"),

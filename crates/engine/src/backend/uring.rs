@@ -64,9 +64,21 @@ impl RingRuntime {
         self.runtime.block_on(future)
     }
 
-    /// A backend on this runtime's ring, for one shard with at most `queue_depth` reads in flight.
-    pub(crate) fn backend(&self, queue_depth: u32) -> UringBackend {
-        UringBackend::new(self.ring, queue_depth)
+    /// The ring, for backends that are made later on this thread.
+    pub(crate) fn handle(&self) -> RingHandle {
+        RingHandle(self.ring)
+    }
+}
+
+/// The ring of the runtime that runs on this thread.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RingHandle(Option<RawFd>);
+
+impl RingHandle {
+    /// A backend on this ring, for the one shard that it has, with at most `queue_depth` reads in flight. To be used on
+    /// the ring's thread only.
+    pub(crate) fn backend(self, queue_depth: u32) -> UringBackend {
+        UringBackend::new(self.0, queue_depth)
     }
 }
 
@@ -196,13 +208,13 @@ impl Registered {
 
 /// Files that the ring knows by a place in its table, so that a read need not look its descriptor up and count it.
 ///
-/// A file stays in the table, and open, until the ring goes: only files of datasets' address spaces come here.
+/// A file stays in the table, and open, until it is forgotten: only files of datasets' address spaces come here.
 #[derive(Debug, Default)]
 struct FileTable {
     /// The table was made; `Some(false)`: it cannot be, or an update failed.
     usable: Option<bool>,
-    /// (file, direct) at the index that is its place.
-    places: Vec<(u64, bool)>,
+    /// (file, direct) at the index that is its place; `None`: free again.
+    places: Vec<Option<(u64, bool)>>,
 }
 
 /// Places of the table. A dataset of more files reads the others by descriptor.
@@ -210,7 +222,10 @@ const FILE_PLACES: u32 = 256;
 
 impl FileTable {
     fn place(&self, file: &OpenFile, direct: bool) -> Option<types::Fixed> {
-        let place = self.places.iter().position(|known| *known == (file.id, direct))?;
+        let place = self
+            .places
+            .iter()
+            .position(|known| *known == Some((file.id, direct)))?;
         u32::try_from(place).ok().map(types::Fixed)
     }
 
@@ -220,28 +235,49 @@ impl FileTable {
             .into_iter()
             .filter_map(|(fd, direct)| Some((fd?, direct)))
         {
-            let full = self.places.len() >= FILE_PLACES as usize;
-            if full || self.usable == Some(false) || self.place(file, direct).is_some() {
+            if self.usable == Some(false) || self.place(file, direct).is_some() {
                 continue;
             }
-            self.usable = Some(self.store(ring, descriptor).is_ok());
+            let free = self.places.iter().position(Option::is_none);
+            let free = free.unwrap_or(self.places.len());
+            if free >= FILE_PLACES as usize {
+                continue;
+            }
+            self.usable = Some(self.store(ring, free, descriptor.as_raw_fd()).is_ok());
             if self.usable == Some(true) {
-                self.places.push((file.id, direct));
+                match self.places.get_mut(free) {
+                    Some(place) => *place = Some((file.id, direct)),
+                    None => self.places.push(Some((file.id, direct))),
+                }
             }
         }
     }
 
-    /// Puts a descriptor at the next place.
-    fn store(&self, ring: RawFd, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    /// Empties the places of a file, which the ring then holds open no longer.
+    fn remove(&mut self, ring: RawFd, file: u64) {
+        for index in 0..self.places.len() {
+            let here = self.places.get(index).copied().flatten();
+            // What cannot be emptied is kept as it is: it then names the file that it holds.
+            if here.is_some_and(|(id, _)| id == file)
+                && self.store(ring, index, -1).is_ok()
+                && let Some(place) = self.places.get_mut(index)
+            {
+                *place = None;
+            }
+        }
+    }
+
+    /// Puts a descriptor at a place; -1 empties it.
+    fn store(&self, ring: RawFd, place: usize, descriptor: RawFd) -> io::Result<()> {
         const IORING_REGISTER_FILES: libc::c_uint = 2;
         const IORING_REGISTER_FILES_UPDATE: libc::c_uint = 6;
         if self.usable.is_none() {
             let empty = [-1; FILE_PLACES as usize];
             register(ring, IORING_REGISTER_FILES, empty.as_ptr().cast(), FILE_PLACES)?;
         }
-        let descriptors = [descriptor.as_raw_fd()];
+        let descriptors = [descriptor];
         let update = FilesUpdate {
-            offset: u32::try_from(self.places.len()).unwrap_or(u32::MAX),
+            offset: u32::try_from(place).unwrap_or(u32::MAX),
             resv: 0,
             descriptors: descriptors.as_ptr() as u64,
         };
@@ -386,11 +422,18 @@ impl Backend for UringBackend {
         }
     }
 
+    fn forget(&mut self, files: &[u64]) {
+        if let Some(ring) = self.ring {
+            files.iter().for_each(|file| self.files.remove(ring, *file));
+        }
+    }
+
     fn start(&mut self, attempt: Attempt) -> Route {
         let Attempt {
             slot,
             file,
             direct,
+            may_copy: _,
             offset,
             destination,
             length,

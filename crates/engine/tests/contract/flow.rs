@@ -361,7 +361,8 @@ fn a_shard_is_its_cores_own() {
             .iter()
             .map(|shard| shard.device_reads_total)
             .collect();
-        assert_eq!(reads, [0, 50], "{}", harness.name());
+        // After a switch the shards of the backend before stand in front of them, idle.
+        assert_eq!(reads[reads.len() - 2..], [0, 50], "{}", harness.name());
         harness.finish();
     }
 }

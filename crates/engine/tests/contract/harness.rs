@@ -34,6 +34,8 @@ pub(crate) const MAX_READ_BYTES: u32 = 128 << 10;
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
     pub(crate) backend: BackendKind,
+    /// The backend that its engine starts on, to be switched before the case runs.
+    pub(crate) started_on: Option<BackendKind>,
     pub(crate) placement: Placement,
     pub(crate) registered: bool,
     pub(crate) announce: bool,
@@ -43,6 +45,7 @@ pub(crate) struct Variant {
 const URING: Variant = Variant {
     name: "uring_direct",
     backend: BackendKind::Uring,
+    started_on: None,
     placement: Placement::SameThread,
     registered: true,
     announce: true,
@@ -50,7 +53,7 @@ const URING: Variant = Variant {
 };
 
 /// Every variant that the contract is demanded of.
-pub(crate) const VARIANTS: [Variant; 10] = [
+pub(crate) const VARIANTS: [Variant; 13] = [
     URING,
     Variant {
         name: "uring_buffered",
@@ -97,6 +100,24 @@ pub(crate) const VARIANTS: [Variant; 10] = [
         name: "pread_buffered",
         backend: BackendKind::Pread,
         direct_io: DirectIo::Off,
+        ..URING
+    },
+    Variant {
+        name: "uring_after_mmap",
+        started_on: Some(BackendKind::Mmap),
+        ..URING
+    },
+    Variant {
+        name: "auto_after_uring",
+        backend: BackendKind::Auto,
+        started_on: Some(BackendKind::Uring),
+        ..URING
+    },
+    Variant {
+        name: "mmap_after_uring",
+        backend: BackendKind::Mmap,
+        started_on: Some(BackendKind::Uring),
+        direct_io: DirectIo::Preferred,
         ..URING
     },
     Variant {
@@ -193,7 +214,7 @@ impl Harness {
     /// An engine with the settings of the suite, changed by `change`.
     pub(crate) fn with(variant: Variant, change: impl FnOnce(&mut EngineConfig)) -> Self {
         let mut config = EngineConfig {
-            backend: variant.backend,
+            backend: variant.started_on.unwrap_or(variant.backend),
             on_unavailable: OnUnavailable::Fail,
             cores: 2,
             pin: false,
@@ -214,6 +235,10 @@ impl Harness {
             None => Engine::start(&config),
         };
         let engine = engine.unwrap_or_else(|error| panic!("{}: {error}", variant.name));
+        if variant.started_on.is_some() {
+            let status = engine.set_backend(variant.backend).expect("a switch");
+            assert_eq!(status.backend, variant.backend, "{}", variant.name);
+        }
         let registry = Registry::new();
         engine.register_metrics(&registry).expect("free names");
         Self {

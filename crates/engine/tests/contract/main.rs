@@ -25,7 +25,7 @@ macro_rules! contract {
     ($($case:ident),* $(,)?) => {
         crate::contract!(@variants [$($case),*]
             uring_direct uring_buffered uring_own_thread uring_own_thread_buffered auto mmap mmap_plain
-            pread pread_buffered sim);
+            pread pread_buffered uring_after_mmap auto_after_uring mmap_after_uring sim);
     };
     (@variants $cases:tt $($variant:ident)*) => {
         $(crate::contract!(@variant $variant $cases);)*

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ringfetch_engine::config::{DirectIo, OBJECT_REVALIDATE_DEFAULT};
+use ringfetch_engine::config::{BackendKind, DirectIo, OBJECT_REVALIDATE_DEFAULT};
 use ringfetch_engine::dataset::{DatasetSpec, Dtype, KindSpec, Layout, PartialTail};
 
-use super::keys::DIRECT_IO_WORDS;
+use super::keys::{BACKEND_WORDS, DIRECT_IO_WORDS};
 use super::layers::{Content, Node};
 use super::problem::Source;
 use super::walk::{Section, Walk};
@@ -70,6 +70,9 @@ const DTYPE_WORDS: [(&str, Dtype); 5] = [
 const PARTIAL_TAIL_WORDS: [(&str, PartialTail); 2] =
     [("refuse", PartialTail::Refuse), ("ignore", PartialTail::Ignore)];
 
+/// Where a dataset has no backend of its own.
+const INHERIT: &str = "inherit";
+
 const NAME_ALLOWED: &str = "allowed: 1 to 128 of A-Z a-z 0-9 . _ -, the first one a letter or a digit";
 const BLOCK_BYTES_MAX: u64 = 256 << 20;
 const DIM_MAX: u32 = 1 << 20;
@@ -78,9 +81,12 @@ const MAX_OPEN_FILES_DEFAULT: u64 = 1024;
 const MAX_OPEN_FILES_MAX: u64 = 1 << 20;
 const REVALIDATE_MS_MAX: u64 = 3_600_000;
 
+/// The datasets, and the backends of those that have one of their own.
+pub(super) type Datasets = (Vec<DatasetSpec>, BTreeMap<String, BackendKind>);
+
 /// Reads the list. Entries with problems are left out.
-pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -> Vec<DatasetSpec> {
-    let fixed = ["name", "kind", "path", "paths", "direct_io"];
+pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -> Datasets {
+    let fixed = ["name", "kind", "path", "paths", "direct_io", "backend"];
     for key in fixed.iter().chain(KIND_KEYS.iter().map(|(key, _)| key)) {
         walk.know(&format!("datasets[].{key}"));
     }
@@ -101,7 +107,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -
                 "allowed: a list of datasets, each beginning with `-`".to_owned(),
                 source,
             );
-            return Vec::new();
+            return Datasets::default();
         }
         None => (Vec::new(), Source::Default),
     };
@@ -114,7 +120,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -
         );
     }
     let mut first_of_name: BTreeMap<String, usize> = BTreeMap::new();
-    let mut specs = Vec::new();
+    let (mut specs, mut backends) = Datasets::default();
     for (index, item) in items.into_iter().enumerate() {
         let source = item.source.clone();
         let is_section = matches!(item.content, Content::Section(_));
@@ -123,7 +129,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -
             section.finish();
             continue;
         }
-        let Some(spec) = entry(section, &source, around) else {
+        let Some((spec, backend)) = entry(section, &source, around) else {
             continue;
         };
         if let Some(first) = first_of_name.get(&spec.name) {
@@ -136,12 +142,17 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -
         } else {
             first_of_name.insert(spec.name.clone(), index);
         }
+        backends.extend(backend.map(|backend| (spec.name.clone(), backend)));
         specs.push(spec);
     }
-    specs
+    (specs, backends)
 }
 
-fn entry(mut section: Section<'_>, source: &Source, around: &Surroundings<'_>) -> Option<DatasetSpec> {
+fn entry(
+    mut section: Section<'_>,
+    source: &Source,
+    around: &Surroundings<'_>,
+) -> Option<(DatasetSpec, Option<BackendKind>)> {
     let walk = section.walk();
     let required = |section: &Section<'_>, name: &str, remedy: &str| {
         walk.complain(
@@ -177,6 +188,12 @@ fn entry(mut section: Section<'_>, source: &Source, around: &Surroundings<'_>) -
             walk.note("engine.direct_io".to_owned());
             around.direct_io
         });
+    let backends: Vec<(&str, Option<BackendKind>)> = BACKEND_WORDS
+        .iter()
+        .map(|(word, kind)| (*word, Some(*kind)))
+        .chain([(INHERIT, None)])
+        .collect();
+    let backend = section.word("backend", None, &backends);
     for (key, of) in KIND_KEYS {
         // Without a valid kind nobody knows which keys are wrong: that is reported, they are not.
         if kind != Some(of)
@@ -200,12 +217,13 @@ fn entry(mut section: Section<'_>, source: &Source, around: &Surroundings<'_>) -
         Some(KindWord::Objects) => Some(objects(&mut section)),
     };
     section.finish();
-    Some(DatasetSpec {
+    let spec = DatasetSpec {
         name: name?,
         paths: paths?,
         kind: kind?,
         direct_io,
-    })
+    };
+    Some((spec, backend))
 }
 
 fn name_is_valid(name: &str) -> bool {

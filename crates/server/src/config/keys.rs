@@ -18,7 +18,7 @@ use super::problem::Problems;
 use super::walk::{Section, Walk};
 use super::{Config, Limits, LogConfig, LogFormat, datasets};
 
-const BACKEND_WORDS: [(&str, BackendKind); 4] = [
+pub(super) const BACKEND_WORDS: [(&str, BackendKind); 4] = [
     ("uring", BackendKind::Uring),
     ("mmap", BackendKind::Mmap),
     ("auto", BackendKind::Auto),
@@ -102,7 +102,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
         direct_io,
         response_bytes: limits.response_bytes,
     };
-    let datasets = datasets::read(walk, datasets, &around);
+    let (datasets, dataset_backends) = datasets::read(walk, datasets, &around);
     root.finish();
 
     // `grpc` and `http` cannot be off: a listener that is none was complained about, and nothing is served then.
@@ -113,6 +113,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
         admin_listen,
         engine,
         datasets,
+        dataset_backends,
         limits,
         log,
         drain_timeout,

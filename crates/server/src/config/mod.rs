@@ -11,11 +11,11 @@ mod problem;
 mod size;
 mod walk;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ringfetch_engine::config::EngineConfig;
+use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::DatasetSpec;
 
 pub(crate) use keys::GRPC_PORT;
@@ -26,7 +26,7 @@ pub use problem::{Problem, Problems, Source};
 pub use walk::Setting;
 
 /// Bounds on what clients may ask for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Most items of one request.
     pub items_per_request: u32,
@@ -79,6 +79,8 @@ pub struct Config {
     pub engine: EngineConfig,
     /// What is served.
     pub datasets: Vec<DatasetSpec>,
+    /// Datasets with a backend of their own, by name.
+    pub dataset_backends: BTreeMap<String, BackendKind>,
     /// Bounds.
     pub limits: Limits,
     /// Logs.

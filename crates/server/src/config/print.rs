@@ -44,6 +44,13 @@ pub fn to_yaml(settings: &[Setting]) -> String {
     out
 }
 
+impl Setting {
+    /// The value as it is written in a configuration file.
+    pub fn text(&self) -> String {
+        written(&self.value)
+    }
+}
+
 /// `datasets[0].name` in parts: `datasets`, `[0]`, `name`.
 fn parts(key: &str) -> Vec<&str> {
     key.split('.')

@@ -44,12 +44,11 @@ impl DatasetService for Datasets {
         &self,
         _: Request<v1::ListDatasetsRequest>,
     ) -> Result<Response<v1::ListDatasetsResponse>, Status> {
-        let backend = self.fetcher.engine().backend();
         let datasets = self
             .fetcher
             .datasets()
             .iter()
-            .map(|dataset| describe::dataset(dataset, &backend))
+            .map(|dataset| describe::dataset(dataset, &self.fetcher.backend_of(dataset)))
             .collect();
         Ok(Response::new(v1::ListDatasetsResponse { datasets }))
     }
@@ -62,7 +61,7 @@ impl DatasetService for Datasets {
             .fetcher
             .dataset(&request.get_ref().name)
             .map_err(|error| status::to_status(&error, "name"))?;
-        let dataset = Some(describe::dataset(&dataset, &self.fetcher.engine().backend()));
+        let dataset = Some(describe::dataset(&dataset, &self.fetcher.backend_of(&dataset)));
         Ok(Response::new(v1::GetDatasetResponse { dataset }))
     }
 

@@ -1,5 +1,6 @@
 //! What the engine knows, in the words of the wire: datasets, kinds, backends, item errors.
 
+use crate::fetch::Chosen;
 use crate::status;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::{Dataset, Dtype, Kind, Layout};
@@ -8,7 +9,7 @@ use ringfetch_engine::error::ItemError;
 use ringfetch_proto::v1;
 
 /// A dataset with its read path.
-pub(crate) fn dataset(dataset: &Dataset, backend: &BackendStatus) -> v1::Dataset {
+pub(crate) fn dataset(dataset: &Dataset, backend: &Chosen) -> v1::Dataset {
     let (kind, count, block_bytes, vectors) = match dataset.kind() {
         Kind::Blocks { block_bytes, count } => (v1::Kind::Blocks, count, block_bytes, None),
         Kind::Vectors {
@@ -49,7 +50,8 @@ pub(crate) fn dataset(dataset: &Dataset, backend: &BackendStatus) -> v1::Dataset
     }
 }
 
-fn read_path(dataset: &Dataset, status: &BackendStatus) -> v1::ReadPath {
+fn read_path(dataset: &Dataset, chosen: &Chosen) -> v1::ReadPath {
+    let status = &chosen.status;
     let facts = dataset.direct();
     let (direct_io, direct_io_reason) = direct_io(dataset, status);
     v1::ReadPath {
@@ -60,6 +62,7 @@ fn read_path(dataset: &Dataset, status: &BackendStatus) -> v1::ReadPath {
         direct_io_reason,
         offset_alignment_bytes: facts.offset_alignment_bytes,
         memory_alignment_bytes: facts.memory_alignment_bytes,
+        own_backend: chosen.own,
     }
 }
 

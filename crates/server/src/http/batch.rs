@@ -96,8 +96,11 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
         share: super::share_of(&parts.extensions),
         fail_fast: call.fail_fast,
     };
-    let result = app.fetcher.fetch(name, call.columns.items(), context).await;
-    let (_, fetched) = result.map_err(|error| in_terms_of(call.field, error))?;
+    let result = app
+        .fetcher
+        .fetch_of(&dataset, call.columns.items(), context)
+        .await;
+    let fetched = result.map_err(|error| in_terms_of(call.field, error))?;
     let shape = match dataset.kind() {
         Kind::Vectors { dim, dtype, .. } if call.columns.wanted() == Wanted::Vectors => {
             Some(Shape { dim, dtype })

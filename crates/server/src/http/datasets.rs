@@ -2,12 +2,11 @@
 
 use super::App;
 use super::problem::{Problem, Segments};
-use crate::fetch::FetchError;
+use crate::fetch::{Chosen, FetchError};
 use crate::grpc::describe;
 use axum::Json;
 use axum::extract::State;
 use ringfetch_engine::dataset::{Dataset, Kind};
-use ringfetch_engine::engine::BackendStatus;
 use serde::Serialize;
 use std::sync::Arc;
 use utoipa::ToSchema;
@@ -67,9 +66,9 @@ pub(super) struct VectorShapeView {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ReadPath)]
 pub(super) struct ReadPathView {
-    /// `uring`, `mmap` or `pread`.
+    /// `uring`, `mmap`, `auto` or `pread`.
     backend: &'static str,
-    /// What the configuration asked for.
+    /// What was asked for.
     requested: &'static str,
     /// What decided it.
     reason: String,
@@ -81,10 +80,13 @@ pub(super) struct ReadPathView {
     offset_alignment_bytes: u32,
     /// What a direct read's memory must be aligned to.
     memory_alignment_bytes: u32,
+    /// Whether the dataset has a backend of its own, or shares the engine's.
+    own_backend: bool,
 }
 
 impl DatasetView {
-    fn new(dataset: &Dataset, backend: &BackendStatus) -> Self {
+    fn new(dataset: &Dataset, chosen: &Chosen) -> Self {
+        let backend = &chosen.status;
         let (block_bytes, vectors) = match dataset.kind() {
             Kind::Blocks { block_bytes, .. } => (Some(block_bytes), None),
             Kind::Vectors {
@@ -134,6 +136,7 @@ impl DatasetView {
                 direct_io_reason,
                 offset_alignment_bytes: direct.offset_alignment_bytes,
                 memory_alignment_bytes: direct.memory_alignment_bytes,
+                own_backend: chosen.own,
             },
             files: dataset.files().len(),
         }
@@ -144,12 +147,11 @@ impl DatasetView {
 #[utoipa::path(get, path = "/v1/datasets", tag = "datasets", operation_id = "ListDatasets",
     responses((status = 200, description = "Every dataset, by name.", body = DatasetList)))]
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<DatasetList> {
-    let backend = app.fetcher.engine().backend();
     let datasets = app.fetcher.datasets();
     Json(DatasetList {
         datasets: datasets
             .iter()
-            .map(|dataset| DatasetView::new(dataset, &backend))
+            .map(|dataset| DatasetView::new(dataset, &app.fetcher.backend_of(dataset)))
             .collect(),
     })
 }
@@ -163,7 +165,10 @@ pub(super) async fn get(
     Segments(name): Segments<String>,
 ) -> Result<Json<DatasetView>, Problem> {
     let dataset = app.fetcher.dataset(&name)?;
-    Ok(Json(DatasetView::new(&dataset, &app.fetcher.engine().backend())))
+    Ok(Json(DatasetView::new(
+        &dataset,
+        &app.fetcher.backend_of(&dataset),
+    )))
 }
 
 /// What a resource needs its dataset to be.

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use half::f16;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
-use ringfetch_engine::dataset::{Dtype, Kind};
+use ringfetch_engine::dataset::{Dataset, Dtype, Kind};
 use ringfetch_engine::error::ReadError;
 use serde::Serialize;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ pub(super) async fn get_block(
     if parts.method == Method::HEAD {
         return Ok(head_only(head, Form::Octets, Some(block_bytes)));
     }
-    let data = fetch_one(&app, &name, Items::Blocks(&[index]), &parts).await?;
+    let data = fetch_one(&app, &dataset, Items::Blocks(&[index]), &parts).await?;
     Ok(octets(head, data))
 }
 
@@ -115,7 +115,7 @@ pub(super) async fn get_vector(
         let length = (form == Form::Octets).then_some(vector_bytes);
         return Ok(vary_by_accept(head_only(head, form, length)));
     }
-    let data = fetch_one(&app, &name, Items::Vectors(&[id]), &parts).await?;
+    let data = fetch_one(&app, &dataset, Items::Vectors(&[id]), &parts).await?;
     let response = match form {
         Form::Octets => octets(head, data),
         Form::Json => {
@@ -164,14 +164,18 @@ fn head_only(mut head: HeaderMap, form: Form, length: Option<u32>) -> Response {
     (StatusCode::OK, head, Body::from_stream(unknown)).into_response()
 }
 
-async fn fetch_one(app: &App, name: &str, item: Items<'_>, parts: &Parts) -> Result<Bytes, Problem> {
+async fn fetch_one(
+    app: &App,
+    dataset: &Arc<Dataset>,
+    item: Items<'_>,
+    parts: &Parts,
+) -> Result<Bytes, Problem> {
     let context = CallContext {
         deadline: None,
         share: super::share_of(&parts.extensions),
         fail_fast: true,
     };
-    let (_, fetched) = app.fetcher.fetch(name, item, context).await?;
-    Ok(fetched.data)
+    Ok(app.fetcher.fetch_of(dataset, item, context).await?.data)
 }
 
 fn octets(mut head: HeaderMap, data: Bytes) -> Response {

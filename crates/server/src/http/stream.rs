@@ -146,12 +146,7 @@ impl Reader {
         match &self.source {
             Source::Space(dataset) => {
                 let items = Items::Ranges { offsets, lengths };
-                let (now, data) = self.fetch_items(dataset, items, place).await?;
-                if now.etag() == dataset.etag() {
-                    Ok(data)
-                } else {
-                    Err(WindowError::Changed)
-                }
+                Ok(self.fetch_items(dataset, items, place).await?)
             }
             Source::Object { dataset, name, etag } => {
                 let names = vec![name.clone(); offsets.len()];
@@ -165,7 +160,7 @@ impl Reader {
                 // read was of it too. Before the result is: a shorter successor shows as a range past the end.
                 let now = dataset.object(name).await.map_err(FetchError::Read)?;
                 if now.etag() == etag {
-                    Ok(result?.1)
+                    Ok(result?)
                 } else {
                     Err(WindowError::Changed)
                 }
@@ -175,20 +170,20 @@ impl Reader {
 
     async fn fetch_items(
         &self,
-        dataset: &Dataset,
+        dataset: &Arc<Dataset>,
         items: Items<'_>,
         place: Place,
-    ) -> Result<(Arc<Dataset>, Bytes), FetchError> {
+    ) -> Result<Bytes, FetchError> {
         let context = CallContext {
             deadline: None,
             share: self.share.clone(),
             fail_fast: true,
         };
-        let (dataset, fetched) = match place {
-            Place::First => self.fetcher.fetch(dataset.name(), items, context).await?,
-            Place::Later => self.fetcher.fetch_further(dataset.name(), items, context).await?,
+        let fetched = match place {
+            Place::First => self.fetcher.fetch_of(dataset, items, context).await?,
+            Place::Later => self.fetcher.fetch_further(dataset, items, context).await?,
         };
-        Ok((dataset, fetched.data))
+        Ok(fetched.data)
     }
 
     /// A later window: waits where a bound is met: the client has its head already and cannot be told to come back.

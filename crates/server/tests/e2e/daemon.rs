@@ -9,6 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+/// Free ports, as a configuration file says it.
+pub(crate) const LISTEN: &str =
+    "grpc: {listen: 127.0.0.1:0}\nhttp: {listen: 127.0.0.1:0}\nadmin: {listen: 127.0.0.1:0}\n";
+
 /// Every backend that serves; what matters is shown on each.
 pub(crate) const BACKENDS: [&str; 3] = ["uring", "mmap", "pread"];
 
@@ -45,6 +49,8 @@ pub(crate) struct Setup {
     datasets: String,
     set: Vec<String>,
     through: Vec<String>,
+    whole: Option<String>,
+    disturb: Option<fn(Pid)>,
 }
 
 impl Setup {
@@ -56,6 +62,8 @@ impl Setup {
             datasets: String::new(),
             set: Vec::new(),
             through: Vec::new(),
+            whole: None,
+            disturb: None,
         };
         setup
             .set("engine.backend", backend)
@@ -95,6 +103,19 @@ impl Setup {
         self
     }
 
+    /// The whole configuration file, in place of whatever is set or added otherwise.
+    pub(crate) fn whole(mut self, text: &str) -> Self {
+        self.set.clear();
+        self.whole = Some(text.to_owned());
+        self
+    }
+
+    /// Does this to the process again and again until it is ready.
+    pub(crate) fn disturbed(mut self, disturb: fn(Pid)) -> Self {
+        self.disturb = Some(disturb);
+        self
+    }
+
     /// Starts the daemon through a command that ends in replacing itself by its arguments.
     pub(crate) fn through(mut self, command: &[&str]) -> Self {
         self.through = command.iter().map(|word| (*word).to_owned()).collect();
@@ -113,8 +134,10 @@ impl Setup {
 
     /// The configuration file, as it would be written by hand.
     fn configuration(&self) -> PathBuf {
-        let listen = |name: &str| format!("{name}: {{listen: 127.0.0.1:0}}\n");
-        let text = ["grpc", "http", "admin"].map(listen).concat() + "datasets:\n" + &self.datasets;
+        let text = match &self.whole {
+            Some(text) => text.clone(),
+            None => LISTEN.to_owned() + "datasets:\n" + &self.datasets,
+        };
         self.file("ringfetchd.yaml", text.as_bytes())
     }
 
@@ -165,6 +188,9 @@ impl Setup {
         let text = eventually("the daemon is ready or ends", PATIENCE, || {
             if let Some(status) = daemon.child.try_wait().expect("wait") {
                 return Some(Err(status.code()));
+            }
+            if let Some(disturb) = daemon.setup.disturb {
+                disturb(daemon.pid());
             }
             fs::read_to_string(&file).ok().map(Ok)
         });
@@ -277,6 +303,18 @@ impl Daemon {
     /// A path in its directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.setup.path(name)
+    }
+
+    /// Writes its configuration file anew, whole at once.
+    pub(crate) fn rewrite(&self, text: &str) {
+        let next = self.setup.file("ringfetchd.yaml.next", text.as_bytes());
+        fs::rename(next, self.path("ringfetchd.yaml")).expect("a rename");
+    }
+
+    /// Files that it has open.
+    pub(crate) fn open_files(&self) -> usize {
+        let directory = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
+        fs::read_dir(directory).expect("the process").count()
     }
 
     /// Its process.

@@ -15,6 +15,7 @@
 mod daemon;
 mod data;
 mod exposition;
+mod readers;
 mod wire;
 
 mod agreement;
@@ -24,12 +25,15 @@ mod counting;
 mod deadlines;
 mod devices;
 mod drains;
+mod flip;
 mod garbage;
 mod misconfigured;
 mod no_ring;
 mod overload;
 mod pipelining;
 mod refusals;
+mod reload;
+mod reload_refused;
 mod slow_readers;
 mod surfaces;
 mod vanishing;

@@ -8,7 +8,7 @@ use ringfetch_proto::v1;
 
 /// Replaces itself by its arguments, under a filter that answers io_uring_setup (425 on every architecture) with an
 /// errno, as container runtimes' profiles do.
-const SECCOMP: &str = r#"
+pub(crate) const SECCOMP: &str = r#"
 import ctypes, os, struct, sys
 errno, command = int(sys.argv[1]), sys.argv[2:]
 rules = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050000 | errno), (0x06, 0, 0, 0x7FFF0000)]
@@ -20,7 +20,7 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
 assert libc.prctl(22, 2, program, 0, 0) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 os.execv(command[0], command)
 "#;
-const EPERM: &str = "1";
+pub(crate) const EPERM: &str = "1";
 const ENOSYS: &str = "38";
 
 fn under_seccomp(errno: &str) -> Setup {

@@ -303,6 +303,16 @@ impl Narrow {
         Self { sender, address }
     }
 
+    /// A GET: waits for the head of its answer, and leaves the rest.
+    pub(crate) async fn ask_get(&mut self, path: &str) -> Held {
+        let request = http::Request::get(format!("http://{}{path}", self.address));
+        let request = request.body(Full::default()).expect("a request");
+        self.sender.ready().await.expect("a connection");
+        let answer = self.sender.send_request(request).await;
+        let (head, body) = answer.expect("a head").into_parts();
+        Held { head, body }
+    }
+
     /// Sends a request, waits for the head of its answer, and leaves the rest.
     pub(crate) async fn ask(&mut self, path: &str, headers: &[(&str, &str)], body: Bytes) -> Held {
         let mut request = http::Request::post(format!("http://{}{path}", self.address));

@@ -54,3 +54,40 @@ async fn the_log_filter_is_replaced_or_refused() {
         r#"ringfetch_rpc_requests_total{code="INVALID_ARGUMENT",method="SetLogLevel",transport="grpc"} 2"#;
     assert!(served.scraped(refused));
 }
+
+#[tokio::test]
+async fn a_daemon_without_a_file_cannot_reload_and_says_so() {
+    // The demo has no configuration file: FAILED_PRECONDITION with the remedy, and no reload in the status.
+    let served = serve(Limits::default());
+    let mut admin = AdminServiceClient::new(served.admin.clone());
+    let status = admin.reload(v1::ReloadRequest {}).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+    assert!(status.message().contains("--config"), "{status:?}");
+    assert_eq!(status.get_details_error_info().unwrap().reason, "NO_FILE");
+    let state = admin.get_status(v1::GetStatusRequest {}).await.unwrap();
+    assert_eq!(state.into_inner().last_reload, None);
+}
+
+#[tokio::test]
+async fn a_switch_is_made_between_two_reads() {
+    // pread, then mmap for one dataset, then its own taken away: each answer says what was and what is.
+    let served = serve(Limits::default());
+    let mut admin = AdminServiceClient::new(served.admin.clone());
+    let request = v1::SetBackendRequest {
+        backend: v1::Backend::Mmap.into(),
+        dataset: Some("blocks".into()),
+    };
+    let answer = admin.set_backend(request).await.unwrap().into_inner();
+    assert_eq!(
+        (answer.previous(), answer.backend()),
+        (v1::Backend::Pread, v1::Backend::Mmap)
+    );
+    let request = v1::ClearBackendRequest {
+        dataset: "blocks".into(),
+    };
+    let answer = admin.clear_backend(request).await.unwrap().into_inner();
+    assert_eq!(
+        (answer.previous(), answer.backend()),
+        (v1::Backend::Mmap, v1::Backend::Pread)
+    );
+}

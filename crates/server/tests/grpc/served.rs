@@ -1,13 +1,16 @@
 //! A daemon's insides without its ports: three datasets, an engine, and the two routers.
 
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
-use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, Layout, PartialTail};
+use ringfetch_engine::dataset::{DatasetSpec, KindSpec, Layout, PartialTail};
 use ringfetch_engine::engine::Engine;
 use ringfetch_proto::v1::dataset_service_client::DatasetServiceClient;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
-use ringfetch_server::config::{Limits, LogConfig, LogFormat};
+use ringfetch_server::catalogue::Catalogue;
+use ringfetch_server::config::{Base, Inputs, Limits, LogConfig, LogFormat, load};
 use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::Lifecycle;
+use ringfetch_server::listener::ConnectionBounds;
+use ringfetch_server::live::{Live, Parts};
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::{admin, grpc};
@@ -74,7 +77,7 @@ pub(crate) fn serve(limits: Limits) -> Served {
             },
         ),
     ];
-    let datasets = specs
+    let specs = specs
         .into_iter()
         .map(|(name, file, kind)| {
             let spec = DatasetSpec {
@@ -83,9 +86,10 @@ pub(crate) fn serve(limits: Limits) -> Served {
                 kind,
                 direct_io: DirectIo::Off,
             };
-            Arc::new(Dataset::open(&spec).unwrap())
+            spec
         })
-        .collect();
+        .collect::<Vec<_>>();
+    let catalogue = Catalogue::open(&specs).unwrap();
 
     let config = EngineConfig {
         backend: BackendKind::Pread,
@@ -98,7 +102,7 @@ pub(crate) fn serve(limits: Limits) -> Served {
         .join()
         .unwrap()
         .unwrap();
-    let fetcher = Fetcher::new(engine, datasets, limits);
+    let fetcher = Fetcher::new(engine, catalogue.datasets(), limits);
     let lifecycle = Lifecycle::new();
     lifecycle.start_serving();
     let log = LogConfig {
@@ -110,7 +114,22 @@ pub(crate) fn serve(limits: Limits) -> Served {
     fetcher.register_metrics(&registry).unwrap();
     let rpc = RpcMetrics::new(&registry).unwrap();
     let router = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
-    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry, rpc);
+    let inputs = Inputs {
+        base: Base::Demo(path.to_owned()),
+        environment: Vec::new(),
+        flags: Vec::new(),
+    };
+    let live = Live::new(Parts {
+        loaded: load(&inputs).unwrap(),
+        inputs,
+        catalogue,
+        fetcher: fetcher.clone(),
+        lifecycle: lifecycle.clone(),
+        telemetry: telemetry.clone(),
+        bounds: ConnectionBounds::new(&limits, 1 << 20),
+    })
+    .unwrap();
+    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry, rpc, live);
     Served {
         fetcher,
         lifecycle,

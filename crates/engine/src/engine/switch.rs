@@ -1,0 +1,150 @@
+//! The switch from one backend to another while the engine serves.
+//!
+//! Invariants: what cannot be had is refused before anything changes; whatever is routed to is started, and exported,
+//! before a batch can find it. Switches come one at a time, and none once the engine ends.
+
+use super::{Engine, Inner};
+use crate::config::BackendKind;
+use crate::cores::Alarm;
+use crate::dataset::Dataset;
+use crate::engine::{BackendStatus, StartError};
+use crate::routes::{Route, Routes};
+use crate::start::{self, Group, Starter};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+impl Engine {
+    /// Makes `requested` the backend of every dataset that has none of its own, while it serves: batches submitted from
+    /// now on go there, those accepted before finish where they are. Blocks for as long as starting it takes (up to
+    /// seconds, the first time): call it where blocking is allowed, and never on a core.
+    ///
+    /// # Errors
+    /// The backend cannot be had, or the engine drains; nothing has changed then, whatever `on_unavailable` says.
+    pub fn set_backend(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
+        let _one_at_a_time = self.inner.switch();
+        let status = start::admit(requested)?;
+        let route = self.inner.route(status.clone())?;
+        let routes = self.inner.routes.load();
+        let mut served = self.inner.board.datasets();
+        served.retain(|dataset| !routes.own.iter().any(|(own, _)| own == dataset));
+        show(&route.group, &served, status.backend);
+        self.inner.board.set_backend(status.clone());
+        let own = routes.own.clone();
+        self.inner.routes.store(Arc::new(Routes { common: route, own }));
+        Ok(status)
+    }
+
+    /// Gives a dataset a backend of its own, as [`Engine::set_backend`] does for all others; `None` takes it away again.
+    /// It goes with the dataset's name: a dataset that is opened anew has it too.
+    ///
+    /// # Errors
+    /// As [`Engine::set_backend`].
+    pub fn set_backend_of(
+        &self,
+        dataset: &Dataset,
+        requested: Option<BackendKind>,
+    ) -> Result<BackendStatus, StartError> {
+        let status = requested.map(start::admit).transpose()?;
+        self.route_own(dataset, status)
+    }
+
+    /// As [`Engine::set_backend_of`] at the start of a daemon: where io_uring cannot be had, `on_unavailable` decides.
+    ///
+    /// # Errors
+    /// The backend cannot be had, and no other is to take its place.
+    pub fn choose_backend_of(
+        &self,
+        dataset: &Dataset,
+        requested: BackendKind,
+    ) -> Result<BackendStatus, StartError> {
+        let status = start::choose(&self.inner.config, requested)?;
+        self.route_own(dataset, Some(status))
+    }
+
+    fn route_own(
+        &self,
+        dataset: &Dataset,
+        status: Option<BackendStatus>,
+    ) -> Result<BackendStatus, StartError> {
+        let inner = &*self.inner;
+        let _one_at_a_time = inner.switch();
+        let route = status.clone().map(|status| inner.route(status)).transpose()?;
+        inner.board.set_backend_of(dataset.name(), status);
+        let routes = inner.routes.load().with_own(dataset.name(), route);
+        let now = routes.of(dataset.name());
+        show(&now.group, &[dataset.name().to_owned()], now.status.backend);
+        let status = now.status.clone();
+        inner.routes.store(Arc::new(routes));
+        Ok(status)
+    }
+
+    /// Takes a dataset that is no longer served out of `ringfetch_dataset_backend_info`, and its own backend away. Its
+    /// counters stay.
+    pub fn retire(&self, dataset: &str) {
+        let _one_at_a_time = self.inner.switch();
+        self.inner.board.forget(dataset);
+        let routes = self.inner.routes.load().with_own(dataset, None);
+        self.inner.routes.store(Arc::new(routes));
+    }
+}
+
+impl Inner {
+    /// Waits until no other switch is under way.
+    fn switch(&self) -> MutexGuard<'_, ()> {
+        self.switching.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The route to a backend, whose shards are started where they are not yet: within [`Inner::switch`].
+    fn route(&self, status: BackendStatus) -> Result<Route, StartError> {
+        let raised = self
+            .alarm_raised
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let alarm =
+            raised.ok_or_else(|| StartError(format!("backend {}: the engine is ending", status.backend)))?;
+        let known = self
+            .groups()
+            .into_iter()
+            .find(|group| group.serves(status.backend));
+        let group = match known {
+            Some(group) => group,
+            None => self.start_group(status.backend, alarm)?,
+        };
+        Ok(Route::new(&self.config, group, status))
+    }
+
+    fn start_group(&self, backend: BackendKind, alarm: Alarm) -> Result<Arc<Group>, StartError> {
+        let mut starter = Starter {
+            config: &self.config,
+            arena: &self.arena,
+            alarm,
+            first_shard: self.board.shard_count(),
+            threads: Vec::new(),
+            shards: Vec::new(),
+        };
+        // What a ring registers must be there; on a core, making it would keep the core's connections waiting.
+        if backend.uses_ring() && self.config.uring.registered_buffers {
+            self.arena.populate();
+        }
+        let cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let on_cores = starter.start(backend, &cores, None)?;
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let group = Arc::new(starter.finish(backend, on_cores, &self.board, &mut threads));
+        drop(threads);
+        self.groups
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Arc::clone(&group));
+        Ok(group)
+    }
+}
+
+/// Exports the series of a backend, and of these datasets by it, from now on.
+pub(super) fn show(group: &Group, datasets: &[String], backend: BackendKind) {
+    for shard in &group.shards {
+        shard.metrics.show(backend);
+        for dataset in datasets {
+            let _counters = shard.metrics.dataset(dataset, backend);
+        }
+    }
+}

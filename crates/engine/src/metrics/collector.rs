@@ -1,0 +1,368 @@
+//! What is exported: the shards' counters added up at each scrape, and which backend serves what.
+//!
+//! Names and labels are a contract (docs/OPERATIONS, DESIGN). Labels are closed sets: never an offset, a client, a path.
+
+use super::{COUNT_BOUNDS, DURATION_BOUNDS_NS, HistogramTotal, RESULT_OK, ShardMetrics, float, totals};
+use crate::engine::{BackendStatus, Totals};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// Everything that a scrape looks at. Written when an engine starts, is switched, or comes to know a dataset.
+#[derive(Debug)]
+pub(crate) struct Board {
+    shards: RwLock<Vec<Arc<ShardMetrics>>>,
+    backend: Mutex<BackendStatus>,
+    /// Datasets by name, with the backend of each that has one of its own.
+    datasets: Mutex<BTreeMap<String, Option<BackendStatus>>>,
+}
+
+impl Board {
+    pub(crate) fn new(backend: BackendStatus) -> Self {
+        Self {
+            shards: RwLock::default(),
+            backend: Mutex::new(backend),
+            datasets: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn add_shards(&self, shards: impl IntoIterator<Item = Arc<ShardMetrics>>) {
+        self.shards
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(shards);
+    }
+
+    /// How many there are.
+    pub(crate) fn shard_count(&self) -> u32 {
+        u32::try_from(self.shards().len()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn shards(&self) -> Vec<Arc<ShardMetrics>> {
+        self.shards.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        totals(&self.shards())
+    }
+
+    pub(crate) fn set_backend(&self, status: BackendStatus) {
+        *self.backend.lock().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+
+    pub(crate) fn set_backend_of(&self, dataset: &str, status: Option<BackendStatus>) {
+        self.datasets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(dataset.to_owned(), status);
+    }
+
+    /// Makes a dataset known; what is known of it stays.
+    pub(crate) fn introduce(&self, dataset: &str) {
+        let mut datasets = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
+        if !datasets.contains_key(dataset) {
+            datasets.insert(dataset.to_owned(), None);
+        }
+    }
+
+    pub(crate) fn forget(&self, dataset: &str) {
+        self.datasets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(dataset);
+    }
+
+    /// The names of the datasets that are known.
+    pub(crate) fn datasets(&self) -> Vec<String> {
+        let datasets = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
+        datasets.keys().cloned().collect()
+    }
+}
+
+/// Adds the shards up at each scrape.
+pub(crate) struct EngineCollector {
+    board: Arc<Board>,
+    descriptions: Vec<Desc>,
+}
+
+const HELP: [(&str, &str); 15] = [
+    ("ringfetch_reads_total", "Items answered, by result."),
+    ("ringfetch_read_bytes_total", "Bytes of items answered."),
+    (
+        "ringfetch_read_duration_seconds",
+        "Time of a read: waiting in the queue, on the device, and in total from acceptance to answer.",
+    ),
+    ("ringfetch_in_flight_reads", "Reads submitted and not completed."),
+    (
+        "ringfetch_queue_depth",
+        "Reads in flight seen at each submission, itself included.",
+    ),
+    (
+        "ringfetch_queue_depth_limit",
+        "The most reads a shard keeps in flight.",
+    ),
+    ("ringfetch_queued_reads", "Reads accepted and not submitted."),
+    ("ringfetch_batch_items", "Items of each batch."),
+    (
+        "ringfetch_device_reads_total",
+        "Reads sent to the device, after merging and splitting.",
+    ),
+    (
+        "ringfetch_device_read_bytes_total",
+        "Bytes asked of the device, after merging and alignment.",
+    ),
+    (
+        "ringfetch_resident_reads_total",
+        "Reads copied from the page cache by backend auto instead of being sent to the device.",
+    ),
+    (
+        "ringfetch_submissions_total",
+        "System calls that submitted reads.",
+    ),
+    (
+        "ringfetch_shard_failures_total",
+        "Shards that stopped because of a defect; the log says which.",
+    ),
+    (
+        "ringfetch_backend_info",
+        "1, with the backend in use, the one asked for, and why.",
+    ),
+    (
+        "ringfetch_dataset_backend_info",
+        "1, with the backend that serves a dataset, the one asked for, and why.",
+    ),
+];
+
+impl EngineCollector {
+    pub(crate) fn new(board: Arc<Board>) -> Result<Self, prometheus::Error> {
+        let descriptions = HELP
+            .iter()
+            .map(|(name, help)| Desc::new((*name).to_owned(), (*help).to_owned(), Vec::new(), HashMap::new()))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { board, descriptions })
+    }
+}
+
+struct Family(MetricFamily);
+
+impl Family {
+    fn new(name: &str, kind: MetricType) -> Self {
+        let help = HELP
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map_or("", |(_, help)| help);
+        let mut family = MetricFamily::default();
+        family.set_name(name.to_owned());
+        family.set_help(help.to_owned());
+        family.set_field_type(kind);
+        Self(family)
+    }
+
+    fn push(&mut self, labels: &[(&str, &str)], fill: impl FnOnce(&mut Metric)) {
+        let labels = labels
+            .iter()
+            .map(|(name, value)| {
+                let mut pair = LabelPair::default();
+                pair.set_name((*name).to_owned());
+                pair.set_value((*value).to_owned());
+                pair
+            })
+            .collect();
+        let mut metric = Metric::from_label(labels);
+        fill(&mut metric);
+        self.0.mut_metric().push(metric);
+    }
+
+    fn counter(&mut self, labels: &[(&str, &str)], value: u64) {
+        self.push(labels, |metric| {
+            let mut counter = Counter::default();
+            counter.set_value(float(value));
+            metric.set_counter(counter);
+        });
+    }
+
+    fn gauge(&mut self, labels: &[(&str, &str)], value: f64) {
+        self.push(labels, |metric| {
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            metric.set_gauge(gauge);
+        });
+    }
+
+    fn histogram(&mut self, labels: &[(&str, &str)], total: &HistogramTotal, bounds: &[u64], scale: f64) {
+        self.push(labels, |metric| {
+            let mut histogram = Histogram::default();
+            let mut cumulative = 0;
+            let buckets = bounds.iter().zip(&total.buckets).map(|(bound, count)| {
+                cumulative += count;
+                let mut bucket = Bucket::default();
+                bucket.set_upper_bound(float(*bound) * scale);
+                bucket.set_cumulative_count(cumulative);
+                bucket
+            });
+            histogram.set_bucket(buckets.collect());
+            histogram.set_sample_count(total.count);
+            histogram.set_sample_sum(float(total.sum) * scale);
+            metric.set_histogram(histogram);
+        });
+    }
+}
+
+impl Collector for EngineCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descriptions.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        use MetricType::{COUNTER, GAUGE, HISTOGRAM};
+        let mut reads = Family::new("ringfetch_reads_total", COUNTER);
+        let mut bytes = Family::new("ringfetch_read_bytes_total", COUNTER);
+        let mut duration = Family::new("ringfetch_read_duration_seconds", HISTOGRAM);
+        let mut in_flight = Family::new("ringfetch_in_flight_reads", GAUGE);
+        let mut depth = Family::new("ringfetch_queue_depth", HISTOGRAM);
+        let mut limit = Family::new("ringfetch_queue_depth_limit", GAUGE);
+        let mut queued = Family::new("ringfetch_queued_reads", GAUGE);
+        let mut items = Family::new("ringfetch_batch_items", HISTOGRAM);
+        let mut device_reads = Family::new("ringfetch_device_reads_total", COUNTER);
+        let mut device_bytes = Family::new("ringfetch_device_read_bytes_total", COUNTER);
+        let mut resident = Family::new("ringfetch_resident_reads_total", COUNTER);
+        let mut submissions = Family::new("ringfetch_submissions_total", COUNTER);
+        let mut failures = Family::new("ringfetch_shard_failures_total", COUNTER);
+        let mut info = Family::new("ringfetch_backend_info", GAUGE);
+        let mut dataset_info = Family::new("ringfetch_dataset_backend_info", GAUGE);
+
+        let mut by_result: BTreeMap<(String, BackendKindOrd, &str), u64> = BTreeMap::new();
+        let mut by_dataset: BTreeMap<(String, BackendKindOrd), u64> = BTreeMap::new();
+        let mut stages: BTreeMap<(BackendKindOrd, &str), HistogramTotal> = BTreeMap::new();
+        let mut batches = HistogramTotal::default();
+        for shard in &self.board.shards() {
+            let number = shard.shard.to_string();
+            let labels = [("shard", number.as_str())];
+            in_flight.gauge(&labels, f64::from(shard.in_flight.load(Ordering::Relaxed)));
+            limit.gauge(&labels, f64::from(shard.queue_depth));
+            let waiting = u64::try_from(shard.queued.load(Ordering::Relaxed)).unwrap_or(0);
+            queued.gauge(&labels, float(waiting));
+            let mut seen = HistogramTotal::default();
+            shard.depth_seen.merge_into(&mut seen);
+            depth.histogram(&labels, &seen, &COUNT_BOUNDS, 1.0);
+            device_reads.counter(&labels, shard.device_reads.load(Ordering::Relaxed));
+            device_bytes.counter(&labels, shard.device_bytes.load(Ordering::Relaxed));
+            resident.counter(&labels, shard.resident_reads.load(Ordering::Relaxed));
+            submissions.counter(&labels, shard.submissions.load(Ordering::Relaxed));
+            failures.counter(&labels, shard.failures.load(Ordering::Relaxed));
+            shard.batch_items.merge_into(&mut batches);
+            for lane in shard
+                .lanes
+                .iter()
+                .filter(|lane| lane.shown.load(Ordering::Relaxed))
+            {
+                let backend = BackendKindOrd(lane.backend.as_str());
+                let of = |stage| (backend, stage);
+                lane.queue_time.merge_into(stages.entry(of("queue")).or_default());
+                lane.device_time
+                    .merge_into(stages.entry(of("device")).or_default());
+                lane.total_time.merge_into(stages.entry(of("total")).or_default());
+            }
+            for dataset in shard
+                .datasets
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .iter()
+            {
+                let backend = BackendKindOrd(dataset.backend.as_str());
+                let name = dataset.dataset.clone();
+                *by_result.entry((name.clone(), backend, RESULT_OK)).or_default() +=
+                    dataset.ok.load(Ordering::Relaxed);
+                for (label, count) in dataset
+                    .failed
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .iter()
+                {
+                    *by_result.entry((name.clone(), backend, label)).or_default() += count;
+                }
+                *by_dataset.entry((name, backend)).or_default() += dataset.bytes.load(Ordering::Relaxed);
+            }
+        }
+        for ((dataset, backend, result), count) in &by_result {
+            reads.counter(
+                &[("dataset", dataset), ("backend", backend.0), ("result", result)],
+                *count,
+            );
+        }
+        for ((dataset, backend), count) in &by_dataset {
+            bytes.counter(&[("dataset", dataset), ("backend", backend.0)], *count);
+        }
+        for ((backend, stage), total) in &stages {
+            duration.histogram(
+                &[("backend", backend.0), ("stage", stage)],
+                total,
+                &DURATION_BOUNDS_NS,
+                1e-9,
+            );
+        }
+        items.histogram(&[], &batches, &COUNT_BOUNDS, 1.0);
+        let status = self
+            .board
+            .backend
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let labels = |status: &BackendStatus| (status.backend.as_str(), status.requested.as_str());
+        let (backend, requested) = labels(&status);
+        info.gauge(
+            &[
+                ("backend", backend),
+                ("requested", requested),
+                ("reason", &status.reason),
+            ],
+            1.0,
+        );
+        let datasets = self
+            .board
+            .datasets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        for (dataset, own) in &datasets {
+            let status = own.as_ref().unwrap_or(&status);
+            let (backend, requested) = labels(status);
+            dataset_info.gauge(
+                &[
+                    ("dataset", dataset),
+                    ("backend", backend),
+                    ("requested", requested),
+                    ("reason", &status.reason),
+                ],
+                1.0,
+            );
+        }
+        [
+            reads,
+            bytes,
+            duration,
+            in_flight,
+            depth,
+            limit,
+            queued,
+            items,
+            device_reads,
+            device_bytes,
+            resident,
+            submissions,
+            failures,
+            info,
+            dataset_info,
+        ]
+        .into_iter()
+        .map(|family| family.0)
+        .filter(|family| !family.get_metric().is_empty())
+        .collect()
+    }
+}
+
+/// A backend's word, ordered, as a map key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct BackendKindOrd(&'static str);

@@ -1,0 +1,167 @@
+//! Switches and reloads, in the words of the wire.
+
+use crate::grpc::describe;
+use crate::live::{Change, LastReload, Live, Mistake, NotSwitched, Refused, Reloaded};
+use crate::status::{self, ERROR_DOMAIN};
+use ringfetch_engine::config::BackendKind;
+use ringfetch_proto::v1;
+use std::collections::HashMap;
+use std::time::{Duration, UNIX_EPOCH};
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
+
+/// When to come back to a daemon that is busy with other changes.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Bytes of one problem, and problems, of an answer: it travels in headers, of which clients take 16 KiB.
+const PROBLEM_BYTES_MAX: usize = 384;
+const PROBLEMS_MAX: usize = 8;
+
+pub(super) async fn set_backend(
+    live: &Live,
+    request: v1::SetBackendRequest,
+) -> Result<v1::SetBackendResponse, Status> {
+    let backend = match request.backend() {
+        v1::Backend::Uring => BackendKind::Uring,
+        v1::Backend::Mmap => BackendKind::Mmap,
+        v1::Backend::Auto => BackendKind::Auto,
+        v1::Backend::Pread => BackendKind::Pread,
+        v1::Backend::Unspecified => {
+            let problem =
+                "is missing or unknown: one of BACKEND_URING, BACKEND_MMAP, BACKEND_AUTO, BACKEND_PREAD";
+            return Err(malformed("backend", problem));
+        }
+    };
+    let switched = match request.dataset.as_deref() {
+        None => live.set_backend(backend).await,
+        // A name that got lost on the way must not flip everything.
+        Some("") => {
+            return Err(malformed(
+                "dataset",
+                "is empty: name one, or leave it out for the engine's",
+            ));
+        }
+        Some(dataset) => live.set_backend_of(dataset, Some(backend)).await,
+    };
+    let switched = switched.map_err(|error| not_switched(&error))?;
+    Ok(v1::SetBackendResponse {
+        previous: describe::backend(switched.previous.backend).into(),
+        backend: describe::backend(switched.now.backend).into(),
+        reason: switched.now.reason,
+        datasets_with_own: switched.datasets_with_own,
+    })
+}
+
+pub(super) async fn clear_backend(
+    live: &Live,
+    request: v1::ClearBackendRequest,
+) -> Result<v1::ClearBackendResponse, Status> {
+    let switched = live.set_backend_of(&request.dataset, None).await;
+    let switched = switched.map_err(|error| not_switched(&error))?;
+    Ok(v1::ClearBackendResponse {
+        previous: describe::backend(switched.previous.backend).into(),
+        backend: describe::backend(switched.now.backend).into(),
+        reason: switched.now.reason,
+    })
+}
+
+pub(super) async fn reload(live: &Live) -> Result<v1::ReloadResponse, Status> {
+    let Reloaded {
+        applied,
+        needs_restart,
+        datasets,
+        notes,
+    } = live.reload().await.map_err(|refused| not_reloaded(&refused))?;
+    Ok(v1::ReloadResponse {
+        applied: applied.into_iter().map(change).collect(),
+        needs_restart: needs_restart.into_iter().map(change).collect(),
+        datasets_added: datasets.added,
+        datasets_removed: datasets.removed,
+        datasets_replaced: datasets.replaced,
+        datasets_unchanged: datasets.unchanged,
+        notes,
+    })
+}
+
+pub(super) fn last_reload(last: LastReload) -> v1::LastReload {
+    let at = last.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let successful = last.result.is_ok();
+    let (problem, needs_restart) = match last.result {
+        Ok(needs_restart) => (String::new(), needs_restart),
+        Err(problem) => (problem, Vec::new()),
+    };
+    v1::LastReload {
+        successful,
+        at_unix_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+        problem,
+        needs_restart: needs_restart.into_iter().map(change).collect(),
+    }
+}
+
+fn change(change: Change) -> v1::ConfigChange {
+    let Change { key, before, after } = change;
+    v1::ConfigChange { key, before, after }
+}
+
+fn malformed(field: &str, problem: &str) -> Status {
+    let message = format!("{field}: {problem}");
+    let mut details = ErrorDetails::with_bad_request_violation(field, message.clone());
+    details.set_error_info("MALFORMED", ERROR_DOMAIN, HashMap::new());
+    Status::with_error_details(Code::InvalidArgument, message, details)
+}
+
+fn with_reason(code: Code, reason: &str, message: &impl std::fmt::Display) -> Status {
+    let message = status::message_of(message);
+    let details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, HashMap::new());
+    Status::with_error_details(code, message, details)
+}
+
+fn busy(message: &impl std::fmt::Display) -> Status {
+    let details = ErrorDetails::with_retry_info(Some(RETRY_AFTER));
+    Status::with_error_details(Code::ResourceExhausted, message.to_string(), details)
+}
+
+fn not_switched(error: &NotSwitched) -> Status {
+    match error {
+        NotSwitched::NoDataset(error) => status::to_status(error, "dataset"),
+        NotSwitched::NotServing(_) => with_reason(Code::Unavailable, "NOT_SERVING", error),
+        NotSwitched::Busy => busy(error),
+        NotSwitched::Unavailable(_) => with_reason(Code::FailedPrecondition, "BACKEND_UNAVAILABLE", error),
+        NotSwitched::Broken(_) => with_reason(Code::Internal, "BROKEN", error),
+    }
+}
+
+fn not_reloaded(refused: &Refused) -> Status {
+    match refused {
+        Refused::NotServing(_) => with_reason(Code::Unavailable, "NOT_SERVING", refused),
+        Refused::Busy => busy(refused),
+        Refused::NoFile => with_reason(Code::FailedPrecondition, "NO_FILE", refused),
+        Refused::Unavailable(_) => with_reason(Code::FailedPrecondition, "BACKEND_UNAVAILABLE", refused),
+        Refused::Broken(_) => with_reason(Code::Internal, "BROKEN", refused),
+        Refused::Invalid(mistakes) => {
+            let problem = |mistake: &Mistake| {
+                let mut text = mistake.problem.clone();
+                text.truncate(text.floor_char_boundary(PROBLEM_BYTES_MAX));
+                text
+            };
+            let told = || mistakes.iter().take(PROBLEMS_MAX);
+            let violations: Vec<FieldViolation> = told()
+                .map(|mistake| FieldViolation::new(&mistake.key, problem(mistake)))
+                .collect();
+            let mut message = told().map(problem).collect::<Vec<_>>().join("; ");
+            if mistakes.len() > PROBLEMS_MAX {
+                message.push_str(&format!(
+                    "; {} more are in the daemon's log",
+                    mistakes.len() - PROBLEMS_MAX
+                ));
+            }
+            let mut details = ErrorDetails::with_bad_request(violations);
+            details.set_error_info("INVALID_CONFIGURATION", ERROR_DOMAIN, HashMap::new());
+            let message = format!(
+                "nothing has changed; the configuration has {} problems: {message}",
+                mistakes.len()
+            );
+            Status::with_error_details(Code::InvalidArgument, message, details)
+        }
+    }
+}

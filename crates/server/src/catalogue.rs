@@ -1,0 +1,240 @@
+//! The datasets that are open, and which of them a new configuration leaves as they are.
+//!
+//! Every dataset of a new configuration is opened anew, whatever is open already: that finds what is wrong with it, and
+//! whether its files are still the same. What is the same keeps what was open, and with it its counters, its caches and
+//! its readers. Deliberately absent: serving them.
+
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, Kind, OpenError};
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Datasets that do not open: every one there is, at least one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenErrors(pub Vec<OpenError>);
+
+impl std::fmt::Display for OpenErrors {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lines: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&lines.join("\n  "))
+    }
+}
+
+impl std::error::Error for OpenErrors {}
+
+/// An open dataset.
+#[derive(Debug, Clone)]
+struct Entry {
+    dataset: Arc<Dataset>,
+    /// Device and inode of an objects dataset's directory; its entity tag also changes with every file made in it.
+    directory: Option<(u64, u64)>,
+}
+
+/// Open datasets by their names.
+#[derive(Debug, Clone, Default)]
+pub struct Catalogue {
+    entries: BTreeMap<String, Entry>,
+}
+
+/// What became of the datasets: names, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// There were none of these names.
+    pub added: Vec<String>,
+    /// There are none of these names any more.
+    pub removed: Vec<String>,
+    /// Opened anew: other files, or another configuration.
+    pub replaced: Vec<String>,
+    /// As they were.
+    pub unchanged: Vec<String>,
+}
+
+impl Catalogue {
+    /// Opens every dataset.
+    ///
+    /// # Errors
+    /// All that do not open.
+    pub fn open(specs: &[DatasetSpec]) -> Result<Self, OpenErrors> {
+        let (mut entries, mut errors) = (BTreeMap::new(), Vec::new());
+        for spec in specs {
+            match Entry::open(spec) {
+                Ok(entry) => {
+                    entries.insert(spec.name.clone(), entry);
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        if errors.is_empty() {
+            Ok(Self { entries })
+        } else {
+            Err(OpenErrors(errors))
+        }
+    }
+
+    /// The catalogue of a new configuration, with what is open where it is still the same.
+    ///
+    /// # Errors
+    /// As [`Catalogue::open`].
+    pub fn renewed(&self, specs: &[DatasetSpec]) -> Result<(Self, Difference), OpenErrors> {
+        let mut next = Self::open(specs)?;
+        let mut difference = Difference::default();
+        for (name, fresh) in &mut next.entries {
+            match self.entries.get(name) {
+                None => difference.added.push(name.clone()),
+                Some(open) if open.is_same(fresh) => {
+                    *fresh = open.clone();
+                    difference.unchanged.push(name.clone());
+                }
+                Some(_) => difference.replaced.push(name.clone()),
+            }
+        }
+        let gone = |name: &&String| !next.entries.contains_key(*name);
+        difference.removed = self.entries.keys().filter(gone).cloned().collect();
+        Ok((next, difference))
+    }
+
+    /// Every dataset.
+    pub fn datasets(&self) -> Vec<Arc<Dataset>> {
+        let entries = self.entries.values();
+        entries.map(|entry| Arc::clone(&entry.dataset)).collect()
+    }
+}
+
+impl Entry {
+    fn open(spec: &DatasetSpec) -> Result<Self, OpenError> {
+        // Before the open: a directory that is replaced in between is then found to differ the next time.
+        let directory = spec.paths.first().and_then(|path| identity_of(path));
+        let dataset = Arc::new(Dataset::open(spec)?);
+        let directory = match dataset.kind() {
+            Kind::Objects => directory,
+            Kind::Blocks { .. } | Kind::Vectors { .. } => None,
+        };
+        Ok(Self { dataset, directory })
+    }
+
+    fn is_same(&self, fresh: &Self) -> bool {
+        let (open, new) = (&self.dataset, &fresh.dataset);
+        let same_files = match new.kind() {
+            Kind::Objects => self.directory == fresh.directory,
+            Kind::Blocks { .. } | Kind::Vectors { .. } => open.etag() == new.etag(),
+        };
+        same_files && open.spec() == new.spec() && open.kind() == new.kind() && open.direct() == new.direct()
+    }
+}
+
+fn identity_of(path: &Path) -> Option<(u64, u64)> {
+    let found = std::fs::metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfetch_engine::config::DirectIo;
+    use ringfetch_engine::dataset::{KindSpec, PartialTail};
+    use std::fs;
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    fn blocks(name: &str, path: PathBuf, block_bytes: u32) -> DatasetSpec {
+        DatasetSpec {
+            name: name.to_owned(),
+            paths: vec![path],
+            kind: KindSpec::Blocks {
+                block_bytes,
+                partial_tail: PartialTail::Refuse,
+            },
+            direct_io: DirectIo::Off,
+        }
+    }
+
+    fn objects(path: PathBuf) -> DatasetSpec {
+        let kind = KindSpec::Objects {
+            max_open_files: 8,
+            revalidate: Duration::ZERO,
+        };
+        DatasetSpec {
+            kind,
+            ..blocks("objects", path, 1)
+        }
+    }
+
+    fn names(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn what_is_the_same_stays_open_and_the_rest_is_told_apart() {
+        // Scenario: one dataset is left alone, one gets another block length, one's file is replaced by rename, one is
+        // taken away, one is new; an objects directory gets a file. Expectation: each in its list; the first and the
+        // directory keep what was open, the others do not.
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        for name in ["same", "cut", "renamed", "gone", "new"] {
+            fs::write(path(name), [1; 8192]).unwrap();
+        }
+        fs::create_dir(path("objects")).unwrap();
+        let of = |name: &str, block_bytes| blocks(name, path(name), block_bytes);
+        let before = Catalogue::open(&[
+            of("same", 512),
+            of("cut", 512),
+            of("renamed", 512),
+            of("gone", 512),
+            objects(path("objects")),
+        ])
+        .unwrap();
+
+        fs::write(path("successor"), [2; 8192]).unwrap();
+        fs::rename(path("successor"), path("renamed")).unwrap();
+        fs::write(path("objects/one"), "one").unwrap();
+        let specs = [
+            of("new", 512),
+            of("same", 512),
+            of("cut", 1024),
+            of("renamed", 512),
+            objects(path("objects")),
+        ];
+        let (after, difference) = before.renewed(&specs).unwrap();
+        let expected = Difference {
+            added: names(&["new"]),
+            removed: names(&["gone"]),
+            replaced: names(&["cut", "renamed"]),
+            unchanged: names(&["objects", "same"]),
+        };
+        assert_eq!(difference, expected);
+        let id = |catalogue: &Catalogue, name: &str| catalogue.entries[name].dataset.id();
+        for name in ["same", "objects"] {
+            assert_eq!(id(&before, name), id(&after, name), "{name}");
+        }
+        for name in ["cut", "renamed"] {
+            assert_ne!(id(&before, name), id(&after, name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_replaced_is_another_dataset() {
+        // Scenario: the directory of an objects dataset is renamed away and another one put in its place. Expectation:
+        // opened anew.
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        fs::create_dir(path("objects")).unwrap();
+        let specs = [objects(path("objects"))];
+        let before = Catalogue::open(&specs).unwrap();
+        fs::rename(path("objects"), path("old")).unwrap();
+        fs::create_dir(path("objects")).unwrap();
+        assert_eq!(before.renewed(&specs).unwrap().1.replaced, names(&["objects"]));
+    }
+
+    #[test]
+    fn every_dataset_that_does_not_open_is_told() {
+        // Scenario: two of three have no file. Expectation: both are named, and nothing is opened in part.
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("a"), [1; 512]).unwrap();
+        let of = |name: &str| blocks(name, directory.path().join(name), 512);
+        let before = Catalogue::open(&[of("a")]).unwrap();
+        let errors = before.renewed(&[of("a"), of("b"), of("c")]).unwrap_err();
+        let named: Vec<&str> = errors.0.iter().map(|error| error.dataset.as_str()).collect();
+        assert_eq!(named, ["b", "c"]);
+    }
+}

@@ -1,0 +1,286 @@
+//! The engine is flipped while clients read: no read fails and none is wrong, and what cannot be had changes nothing.
+
+use crate::daemon::{Daemon, Setup};
+use crate::data::{noise, plain_blocks};
+use crate::no_ring::{EPERM, SECCOMP};
+use crate::readers::{Known, Tally, ranges, streamed, unary};
+use crate::wire;
+use ringfetch_proto::v1;
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
+
+/// A switch, of the engine or of one dataset.
+pub(crate) async fn set(
+    daemon: &Daemon,
+    backend: v1::Backend,
+    dataset: Option<&str>,
+) -> Result<v1::SetBackendResponse, Status> {
+    let request = v1::SetBackendRequest {
+        backend: backend.into(),
+        dataset: dataset.map(str::to_owned),
+    };
+    let answer = daemon.admin_client().await.set_backend(request).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+async fn clear(daemon: &Daemon, dataset: &str) -> Result<v1::ClearBackendResponse, Status> {
+    let request = v1::ClearBackendRequest {
+        dataset: dataset.to_owned(),
+    };
+    let answer = daemon.admin_client().await.clear_backend(request).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+/// (backend, requested, whether it is its own) of a dataset.
+async fn reads(daemon: &Daemon, dataset: &str) -> (v1::Backend, v1::Backend, bool) {
+    let request = v1::GetDatasetRequest {
+        name: dataset.to_owned(),
+    };
+    let answer = daemon.datasets().await.get_dataset(request).await.unwrap();
+    let path = answer.into_inner().dataset.unwrap().read_path.unwrap();
+    (path.backend(), path.requested(), path.own_backend)
+}
+
+/// A second dataset beside `blocks`.
+fn with_other(setup: Setup) -> Setup {
+    setup.file("other.bin", &noise(8, 64 * 4096));
+    setup.dataset(&[
+        "name: other",
+        "kind: blocks",
+        "block_bytes: 4KiB",
+        "path: other.bin",
+    ])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flip_under_load_fails_no_read() {
+    // Scenario: calls, a pipelined stream and long HTTP answers on one dataset while the engine goes through every pair of
+    // backends. Expectation: every answer whole and right; the status, the dataset and the metrics follow; the reads of
+    // each backend are counted beside each other.
+    use v1::Backend::{Auto, Mmap, Pread, Uring};
+    let (setup, bytes) = plain_blocks(Setup::new("uring"), 1024);
+    let daemon = setup.start();
+    let (versions, tally) = ([bytes], Tally::default());
+    let known = Known {
+        name: "blocks",
+        versions: &versions,
+    };
+    let way = [
+        Mmap, Uring, Auto, Mmap, Pread, Uring, Pread, Auto, Pread, Mmap, Auto, Uring,
+    ];
+    let flips = async {
+        let mut before = Uring;
+        for backend in way {
+            tally.more(100).await;
+            let answer = set(&daemon, backend, None).await.unwrap();
+            assert_eq!((answer.previous(), answer.backend()), (before, backend));
+            assert!(!answer.reason.is_empty());
+            assert_eq!(reads(&daemon, "blocks").await, (backend, backend, false));
+            before = backend;
+        }
+        tally.more(100).await;
+        tally.stop();
+    };
+    tokio::join!(
+        flips,
+        unary(&daemon, &known, &tally, 1),
+        unary(&daemon, &known, &tally, 500),
+        streamed(&daemon, &known, &tally),
+        ranges(&daemon, &known, &tally),
+    );
+    assert!(tally.answers() > 1300, "{}", tally.answers());
+    let status = daemon.status().await;
+    assert_eq!(
+        (status.backend(), status.fallback, status.read_errors_total),
+        (Uring, false, 0)
+    );
+    let scrape = daemon.scrape().await;
+    for backend in ["uring", "mmap", "auto", "pread"] {
+        let ok = [("backend", backend), ("dataset", "blocks"), ("result", "ok")];
+        assert!(
+            scrape.sum("ringfetch_reads_total", &ok) > 99.0,
+            "{backend}: {}",
+            scrape.text
+        );
+        let switches = [("backend", backend), ("result", "ok")];
+        let counted = scrape.sum("ringfetch_backend_switches_total", &switches);
+        // Three times each.
+        assert!((counted - 3.0).abs() < 0.5, "{backend}: {counted}");
+    }
+    assert!(scrape.sum("ringfetch_backend_switches_total", &[("result", "failed")]) < 0.5);
+    let info: Vec<_> = scrape.series("ringfetch_backend_info", &[]).collect();
+    assert!(
+        info.len() == 1 && info[0].0.contains("backend=\"uring\""),
+        "{info:?}"
+    );
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dataset_is_flipped_by_itself() {
+    // Scenario: one of two datasets gets a backend of its own under load, the engine is flipped, the dataset's is cleared.
+    // Expectation: each switch reaches what it names and nothing else, and says what it did not reach; no read fails.
+    use v1::Backend::{Auto, Mmap, Pread};
+    let (setup, bytes) = plain_blocks(Setup::new("mmap"), 256);
+    let daemon = with_other(setup).start();
+    let (versions, tally) = ([bytes], Tally::default());
+    let known = Known {
+        name: "blocks",
+        versions: &versions,
+    };
+    let other_versions = [noise(8, 64 * 4096)];
+    let other = Known {
+        name: "other",
+        versions: &other_versions,
+    };
+    let flips = async {
+        tally.more(50).await;
+        set(&daemon, Pread, Some("blocks")).await.unwrap();
+        assert_eq!(reads(&daemon, "blocks").await, (Pread, Pread, true));
+        assert_eq!(reads(&daemon, "other").await, (Mmap, Mmap, false));
+        tally.more(50).await;
+        let answer = set(&daemon, Auto, None).await.unwrap();
+        assert_eq!(answer.datasets_with_own, ["blocks"]);
+        assert_eq!(reads(&daemon, "blocks").await, (Pread, Pread, true));
+        assert_eq!(reads(&daemon, "other").await, (Auto, Auto, false));
+        tally.more(50).await;
+        let answer = clear(&daemon, "blocks").await.unwrap();
+        assert_eq!((answer.previous(), answer.backend()), (Pread, Auto));
+        assert_eq!(reads(&daemon, "blocks").await, (Auto, Auto, false));
+        tally.more(50).await;
+        tally.stop();
+    };
+    tokio::join!(
+        flips,
+        unary(&daemon, &known, &tally, 1),
+        streamed(&daemon, &known, &tally),
+        unary(&daemon, &other, &tally, 3),
+    );
+    assert_eq!(daemon.status().await.read_errors_total, 0);
+    let mirrored = daemon.http_client().get("/v1/datasets/blocks").await.json();
+    assert_eq!(mirrored["read_path"]["own_backend"], false);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_switch_that_cannot_be_meant_is_refused() {
+    // Scenario: no backend, an unknown one, a dataset that is not there, an empty name. Expectation: INVALID_ARGUMENT or
+    // NOT_FOUND that names the field; nothing is switched.
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
+    let daemon = setup.start();
+    let mut admin = daemon.admin_client().await;
+    for backend in [0, 77] {
+        let request = v1::SetBackendRequest {
+            backend,
+            dataset: None,
+        };
+        let status = admin.set_backend(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+        assert_eq!(
+            status.get_details_bad_request().unwrap().field_violations[0].field,
+            "backend"
+        );
+    }
+    let status = set(&daemon, v1::Backend::Pread, Some("")).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    for status in [
+        set(&daemon, v1::Backend::Pread, Some("nothing"))
+            .await
+            .unwrap_err(),
+        clear(&daemon, "nothing").await.unwrap_err(),
+    ] {
+        assert_eq!(status.code(), Code::NotFound, "{status:?}");
+        assert!(status.message().contains("there are: blocks"), "{status:?}");
+    }
+    assert_eq!(daemon.status().await.backend(), v1::Backend::Mmap);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_that_cannot_be_had_leaves_the_old_one() {
+    // Scenario: io_uring is forbidden, mmap serves under load, and uring and auto are asked for, for all and for one.
+    // Expectation: FAILED_PRECONDITION with the cause; mmap goes on without a failed read; metric and log say so.
+    use v1::Backend::{Auto, Mmap, Uring};
+    let (setup, bytes) = plain_blocks(Setup::new("mmap"), 64);
+    let daemon = setup.through(&["python3", "-c", SECCOMP, EPERM]).start();
+    let (versions, tally) = ([bytes], Tally::default());
+    let known = Known {
+        name: "blocks",
+        versions: &versions,
+    };
+    let flips = async {
+        tally.more(20).await;
+        for (backend, dataset) in [(Uring, None), (Auto, None), (Uring, Some("blocks"))] {
+            let status = set(&daemon, backend, dataset).await.unwrap_err();
+            assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+            assert!(status.message().contains("seccomp"), "{status:?}");
+            assert_eq!(reads(&daemon, "blocks").await, (Mmap, Mmap, false));
+            tally.more(20).await;
+        }
+        tally.stop();
+    };
+    tokio::join!(
+        flips,
+        unary(&daemon, &known, &tally, 1),
+        streamed(&daemon, &known, &tally)
+    );
+    daemon.logged(&["WARN", "backend not switched", "seccomp"]);
+    let scrape = daemon.scrape().await;
+    let failed = |backend| [("backend", backend), ("result", "failed")];
+    assert!((scrape.sum("ringfetch_backend_switches_total", &failed("uring")) - 2.0).abs() < 0.5);
+    assert!((scrape.sum("ringfetch_backend_switches_total", &failed("auto")) - 1.0).abs() < 0.5);
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_dataset_has_a_backend_of_its_own_from_the_start() {
+    // Scenario: the engine on mmap, one dataset on pread and one on uring by the configuration; then the same where
+    // io_uring is forbidden, with either word on that. Expectation: each is read by its own; forbidden: that one falls back
+    // to mmap for all to see, or the start is refused with its key.
+    use v1::Backend::{Mmap, Pread, Uring};
+    let own = |on_unavailable: &str| {
+        let setup = Setup::new("mmap").set("engine.on_unavailable", on_unavailable);
+        let (setup, _) = plain_blocks(setup, 16);
+        ["pread", "uring"].into_iter().fold(setup, |setup, backend| {
+            let (name, word) = (format!("name: {backend}"), format!("backend: {backend}"));
+            setup.dataset(&[
+                &name,
+                "kind: blocks",
+                "block_bytes: 4KiB",
+                "path: blocks.bin",
+                &word,
+            ])
+        })
+    };
+    let daemon = own("fail").start();
+    assert_eq!(reads(&daemon, "blocks").await, (Mmap, Mmap, false));
+    assert_eq!(reads(&daemon, "pread").await, (Pread, Pread, true));
+    assert_eq!(reads(&daemon, "uring").await, (Uring, Uring, true));
+    for dataset in ["blocks", "pread", "uring"] {
+        daemon.assert_serves(dataset).await;
+    }
+    let mut fetch = daemon.fetch().await;
+    fetch
+        .fetch_blocks(wire::blocks("uring", &[1, 5, 9]))
+        .await
+        .unwrap();
+    let scrape = daemon.scrape().await;
+    let by_ring = [("backend", "uring"), ("dataset", "uring")];
+    assert!(
+        scrape.sum("ringfetch_reads_total", &by_ring) > 4.5,
+        "{}",
+        scrape.text
+    );
+    daemon.stop().await;
+
+    let forbidden = ["python3", "-c", SECCOMP, EPERM];
+    let daemon = own("mmap").through(&forbidden).start();
+    daemon.logged(&["WARN", "fallback", "\"dataset\":\"uring\"", "seccomp"]);
+    assert_eq!(reads(&daemon, "uring").await, (Mmap, Uring, true));
+    daemon.assert_serves("uring").await;
+    daemon.stop().await;
+    let refused = own("fail").through(&forbidden).start_or_refused();
+    let refused = refused.err().expect("a refusal");
+    refused.with(1, &["datasets.uring.backend", "seccomp"]);
+}

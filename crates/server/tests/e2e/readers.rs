@@ -1,0 +1,177 @@
+//! Clients that read one dataset of 4 KiB blocks without pause, check every byte, and fail with the first read that fails.
+
+use crate::daemon::{Daemon, eventually_async};
+use crate::wire;
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use ringfetch_proto::v1::fetch_stream_response::Response;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A dataset as its readers know it.
+pub(crate) struct Known<'a> {
+    pub(crate) name: &'a str,
+    /// What it may hold: the oldest version first. They have the same length.
+    pub(crate) versions: &'a [Vec<u8>],
+}
+
+impl Known<'_> {
+    fn count(&self) -> u64 {
+        (self.versions[0].len() / 4096) as u64
+    }
+
+    /// The version that an answer is of: whole, or it is wrong.
+    fn version(&self, pieces: &[std::ops::Range<usize>], answer: &[u8]) -> usize {
+        let is = |version: &Vec<u8>| {
+            let mut rest = answer;
+            let same = pieces.iter().all(|piece| {
+                let Some((begin, end)) = rest.split_at_checked(piece.len()) else {
+                    return false;
+                };
+                rest = end;
+                *begin == version[piece.clone()]
+            });
+            same && rest.is_empty()
+        };
+        let found = self.versions.iter().position(is);
+        found.unwrap_or_else(|| panic!("{}: wrong bytes, or of two versions", self.name))
+    }
+}
+
+fn block(index: u64) -> std::ops::Range<usize> {
+    let start = usize::try_from(index).expect("an index") * 4096;
+    start..start + 4096
+}
+
+/// What readers have done, and whether to go on.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    stop: Arc<AtomicBool>,
+    answers: AtomicU64,
+    /// Answers of the newest version.
+    newest: AtomicU64,
+}
+
+impl Tally {
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// Answers of the newest version.
+    pub(crate) fn newest(&self) -> u64 {
+        self.newest.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, known: &Known<'_>, version: usize) {
+        self.answers.fetch_add(1, Ordering::Relaxed);
+        if version + 1 == known.versions.len() {
+            self.newest.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until so many more answers are there.
+    pub(crate) async fn more(&self, answers: u64) {
+        let enough = self.answers() + answers;
+        eventually_async("the readers go on", async || {
+            (self.answers() >= enough).then_some(())
+        })
+        .await;
+    }
+}
+
+/// One call after the other; never sees an older version again once it saw a newer one.
+pub(crate) async fn unary(daemon: &Daemon, known: &Known<'_>, tally: &Tally, salt: u64) {
+    let mut fetch = daemon.fetch().await;
+    let mut latest = 0;
+    for round in 0.. {
+        if tally.stopped() {
+            return;
+        }
+        let indices: Vec<u64> = (0..16)
+            .map(|item| (item * 31 + round * 7 + salt) % known.count())
+            .collect();
+        let answer = fetch.fetch_blocks(wire::blocks(known.name, &indices)).await;
+        let answer = answer
+            .unwrap_or_else(|status| panic!("{}: {status:?}", known.name))
+            .into_inner();
+        assert!(answer.errors.is_empty(), "{:?}", answer.errors);
+        let pieces: Vec<_> = indices.iter().map(|index| block(*index)).collect();
+        let version = known.version(&pieces, &answer.data);
+        assert!(
+            version >= latest,
+            "{}: version {version} after {latest}",
+            known.name
+        );
+        latest = version;
+        tally.count(known, version);
+    }
+}
+
+/// One stream with many requests in flight. It is ended as a client should: no more requests, and every answer read.
+pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
+    let (name, count, stop) = (known.name.to_owned(), known.count(), Arc::clone(&tally.stop));
+    let going = (0..u64::MAX).take_while(move |_| !stop.load(Ordering::Relaxed));
+    let requests = going.map(move |id| v1::FetchStreamRequest {
+        id,
+        request: Some(Request::Blocks(wire::blocks(
+            &name,
+            &[id % count, id * 13 % count],
+        ))),
+        deadline_ms: 0,
+    });
+    let mut fetch = daemon.fetch().await;
+    let answers = fetch.fetch_stream(tokio_stream::iter(requests)).await;
+    let mut answers = answers.expect("a stream").into_inner();
+    while let Some(answer) = answers.message().await.expect("a stream") {
+        let id = answer.id;
+        match answer.response.expect("a response") {
+            Response::Blocks(blocks) => {
+                assert!(blocks.errors.is_empty(), "{:?}", blocks.errors);
+                let pieces = [block(id % count), block(id * 13 % count)];
+                tally.count(known, known.version(&pieces, &blocks.data));
+            }
+            other @ (Response::Error(_)
+            | Response::Vectors(_)
+            | Response::Ranges(_)
+            | Response::Objects(_)) => {
+                panic!("{}: {other:?}", known.name)
+            }
+        }
+    }
+}
+
+/// Long ranges over HTTP/1.1, each of one version, and of the one that its ETag names.
+pub(crate) async fn ranges(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
+    let http = daemon.http_client();
+    let path = format!("/v1/datasets/{}/bytes", known.name);
+    let length = (known.versions[0].len() / 2).min(1 << 20);
+    let mut etags: Vec<(usize, String)> = Vec::new();
+    for round in 0.. {
+        if tally.stopped() {
+            return;
+        }
+        let from = round * 40_961 % (known.versions[0].len() - length);
+        let range = format!("bytes={from}-{}", from + length - 1);
+        let answer = http.get_with(&path, &[("range", &range)]).await;
+        assert_eq!(answer.status, 206, "{answer:?}");
+        let version = known.version(&[from..from + length], &answer.body);
+        let etag = answer.header("etag").to_owned();
+        match etags
+            .iter()
+            .find(|(other, tag)| (*other == version) != (*tag == etag))
+        {
+            None => etags.push((version, etag)),
+            Some(other) => panic!("{}: version {version} has {etag}, and {other:?}", known.name),
+        }
+        etags.dedup();
+        tally.count(known, version);
+    }
+}

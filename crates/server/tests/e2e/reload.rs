@@ -1,0 +1,359 @@
+//! The configuration is read again while clients read: what can change does at once, and nobody notices but by what is
+//! served.
+
+use crate::daemon::{BACKENDS, Daemon, LISTEN, PATIENCE, Setup, eventually, eventually_async};
+use crate::data::noise;
+use crate::flip::set;
+use crate::readers::{Known, Tally, ranges, streamed, unary};
+use crate::wire::{self, Narrow};
+use bytes::Bytes;
+use ringfetch_proto::v1;
+use rustix::process::Signal;
+use std::fs;
+use tonic::{Code, Status};
+
+/// A configuration file: keys beside the addresses, and datasets of 4 KiB blocks, each in a file of its name.
+pub(crate) fn file(keys: &str, datasets: &[&str]) -> String {
+    let entry =
+        |name: &&str| format!("  - {{name: {name}, kind: blocks, block_bytes: 4KiB, path: {name}.bin}}\n");
+    let datasets: String = datasets.iter().map(entry).collect();
+    format!("{LISTEN}{keys}\ndatasets:\n{datasets}")
+}
+
+/// The keys that every daemon here is started with.
+pub(crate) fn engine(backend: &str) -> String {
+    format!("engine: {{backend: {backend}, on_unavailable: fail, cores: 2, memory_budget: 32MiB}}")
+}
+
+pub(crate) async fn reload(daemon: &Daemon) -> Result<v1::ReloadResponse, Status> {
+    let answer = daemon.admin_client().await.reload(v1::ReloadRequest {}).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+/// Reloads that ended, by their result.
+pub(crate) async fn reloads(daemon: &Daemon, result: &str) -> f64 {
+    let scrape = daemon.scrape().await;
+    scrape.sum("ringfetch_config_reloads_total", &[("result", result)])
+}
+
+/// SIGHUP, and until it was acted upon.
+pub(crate) async fn hang_up(daemon: &Daemon) {
+    let before = reloads(daemon, "ok").await + reloads(daemon, "failed").await;
+    daemon.signal(Signal::HUP);
+    eventually_async("the reload is made", async || {
+        let now = reloads(daemon, "ok").await + reloads(daemon, "failed").await;
+        (now > before + 0.5).then_some(())
+    })
+    .await;
+}
+
+/// (key, before, after) of each.
+pub(crate) fn told(changes: &[v1::ConfigChange]) -> Vec<(&str, &str, &str)> {
+    changes
+        .iter()
+        .map(|change| (change.key.as_str(), change.before.as_str(), change.after.as_str()))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn datasets_come_and_go_while_they_are_read() {
+    // Scenario: of three datasets under load, one is left alone, one's file is replaced by rename, one is taken out, and a
+    // new one comes; by SIGHUP, on each backend. Meanwhile an answer of the replaced one has begun and is not read.
+    // Expectation: no read fails; every answer is of one version, and calls in order never go back to the old one; the
+    // begun answer ends in old bytes; listings, tags and names follow; as many files are open as before.
+    for backend in BACKENDS.into_iter().chain(["auto"]) {
+        let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "renamed", "gone"]));
+        let length = 2048 * 4096;
+        let contents = |name: &str, seed| {
+            let bytes = noise(seed, length);
+            setup.file(&format!("{name}.bin"), &bytes);
+            bytes
+        };
+        let same = [contents("same", 1)];
+        let renamed = [contents("renamed", 2), noise(3, length)];
+        contents("gone", 4);
+        let new = contents("new", 5);
+        let daemon = setup.start();
+        let tally = Tally::default();
+        let known = |name, versions| Known { name, versions };
+        let (same, renamed) = (known("same", &same[..]), known("renamed", &renamed[..]));
+
+        let reloads_it = async {
+            tally.more(100).await;
+            let mut narrow = Narrow::connect(daemon.http, 65_535).await;
+            let begun = narrow.ask_get("/v1/datasets/renamed/bytes").await;
+            assert_eq!(begun.head.status, 200);
+            let old_tag = begun.head.headers["etag"].clone();
+
+            fs::write(daemon.path("next"), &renamed.versions[1]).unwrap();
+            fs::rename(daemon.path("next"), daemon.path("renamed.bin")).unwrap();
+            daemon.rewrite(&file(&engine(backend), &["same", "renamed", "new"]));
+            hang_up(&daemon).await;
+            let line = daemon.logged(&["\"reloaded\"", "\"datasets_replaced\":\"renamed\""]);
+            assert!(
+                line.contains("\"datasets_added\":\"new\"") && line.contains("\"datasets_removed\":\"gone\"")
+            );
+
+            let seen = tally.newest();
+            eventually_async("the new bytes are read", async || {
+                (tally.newest() > seen + 50).then_some(())
+            })
+            .await;
+            let answer = daemon.http_client().get("/v1/datasets").await.json();
+            let names: Vec<_> = answer["datasets"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|view| &view["name"])
+                .collect();
+            assert_eq!(names, ["new", "renamed", "same"]);
+            let fresh = daemon
+                .http_client()
+                .get_with("/v1/datasets/renamed/bytes", &[("range", "bytes=0-9")])
+                .await;
+            assert_ne!(fresh.header("etag"), old_tag);
+            let mut fetch = daemon.fetch().await;
+            let gone = fetch.fetch_blocks(wire::blocks("gone", &[0])).await.unwrap_err();
+            assert_eq!(gone.code(), Code::NotFound);
+            let first = fetch.fetch_blocks(wire::blocks("new", &[0])).await.unwrap();
+            assert!(first.into_inner().data == new[..4096]);
+
+            let (body, _) = begun.rest().await;
+            assert!(
+                body == renamed.versions[0],
+                "{backend}: the begun answer is not of the old bytes"
+            );
+            tally.more(100).await;
+            tally.stop();
+        };
+        tokio::join!(
+            reloads_it,
+            unary(&daemon, &same, &tally, 1),
+            ranges(&daemon, &same, &tally),
+            unary(&daemon, &renamed, &tally, 2),
+            streamed(&daemon, &renamed, &tally),
+            ranges(&daemon, &renamed, &tally),
+        );
+        assert_eq!(daemon.status().await.read_errors_total, 0, "{backend}");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_alone_keeps_its_file_and_no_file_is_leaked() {
+    // Scenario: twenty reloads, each with one dataset replaced by rename, one added or taken out again, and one left alone,
+    // all of them read in between. Expectation: in the end as many files are open as after the first read; only those that
+    // changed are opened anew; the counters go on.
+    for backend in BACKENDS.into_iter().chain(["auto"]) {
+        let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "renamed"]));
+        for name in ["same", "renamed", "extra"] {
+            setup.file(&format!("{name}.bin"), &noise(9, 8 * 4096));
+        }
+        let daemon = setup.start();
+        let mut fetch = daemon.fetch().await;
+        let mut read = async |name: &str| {
+            let answer = fetch
+                .fetch_blocks(wire::blocks(name, &[0, 5]))
+                .await
+                .unwrap()
+                .into_inner();
+            assert_eq!((answer.data.len(), answer.errors.len()), (8192, 0), "{name}");
+            answer.data
+        };
+        read("same").await;
+        read("renamed").await;
+        let before = daemon.open_files();
+        for round in 0..20_u64 {
+            let bytes = noise(100 + round, 8 * 4096);
+            fs::write(daemon.path("next"), &bytes).unwrap();
+            fs::rename(daemon.path("next"), daemon.path("renamed.bin")).unwrap();
+            let extra = round % 2 == 0;
+            let names: &[&str] = if extra {
+                &["same", "renamed", "extra"]
+            } else {
+                &["same", "renamed"]
+            };
+            daemon.rewrite(&file(&engine(backend), names));
+            let answer = reload(&daemon).await.unwrap();
+            assert_eq!(
+                (&answer.datasets_unchanged[..], &answer.datasets_replaced[..]),
+                (&["same".to_owned()][..], &["renamed".to_owned()][..])
+            );
+            let come_or_gone = if extra {
+                &answer.datasets_added
+            } else {
+                &answer.datasets_removed
+            };
+            assert_eq!(come_or_gone, &["extra"]);
+            read("same").await;
+            assert!(
+                read("renamed").await[..4096] == bytes[..4096],
+                "{backend}, round {round}"
+            );
+            if extra {
+                read("extra").await;
+            }
+        }
+        eventually(
+            &format!("{backend}: {before} files are open again"),
+            PATIENCE,
+            || (daemon.open_files() <= before).then_some(()),
+        );
+        let ok = [("dataset", "same"), ("result", "ok")];
+        let counted = daemon.scrape().await.sum("ringfetch_reads_total", &ok);
+        assert!((counted - 42.0).abs() < 0.5, "{backend}: {counted}");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn limits_change_at_once_and_what_cannot_is_named() {
+    // Scenario: limits of a request, of the connections, of a connection's memory; the log filter; beside them cores, an
+    // address and the shards' queue. Expectation: the first hold for the next request, and the answer lists them; the others
+    // are listed as waiting for a restart, now, again next time, and in the status.
+    let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["blocks"]));
+    setup.file("blocks.bin", &noise(9, 64 * 4096));
+    let daemon = setup.start();
+    let mut fetch = daemon.fetch().await;
+    let request = wire::blocks("blocks", &[0, 1, 2]);
+    fetch.fetch_blocks(request.clone()).await.unwrap();
+
+    let keys = "engine: {backend: mmap, on_unavailable: fail, cores: 3, memory_budget: 32MiB}\n\
+                limits: {items_per_request: 2, http_ranges: 1, connections: 1, connection_bytes: 8MiB, queued_reads: 9999}\n\
+                log: {filter: debug}\nshutdown: {drain_timeout_ms: 9000}";
+    daemon.rewrite(&file(keys, &["blocks"]));
+    let answer = reload(&daemon).await.unwrap();
+    assert_eq!(
+        told(&answer.applied),
+        [
+            ("limits.items_per_request", "4096", "2"),
+            ("limits.connections", "4096", "1"),
+            ("limits.connection_bytes", "32MiB", "8MiB"),
+            ("limits.http_ranges", "64", "1"),
+            ("shutdown.drain_timeout_ms", "10000", "9000"),
+            ("log.filter", "info", "debug"),
+        ]
+    );
+    let waiting = [
+        ("engine.cores", "2", "3"),
+        ("limits.queued_reads", "65536", "9999"),
+    ];
+    assert_eq!(told(&answer.needs_restart), waiting);
+    assert_eq!(answer.datasets_unchanged, ["blocks"]);
+    daemon.logged(&["WARN", "needs a restart", "engine.cores 2 -> 3"]);
+
+    let status = fetch.fetch_blocks(request.clone()).await.unwrap_err();
+    assert!(
+        status.message().contains("limits.items_per_request"),
+        "{status:?}"
+    );
+    let held = daemon.http_client();
+    let refused = held
+        .get_with("/v1/datasets/blocks/bytes", &[("range", "bytes=0-1,5-6")])
+        .await;
+    assert_eq!(refused.status, 400, "{refused:?}");
+    // One connection a port: `held` keeps the only one, so another one waits, until there may be two.
+    let second = daemon.http_client();
+    let waits = tokio::spawn(async move { second.get("/livez").await.status });
+    daemon.logged(&["limits.connections reached", "\"transport\":\"http\""]);
+    assert!(!waits.is_finished());
+    daemon.logged(&["\"DEBUG\""]);
+
+    let again = reload_on_held_connection(&daemon, &keys.replace("connections: 1,", "connections: 2,")).await;
+    assert_eq!(told(&again.applied), [("limits.connections", "1", "2")]);
+    assert_eq!(told(&again.needs_restart), waiting);
+    assert_eq!(waits.await.unwrap(), 200);
+    drop(held);
+    let last = daemon.status().await.last_reload.unwrap();
+    assert!(last.successful && last.at_unix_ms > 1_600_000_000_000, "{last:?}");
+    assert_eq!(told(&last.needs_restart), waiting);
+    drop(fetch);
+    daemon.stop().await;
+}
+
+async fn reload_on_held_connection(daemon: &Daemon, keys: &str) -> v1::ReloadResponse {
+    daemon.rewrite(&file(keys, &["blocks"]));
+    reload(daemon).await.unwrap()
+}
+
+#[tokio::test]
+async fn the_files_word_ends_what_was_set_at_run_time() {
+    // Scenario: the backend of the engine and of a dataset and the log filter are set at run time; the file is reloaded
+    // unchanged; then with another backend for each. Expectation: the file's word is in force each time, and the answer says
+    // what ended.
+    use v1::Backend::{Mmap, Pread, Uring};
+    let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["a", "b"]));
+    setup.file("a.bin", &noise(9, 8 * 4096));
+    setup.file("b.bin", &noise(9, 8 * 4096));
+    let daemon = setup.start();
+    set(&daemon, Uring, None).await.unwrap();
+    set(&daemon, Pread, Some("b")).await.unwrap();
+    let filter = v1::SetLogLevelRequest {
+        filter: "debug".to_owned(),
+    };
+    daemon.admin_client().await.set_log_level(filter).await.unwrap();
+    let answer = reload(&daemon).await.unwrap();
+    assert_eq!(
+        told(&answer.applied),
+        [
+            ("engine.backend", "uring", "mmap"),
+            ("datasets.b.backend", "pread", "inherit"),
+            ("log.filter", "debug", "info"),
+        ]
+    );
+    let backends = async || {
+        let status = daemon.status().await;
+        let of = |dataset: &v1::Dataset| {
+            let path = dataset.read_path.clone().unwrap();
+            (path.backend(), path.own_backend)
+        };
+        (status.backend(), of(&status.datasets[0]), of(&status.datasets[1]))
+    };
+    assert_eq!(backends().await, (Mmap, (Mmap, false), (Mmap, false)));
+
+    let text = file(&engine("pread"), &["b"])
+        + "  - {name: a, kind: blocks, block_bytes: 4KiB, path: a.bin, backend: uring}\n";
+    daemon.rewrite(&text);
+    let answer = reload(&daemon).await.unwrap();
+    assert_eq!(
+        told(&answer.applied),
+        [
+            ("engine.backend", "mmap", "pread"),
+            ("datasets.a.backend", "inherit", "uring")
+        ]
+    );
+    assert_eq!(answer.datasets_unchanged, ["a", "b"]);
+    assert_eq!(backends().await, (Pread, (Uring, true), (Pread, false)));
+    daemon.assert_serves("a").await;
+    daemon.assert_serves("b").await;
+    let again = reload(&daemon).await.unwrap();
+    assert!(
+        again.applied.is_empty() && again.needs_restart.is_empty(),
+        "{again:?}"
+    );
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn an_objects_directory_that_grows_stays_and_one_that_is_replaced_does_not() {
+    // Scenario: a file comes into a directory; then the directory itself is replaced; each with a reload. Expectation: left
+    // alone at first, opened anew then, and the new directory's files are served.
+    let datasets = "datasets:\n  - {name: objects, kind: objects, path: objects, revalidate_ms: 0}\n";
+    let setup = Setup::new("mmap").whole(&format!("{LISTEN}{}\n{datasets}", engine("mmap")));
+    setup.file("objects/one", b"one");
+    let daemon = setup.start();
+    fs::write(daemon.path("objects/two"), "two").unwrap();
+    assert_eq!(reload(&daemon).await.unwrap().datasets_unchanged, ["objects"]);
+    fs::rename(daemon.path("objects"), daemon.path("old")).unwrap();
+    fs::create_dir(daemon.path("objects")).unwrap();
+    fs::write(daemon.path("objects/three"), "three").unwrap();
+    assert_eq!(reload(&daemon).await.unwrap().datasets_replaced, ["objects"]);
+    let answer = daemon
+        .fetch()
+        .await
+        .fetch_objects(wire::objects("objects", &["three"]))
+        .await
+        .unwrap();
+    assert_eq!(answer.into_inner().data, Bytes::from("three"));
+    daemon.stop().await;
+}

@@ -1,0 +1,276 @@
+//! Reloads that change nothing, and signals that come when they are not expected.
+
+use crate::daemon::{LISTEN, PATIENCE, Setup, eventually, eventually_async};
+use crate::data::{noise, plain_blocks};
+use crate::flip::set;
+use crate::no_ring::{EPERM, SECCOMP};
+use crate::reload::{engine, file, hang_up, reload, reloads, told};
+use crate::wire::{self, Narrow};
+use ringfetch_proto::v1;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use tonic::Code;
+use tonic_types::StatusExt as _;
+
+#[tokio::test]
+async fn an_invalid_file_changes_nothing_and_is_reported() {
+    // Scenario: a file with a slip, a wrong type and a changed limit; one with a dataset that does not open beside a new
+    // one; one that is no YAML; none at all; by SIGHUP and by call; then a good one. Expectation: everything as it was;
+    // every mistake named, with its key, in log, answer and status; the metric is 0 until the good one.
+    let good = file(&engine("mmap"), &["blocks"]);
+    let setup = Setup::new("mmap").whole(&good);
+    setup.file("blocks.bin", &noise(9, 8 * 4096));
+    setup.file("new.bin", &noise(9, 8 * 4096));
+    let daemon = setup.start();
+    let successful = async || {
+        daemon
+            .scrape()
+            .await
+            .sum("ringfetch_config_last_reload_successful", &[])
+            > 0.5
+    };
+    let since = async || {
+        daemon
+            .scrape()
+            .await
+            .sum("ringfetch_config_last_reload_success_timestamp_seconds", &[])
+    };
+    assert!(successful().await);
+    let started = since().await;
+    assert!(started > 1.6e9, "{started}");
+
+    let slips = file(
+        "engine: {bakend: mmap, cores: many}\nlimits: {items_per_request: 1}",
+        &["blocks", "new"],
+    );
+    let missing = file(&engine("pread"), &["new", "missing", "absent"]);
+    for (text, keys) in [
+        (slips.as_str(), &["engine.bakend", "engine.cores"][..]),
+        (
+            missing.as_str(),
+            &["datasets.absent.path", "datasets.missing.path"],
+        ),
+        ("engine: [", &["config"]),
+    ] {
+        daemon.rewrite(text);
+        let failed = reloads(&daemon, "failed").await;
+        hang_up(&daemon).await;
+        let status = reload(&daemon).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+        let found = status.get_details_bad_request().unwrap().field_violations;
+        let mut found: Vec<_> = found.iter().map(|violation| violation.field.as_str()).collect();
+        found.sort_unstable();
+        assert_eq!(found, keys);
+        let last = daemon.status().await.last_reload.unwrap();
+        assert!(!last.successful && !successful().await, "{last:?}");
+        for key in keys {
+            // An open error is told as at the start: with the dataset's name.
+            let name = key.split('.').nth(1).unwrap_or(key);
+            assert!(
+                last.problem.contains(name) && status.message().contains(name),
+                "{name}: {last:?} {status:?}"
+            );
+            daemon.logged(&["ERROR", "nothing has changed", name]);
+        }
+        assert!((reloads(&daemon, "failed").await - failed - 2.0).abs() < 0.5);
+        let state = daemon.status().await;
+        assert_eq!((state.datasets.len(), state.backend()), (1, v1::Backend::Mmap));
+        let three = wire::blocks("blocks", &[0, 1, 2]);
+        daemon.fetch().await.fetch_blocks(three).await.unwrap();
+    }
+    fs::remove_file(daemon.path("ringfetchd.yaml")).unwrap();
+    assert_eq!(reload(&daemon).await.unwrap_err().code(), Code::InvalidArgument);
+    assert!((since().await - started).abs() < 1e-6);
+
+    daemon.rewrite(&good);
+    let answer = reload(&daemon).await.unwrap();
+    assert!(
+        answer.applied.is_empty() && answer.datasets_unchanged == ["blocks"],
+        "{answer:?}"
+    );
+    assert!(successful().await && since().await > started);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_backend_that_cannot_be_had_refuses_the_whole_reload() {
+    // Scenario: where io_uring is forbidden, a file that asks for it, for the engine or for one dataset (after another
+    // that goes to pread), with a new dataset and a changed limit. Expectation: FAILED_PRECONDITION with key and cause; the
+    // engine, both datasets, the list and the limit are as before; the file without it is taken over.
+    use v1::Backend::{Mmap, Pread};
+    let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["a", "b"]));
+    for name in ["a", "b", "new"] {
+        setup.file(&format!("{name}.bin"), &noise(9, 8 * 4096));
+    }
+    let daemon = setup.through(&["python3", "-c", SECCOMP, EPERM]).start();
+    let limit = "\nlimits: {items_per_request: 1}";
+    let own = |name: &str, backend: &str| {
+        format!(
+            "  - {{name: {name}, kind: blocks, block_bytes: 4KiB, path: {name}.bin, backend: {backend}}}\n"
+        )
+    };
+    let of_engine = file(&(engine("uring") + limit), &["a", "b", "new"]);
+    let of_one =
+        file(&(engine("pread") + limit), &[]) + &own("a", "pread") + &own("b", "auto") + &own("new", "pread");
+    let of_new = file(&(engine("pread") + limit), &["a", "b"]) + &own("new", "uring");
+    for (text, key) in [
+        (&of_engine, "engine.backend"),
+        (&of_one, "datasets.b.backend"),
+        (&of_new, "datasets.new.backend"),
+    ] {
+        daemon.rewrite(text);
+        let status = reload(&daemon).await.unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+        assert!(
+            status.message().contains(key) && status.message().contains("seccomp"),
+            "{status:?}"
+        );
+        let state = daemon.status().await;
+        assert_eq!((state.datasets.len(), state.backend()), (2, Mmap), "{key}");
+        for dataset in &state.datasets {
+            let path = dataset.read_path.clone().unwrap();
+            assert_eq!(
+                (path.backend(), path.own_backend),
+                (Mmap, false),
+                "{key}: {}",
+                dataset.name
+            );
+        }
+        let mut fetch = daemon.fetch().await;
+        fetch.fetch_blocks(wire::blocks("a", &[0, 1, 2])).await.unwrap();
+    }
+    daemon.rewrite(&(file(&(engine("pread") + limit), &["a"]) + &own("new", "pread")));
+    let answer = reload(&daemon).await.unwrap();
+    assert_eq!(answer.datasets_added, ["new"]);
+    assert_eq!(daemon.status().await.backend(), Pread);
+    daemon.assert_serves("new").await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_fallback_of_the_start_is_no_mistake_of_a_reload() {
+    // Scenario: where io_uring is forbidden, a daemon that fell back to mmap, for the engine and for a dataset; a reload; a
+    // switch to pread of both at run time; another reload of the same file. Expectation: both reloads are made, and mmap
+    // reads after each.
+    use v1::Backend::{Mmap, Pread};
+    let keys = "engine: {backend: uring, on_unavailable: mmap, cores: 2, memory_budget: 32MiB}";
+    let text =
+        file(keys, &["a"]) + "  - {name: b, kind: blocks, block_bytes: 4KiB, path: a.bin, backend: auto}\n";
+    let setup = Setup::new("uring").whole(&text);
+    setup.file("a.bin", &noise(9, 8 * 4096));
+    let daemon = setup.through(&["python3", "-c", SECCOMP, EPERM]).start();
+    let backends = async || {
+        let status = daemon.status().await;
+        let of = |dataset: &v1::Dataset| dataset.read_path.clone().unwrap().backend();
+        (status.backend(), of(&status.datasets[0]), of(&status.datasets[1]))
+    };
+    let answer = reload(&daemon).await.unwrap();
+    assert!(answer.applied.is_empty() && answer.notes.is_empty(), "{answer:?}");
+    set(&daemon, Pread, None).await.unwrap();
+    set(&daemon, Pread, Some("b")).await.unwrap();
+    assert_eq!(backends().await, (Pread, Pread, Pread));
+    let answer = reload(&daemon).await.unwrap();
+    assert_eq!(
+        told(&answer.applied),
+        [
+            ("engine.backend", "pread", "mmap"),
+            ("datasets.b.backend", "pread", "auto")
+        ]
+    );
+    assert!(
+        answer.notes.len() == 2 && answer.notes.iter().all(|note| note.contains("seccomp")),
+        "{answer:?}"
+    );
+    assert_eq!(backends().await, (Mmap, Mmap, Mmap));
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_reloads_at_once_come_one_after_the_other() {
+    // Scenario: thirty calls at once beside a burst of SIGHUPs. Expectation: each is made, or told that the daemon is busy
+    // and when to retry; the daemon serves, and the next reload is made.
+    let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["blocks"]));
+    setup.file("blocks.bin", &noise(9, 8 * 4096));
+    let daemon = setup.start();
+    let admin = daemon.admin_client().await;
+    let calls: Vec<_> = (0..30)
+        .map(|_| {
+            let mut admin = admin.clone();
+            tokio::spawn(async move { admin.reload(v1::ReloadRequest {}).await })
+        })
+        .collect();
+    (0..50).for_each(|_| daemon.signal(Signal::HUP));
+    let mut made = 0;
+    for call in calls {
+        match call.await.unwrap() {
+            Ok(_) => made += 1,
+            Err(status) => {
+                assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+                assert!(status.get_details_retry_info().is_some());
+            }
+        }
+    }
+    assert!(made > 0);
+    eventually_async("the burst is over", async || reload(&daemon).await.ok()).await;
+    assert!(reloads(&daemon, "failed").await < 0.5);
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
+
+/// SIGHUP, once the process does not die of it: the set of caught signals in proc_pid_status(5) has it.
+fn hang_up_once_caught(pid: Pid) {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    if caught.is_some_and(|mask| mask & 1 == 1) {
+        // It may have ended meanwhile, which the test then says.
+        let _gone = kill_process(pid, Signal::HUP);
+    }
+}
+
+#[tokio::test]
+async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
+    // Scenario: SIGHUP again and again during the start; and while a drain waits for a client. Expectation: it starts,
+    // serves, and has reloaded; the drain goes on to its end, and nothing is reloaded.
+    let setup = Setup::new("mmap").whole(&file(
+        &(engine("mmap") + "\nshutdown: {drain_timeout_ms: 3000}"),
+        &["blocks"],
+    ));
+    setup.file("blocks.bin", &noise(9, 1024 * 4096));
+    let mut daemon = setup.disturbed(hang_up_once_caught).start();
+    daemon.assert_serves("blocks").await;
+    daemon.logged(&["\"reloaded\""]);
+
+    let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+    let _held = narrow
+        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 4 << 20)]))
+        .await;
+    // Whatever the start's signals left is done.
+    hang_up(&daemon).await;
+    daemon.signal(Signal::TERM);
+    daemon.logged(&["draining", "SIGTERM"]);
+    daemon.signal(Signal::HUP);
+    daemon.logged(&["nothing is reloaded", "draining"]);
+    assert_eq!(daemon.ended().await.code(), Some(1));
+    let log = daemon.log().join("\n");
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+#[tokio::test]
+async fn a_reload_takes_environment_and_flags_as_at_the_start() {
+    // Scenario: a flag says mmap; the file comes to say pread, and another limit. Expectation: the flag holds; the limit is
+    // taken over.
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 8);
+    let daemon = setup.start();
+    let text = fs::read_to_string(daemon.path("ringfetchd.yaml")).unwrap();
+    assert!(text.starts_with(LISTEN));
+    daemon.rewrite(&(text + "engine: {backend: pread}\nlimits: {http_ranges: 3}\n"));
+    let answer = reload(&daemon).await.unwrap();
+    assert_eq!(told(&answer.applied), [("limits.http_ranges", "64", "3")]);
+    assert_eq!(daemon.status().await.backend(), v1::Backend::Mmap);
+    eventually("the log tells it", PATIENCE, || {
+        let applied = |line: &String| line.contains("\"applied\":\"limits.http_ranges 64 -> 3\"");
+        daemon.log().iter().any(applied).then_some(())
+    });
+    daemon.stop().await;
+}
