@@ -344,3 +344,29 @@ fn the_demo_can_be_made_without_serving_it() {
     assert_eq!(make().status.code(), Some(0));
     assert_eq!(written(), first);
 }
+
+#[test]
+fn who_had_connected_and_not_spoken_is_told_of_the_drain() {
+    // Scenario: connections that have said nothing when SIGTERM comes, and ask right after it. Expectation: each is
+    // answered, by 503 or as asked; none is reset; exit 0.
+    let mut daemon = Daemon::start("mmap", 10_000);
+    let mut silent: Vec<TcpStream> = (0..16)
+        .map(|_| TcpStream::connect(daemon.http).unwrap())
+        .collect();
+    daemon.signal(Signal::TERM);
+    wait_for("the port to be closed", || TcpStream::connect(daemon.http).err());
+    for stream in &mut silent {
+        let request = "GET /v1/datasets/a/bytes HTTP/1.1\r\nhost: test\r\nrange: bytes=0-9\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+    }
+    for stream in &mut silent {
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer);
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let whole = head.starts_with("HTTP/1.1 206") && !body.is_empty();
+        assert!(whole || head.starts_with("HTTP/1.1 503"), "{answer:?}");
+    }
+    drop(silent);
+    assert_eq!(daemon.end().code(), Some(0), "{}", daemon.log());
+}
