@@ -89,25 +89,28 @@ impl Inner {
         }
         let reloading = self.lifecycle.start_reloading();
         let result = self.try_reload(in_force);
-        let told = match &result {
-            Ok(reloaded) => {
-                self.metrics.reloaded();
-                tell(reloaded);
-                Ok(reloaded.needs_restart.clone())
-            }
-            Err(refused) => {
-                self.metrics.reload_failed();
-                tracing::error!(problem = %refused, "the configuration is not reloaded: nothing has changed");
-                Err(refused.to_string())
-            }
-        };
-        *lock(&self.last) = Some(LastReload {
-            at: SystemTime::now(),
-            result: told,
-        });
+        let result = result.map_err(|refused| self.failed(refused));
+        if let Ok(reloaded) = &result {
+            self.metrics.reloaded();
+            tell(reloaded);
+            self.remember(Ok(reloaded.needs_restart.clone()));
+        }
         // Whoever waits for the end asks next how it ended.
         drop(reloading);
         result
+    }
+
+    /// Tells of a reload that failed wherever it is looked for, and gives back why.
+    pub(super) fn failed(&self, refused: Refused) -> Refused {
+        self.metrics.reload_failed();
+        tracing::error!(problem = %refused, "the configuration is not reloaded: nothing has changed");
+        self.remember(Err(refused.to_string()));
+        refused
+    }
+
+    fn remember(&self, result: Result<Vec<Change>, String>) {
+        let at = SystemTime::now();
+        *lock(&self.last) = Some(LastReload { at, result });
     }
 
     fn try_reload(&self, in_force: &mut InForce) -> Result<Reloaded, Refused> {
