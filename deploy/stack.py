@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGE = "ringfetch:local"
 PROJECT = "ringfetch-test"
 RESTARTS_MAX = 3
+LOAD_SECONDS_MAX = 300
 # As docker-compose.yml runs it.
 HARDENED = ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
 
@@ -93,7 +94,7 @@ class Stack:
 
     def status(self):
         """What the daemon says of itself."""
-        return json.loads(self.compose("exec", "-T", "ringfetchd", "ringfetch", "--json", "status").expect(0).out)
+        return json.loads(self.docker.run("docker", "exec", self.container(), "ringfetch", "--json", "status").expect(0).out)
 
     def get(self, path, port=None):
         """The body of a GET on a published port."""
@@ -130,11 +131,12 @@ class Stack:
 
 
 class Load:
-    """Verified load by the compose file's own load service, in the background."""
+    """Verified load by the compose file's own load service, in the background, until it is told to end."""
 
-    def __init__(self, stack, seconds):
+    def __init__(self, stack):
+        self.docker = stack.docker
         arguments = ["--profile", "load", "run", "--rm", "-T", "--no-deps", "load", "--json", "load", "--verify"]
-        arguments += ["--dataset", "blocks", "--seconds", str(seconds), "--warmup-seconds", "0"]
+        arguments += ["--dataset", "blocks", "--seconds", str(LOAD_SECONDS_MAX), "--warmup-seconds", "0"]
         self.done = None
         self.thread = threading.Thread(target=lambda: setattr(self, "done", stack.compose(*arguments)))
         before = sum(stack.reads_on(backend) for backend in ("uring", "mmap"))
@@ -142,7 +144,11 @@ class Load:
         within(60, "the load to be under way", lambda: sum(map(stack.reads_on, ("uring", "mmap"))) > before + 1000)
 
     def result(self):
-        """Its report, when it has ended."""
+        """Ends it; its report on everything until then."""
+        check(self.thread.is_alive(), "the load ended by itself")
+        running = self.docker.run("docker", "ps", "--quiet", "--filter", "label=com.docker.compose.service=load")
+        for container in running.expect(0).out.split():
+            self.docker.run("docker", "kill", "--signal", "INT", container)
         self.thread.join()
         check(self.done is not None, "the load could not be started")
         try:
