@@ -1,6 +1,9 @@
-# Builds ringfetchd and ringfetch. Needs nothing from the network but the crates of Cargo.lock.
+# Builds ringfetchd and ringfetch, and puts them and the libraries they need into an image of nothing else: no shell, no
+# package manager. Needs nothing from the network but the crates of Cargo.lock. Any builder with glibc, gcc and cargo
+# will do (deploy/offline-images makes one where no image can be pulled).
 
-FROM rust:1-bookworm AS build
+ARG RUST_IMAGE=rust:1-bookworm
+FROM ${RUST_IMAGE} AS build
 WORKDIR /src
 # rust-toolchain.toml stays outside: it would make rustup fetch another toolchain than the image's.
 
@@ -11,6 +14,7 @@ COPY crates/engine/Cargo.toml crates/engine/
 COPY crates/server/Cargo.toml crates/server/
 COPY crates/client/Cargo.toml crates/client/
 COPY crates/bench/Cargo.toml crates/bench/
+# A stand-in for each target that a manifest names.
 RUN mkdir crates/proto/src crates/engine/src crates/server/src crates/client/src crates/bench/src \
     crates/engine/benches crates/server/benches \
  && touch crates/engine/benches/pieces.rs crates/server/benches/pieces.rs \
@@ -23,19 +27,35 @@ COPY config config
 COPY crates crates
 # cargo compares times, and those of the checkout are older than those of the stand-ins above.
 RUN find crates -name '*.rs' -exec touch {} + \
- && cargo build --release --locked --package ringfetch-server --package ringfetch-cli \
- && mkdir /out \
- && objcopy --strip-debug target/release/ringfetchd /out/ringfetchd \
- && objcopy --strip-debug target/release/ringfetch /out/ringfetch
+ && cargo build --release --locked --package ringfetch-server --package ringfetch-cli
 
-FROM debian:bookworm-slim
-COPY --from=build /out/ /usr/local/bin/
-COPY deploy/config/ringfetchd.yaml /etc/ringfetch/ringfetchd.yaml
+# What the image is made of: the programs, without debug information, and what the loader would open for them (glibc has
+# the resolver in it since 2.34).
+RUN mkdir -p /out/usr/local/bin /demo \
+ && for program in ringfetchd ringfetch; do \
+      objcopy --strip-debug "target/release/$program" "/out/usr/local/bin/$program" || exit 1; \
+      ldd "target/release/$program" >libraries || exit 1; \
+      grep -o '/[^ ]*' libraries | xargs -I '{}' cp --dereference --parents '{}' /out || exit 1; \
+    done
+
+FROM scratch
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="ringfetch" \
+      org.opencontainers.image.description="Random reads over gRPC and HTTP: ringfetchd, and ringfetch, its command line" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /out/ /
+# A new volume that is mounted here gets this owner: `ringfetchd make-demo` can write to it.
+COPY --from=build --chown=65532:65532 /demo /demo
+COPY deploy/config/ /etc/ringfetch/
+# Also for `healthcheck` below, and for `docker exec ... ringfetchd print-config`.
+ENV PATH=/usr/local/bin RINGFETCH_CONFIG=/etc/ringfetch/ringfetchd.yaml
 # A number, so that an orchestrator can see that it is not root. Nothing is written: the root may be read-only.
 USER 65532:65532
+# gRPC and HTTP. The admin service listens on the container's loopback: docker exec CONTAINER ringfetch status.
 EXPOSE 7410 7411
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD ["ringfetchd", "healthcheck"]
-# Also for `healthcheck` above, and for `docker exec ... ringfetchd print-config`.
-ENV RINGFETCH_CONFIG=/etc/ringfetch/ringfetchd.yaml
 ENTRYPOINT ["ringfetchd"]

@@ -5,6 +5,7 @@ use crate::doctor::Doctor;
 use crate::load::args::{Load, Merge};
 use crate::quantity::{parse_duration, parse_size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -86,6 +87,16 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Measure a file or device through the engine, and print the settings that suit it.
     Calibrate(Calibrate),
+    /// Print completions for a shell, to be sourced by it.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Write the manual pages into a directory.
+    Man {
+        /// Where to; made if it is not there.
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -16,6 +16,7 @@ mod get;
 mod inspect;
 mod load;
 mod make;
+mod manual;
 mod outcome;
 mod progress;
 mod quantity;
@@ -57,6 +58,8 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::LoadMerge(merge) => load::merge(global, merge),
             Command::Doctor(doctor) => doctor::run(global, doctor),
             Command::Calibrate(calibrate) => calibrate::run(global, calibrate).await,
+            Command::Completions { shell } => manual::completions(*shell),
+            Command::Man { directory } => manual::write_pages(directory),
         }
     })
 }

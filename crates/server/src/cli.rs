@@ -1,18 +1,29 @@
 //! The command line: flags to configuration inputs. A flag that sets a key is only a name for that key; nothing is
 //! checked here that the configuration checks.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 use ringfetch_server::config::{Base, Flag, Inputs};
 use ringfetch_server::demo;
+
+/// A heading, then a line a code.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+    0  drained after SIGTERM or SIGINT; or the command succeeded
+    1  failed at run time, or the drain had to cut something off; not ready (healthcheck)
+    2  a mistake in the configuration, the command line, or a dataset: nothing was bound; mend it before starting again
+    3  this host refuses what the configuration asks for: a port, io_uring with on_unavailable: fail, memory, threads
+  130  a second signal ended the drain";
 
 /// Serves random reads - blocks, vectors, byte ranges, objects - over gRPC and HTTP.
 ///
 /// Without a configuration it makes demo data and serves that. Flags beat the environment (RINGFETCH__ENGINE__BACKEND
 /// is engine.backend), which beats the file.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 110)]
+#[command(name = "ringfetchd", version, max_term_width = 110, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// Configuration file; config/ringfetchd.yaml documents every key.
     #[arg(long, short, value_name = "FILE", env = "RINGFETCH_CONFIG", global = true)]
@@ -34,7 +45,7 @@ pub(crate) struct Cli {
     log: Option<String>,
     /// Where the demo's data lies, or is made.
     #[arg(long, value_name = "DIRECTORY", default_value = demo::DIRECTORY_DEFAULT, global = true)]
-    demo_dir: PathBuf,
+    pub(crate) demo_dir: PathBuf,
     /// Once ready, write the real listen addresses here as JSON.
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) addresses_file: Option<PathBuf>,
@@ -42,7 +53,7 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub(crate) enum Command {
     /// Serves until SIGTERM or SIGINT. The default.
     Run,
@@ -56,9 +67,26 @@ pub(crate) enum Command {
     PrintConfig,
     /// Asks the daemon's /readyz; exits 0 if it is ready, else 1.
     Healthcheck,
+    /// Makes the demo's data in --demo-dir unless it is there, and serves nothing.
+    MakeDemo,
+    /// Prints completions for a shell, to be sourced by it.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Writes the manual pages into a directory.
+    Man {
+        /// Where to; made if it is not there.
+        directory: PathBuf,
+    },
 }
 
 impl Cli {
+    /// --http-listen, if it is an address; what else it may be is the configuration's to report.
+    pub(crate) fn http_listen(&self) -> Option<SocketAddr> {
+        self.http_listen.as_deref()?.parse().ok()
+    }
+
     /// What the configuration is made from, this process's environment included.
     pub(crate) fn inputs(&self) -> Inputs {
         let mut flags: Vec<Flag> = self.set.iter().map(|setting| set(setting)).collect();

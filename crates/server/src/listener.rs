@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use futures_util::FutureExt as _;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -46,6 +45,9 @@ pub use slots::ConnectionBounds;
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// A connection on which nothing was ever said is closed after this long.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long one that is silent when the daemon drains may yet speak, to be told instead of reset: a round trip, and a
+/// client that is slow to write.
+const LAST_WORD: Duration = Duration::from_millis(500);
 /// A request's head must be complete after this long (HTTP/1).
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// HTTP/2 pings, which find a peer that is gone while its answers are pending.
@@ -240,10 +242,15 @@ impl Listener {
     fn accept_who_knocked(&self) {
         let mut last = 0;
         while self.slots.open() < self.conversation.bounds.connections() {
-            let Some(Ok((stream, _peer))) = self.tcp.accept().now_or_never() else {
+            // The kernel itself: tokio knows of connections only what it saw when it last waited.
+            let Ok((socket, _peer)) = SockRef::from(&self.tcp).accept() else {
                 return;
             };
-            let Ok(stream) = prepare(stream) else { continue };
+            let stream = StdTcpStream::from(socket);
+            let ready = stream.set_nonblocking(true).and_then(|()| set_options(&stream));
+            if ready.is_err() {
+                continue;
+            }
             last = least_loaded(&self.cores.open, last);
             self.hand_over(stream, last);
         }
@@ -334,10 +341,15 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 /// Takes a connection out of this thread's runtime, its options set.
 fn prepare(stream: TcpStream) -> io::Result<StdTcpStream> {
+    let stream = stream.into_std()?;
+    set_options(&stream)?;
+    Ok(stream)
+}
+
+fn set_options(stream: &StdTcpStream) -> io::Result<()> {
     // An answer must not wait for the acknowledgement of the one before.
     stream.set_nodelay(true)?;
-    SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))?;
-    stream.into_std()
+    SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))
 }
 
 impl Conversation {
@@ -354,7 +366,12 @@ impl Conversation {
                     return;
                 }
             }
-            () = draining(&mut state) => return,
+            () = draining(&mut state) => {
+                // It may have connected just now, and not have come to speak yet.
+                if tokio::time::timeout(LAST_WORD, stream.readable()).await.is_err() {
+                    return;
+                }
+            }
         }
         let transport = self.transport;
         let front = self.front.clone();
@@ -374,7 +391,9 @@ impl Conversation {
         let ended = {
             let (stream, drain) = Coalescing::new(TokioIo::new(stream));
             let mut connection = pin!(builder.serve_connection(stream, service));
+            // The connection first: asked to shut down before it has read anything, it would close without an answer.
             tokio::select! {
+                biased;
                 ended = drain.drive(connection.as_mut()) => ended,
                 () = progress.never_began() => return,
                 () = draining(&mut state) => {

@@ -1,14 +1,16 @@
 //! `ringfetchd`: the composition root. Configuration, datasets, engine, services, listeners, and the way back down.
 //!
 //! Exit codes: 0 after a clean drain; 1 when something failed at run time; 2 when the configuration is at fault, in
-//! which case no port was bound.
+//! which case no port was bound; 3 when this host refuses what the configuration asks for. `cli.rs` tells them to people.
 #![forbid(unsafe_code)]
 
 mod cli;
 mod healthcheck;
+mod manual;
 
 use std::fs::File;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,7 +21,7 @@ use clap::Parser;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::device::queue_tags;
-use ringfetch_engine::engine::Engine;
+use ringfetch_engine::engine::{Engine, StartError};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
@@ -27,6 +29,7 @@ use ringfetch_server::lifecycle::{self, Hangups, Lifecycle, Signals};
 use ringfetch_server::listener::{self, Addresses, Bound, ConnectionBounds, Cores, Listener, Port};
 use ringfetch_server::live::{self, Live};
 use ringfetch_server::rpc_metrics::RpcMetrics;
+use ringfetch_server::supervisor::Supervisor;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::{admin, demo, grpc, http};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -39,6 +42,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_CONFIG: u8 = 2;
+/// A port that is taken, an engine that cannot be had. As with 2, starting again as it is does not help, and whoever
+/// restarts can tell it from a crash.
+const EXIT_HOST: u8 = 3;
 
 /// The configuration, or the files it names, are at fault. One line a problem.
 #[derive(Debug, thiserror::Error)]
@@ -47,20 +53,33 @@ struct Misconfigured(String);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let outcome = match cli.command.unwrap_or(Command::Run) {
+    let outcome = match cli.command.clone().unwrap_or(Command::Run) {
         Command::Run => run(&cli.inputs(), cli.addresses_file.as_deref()),
         Command::CheckConfig { open } => check_config(&cli.inputs(), open),
         Command::PrintConfig => print_config(&cli.inputs()),
-        Command::Healthcheck => check_health(&cli.inputs()),
+        Command::Healthcheck => check_health(&cli.inputs(), cli.http_listen()),
+        Command::MakeDemo => demo::prepare(&cli.demo_dir).map_err(Into::into),
+        Command::Completions { shell } => say(&manual::completions(shell)),
+        Command::Man { directory } => manual::write_pages(&directory),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The log may be JSON, or not set up yet; whoever started this reads stderr.
             let _stderr_is_gone = writeln!(std::io::stderr(), "ringfetchd: {error:#}");
-            let misconfigured = error.downcast_ref::<Misconfigured>().is_some();
-            ExitCode::from(if misconfigured { EXIT_CONFIG } else { EXIT_FAILED })
+            ExitCode::from(exit_code(&error))
         }
+    }
+}
+
+/// Who has to mend it: whoever wrote the configuration, whoever runs the host, or neither.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<Misconfigured>() {
+        EXIT_CONFIG
+    } else if error.is::<listener::BindError>() || error.is::<StartError>() {
+        EXIT_HOST
+    } else {
+        EXIT_FAILED
     }
 }
 
@@ -99,8 +118,16 @@ fn print_config(inputs: &Inputs) -> anyhow::Result<()> {
     say(&config::to_yaml(&load(inputs)?.settings))
 }
 
-fn check_health(inputs: &Inputs) -> anyhow::Result<()> {
-    let line = healthcheck::ask(load(inputs)?.config.http_listen).map_err(anyhow::Error::msg)?;
+/// What runs may have been started from another configuration than the one there now: one that has become invalid makes
+/// no running daemon unhealthy, as long as that one listens where --http-listen says, or on the default port.
+fn check_health(inputs: &Inputs, flag: Option<SocketAddr>) -> anyhow::Result<()> {
+    let line = match load(inputs) {
+        Ok(loaded) => healthcheck::ask(loaded.config.http_listen).map_err(anyhow::Error::msg)?,
+        Err(mistake) => match healthcheck::ask(flag.unwrap_or(config::HTTP_LISTEN_DEFAULT)) {
+            Ok(line) => format!("{line}, but the configuration as it is now is not valid: {mistake}"),
+            Err(_nobody) => return Err(mistake.into()),
+        },
+    };
     say(&format!("{line}\n"))
 }
 
@@ -286,6 +313,9 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
             .write(path)
             .with_context(|| format!("--addresses-file {}", path.display()))?;
     }
+    let supervisor = Supervisor::from_environment().map(|supervisor| {
+        tokio::spawn(supervisor.accompany(engine.clone(), lifecycle.clone(), live.clone()))
+    });
     if let Base::Demo(_) = inputs.base {
         // A closed stdout is no reason to stop serving.
         let _stdout_is_gone = say(&demo::greeting(
@@ -298,6 +328,10 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     let remaining = futures_util::future::join_all(listeners.into_iter().map(Listener::serve)).await;
     let drain_timeout = live.drain_timeout();
     let drained = lifecycle::drain(&fetcher, &lifecycle, &remaining, drain_timeout).await;
+    if let Some(told) = supervisor {
+        // However short the drain was: that the daemon stops is said before it is gone.
+        let _told = told.await;
+    }
     if let Some(reason) = lifecycle.failure() {
         anyhow::bail!("{reason}");
     }

@@ -261,11 +261,11 @@ fn outcome(daemon: &Daemon, arguments: &[&str]) -> (Output, String) {
 
 #[test]
 fn a_port_in_use_names_its_key_and_the_remedy() {
-    // Scenario: a second daemon on ports that are taken, by a daemon and by a stranger. Expectation: exit 1, the key, the
+    // Scenario: a second daemon on ports that are taken, by a daemon and by a stranger. Expectation: exit 3, the key, the
     // address and the flag; the first daemon goes on.
     let daemon = Daemon::start("mmap", 10_000);
     let (output, complaint) = outcome(&daemon, &["--grpc-listen", &daemon.grpc.to_string()]);
-    assert_eq!(output.status.code(), Some(1), "{complaint}");
+    assert_eq!(output.status.code(), Some(3), "{complaint}");
     let expected = format!("grpc.listen: cannot listen on {}", daemon.grpc);
     assert!(
         complaint.contains(&expected) && complaint.contains("--grpc-listen 127.0.0.1:0"),
@@ -275,7 +275,7 @@ fn a_port_in_use_names_its_key_and_the_remedy() {
     let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = stranger.local_addr().unwrap();
     let (output, complaint) = outcome(&daemon, &["--set", &format!("admin.listen={address}")]);
-    assert_eq!(output.status.code(), Some(1), "{complaint}");
+    assert_eq!(output.status.code(), Some(3), "{complaint}");
     assert!(
         complaint.contains(&format!("admin.listen: cannot listen on {address}")),
         "{complaint}"
@@ -299,4 +299,74 @@ fn a_missing_file_is_a_mistake_of_the_configuration() {
         complaint.contains("dataset a: path") && complaint.contains("a.bin"),
         "{complaint}"
     );
+}
+
+#[test]
+fn a_configuration_that_became_invalid_makes_no_running_daemon_unhealthy() {
+    // Scenario: a key is misspelled in the file of a daemon that serves, then that daemon ends. Expectation: healthcheck
+    // finds it ready and says what is wrong with the file; with nobody there, exit 2 with the same.
+    let mut daemon = Daemon::start("mmap", 10_000);
+    let address = daemon.http.to_string();
+    let broken = std::fs::read_to_string(daemon.config()).unwrap() + "engin: {}\n";
+    std::fs::write(daemon.config(), broken).unwrap();
+    let (output, _) = outcome(&daemon, &["healthcheck", "--http-listen", &address]);
+    let line = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{line}");
+    assert!(line.starts_with("ready: ") && line.contains("engin"), "{line}");
+
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end().code(), Some(0), "{}", daemon.log());
+    let (output, complaint) = outcome(&daemon, &["healthcheck", "--http-listen", &address]);
+    assert_eq!(output.status.code(), Some(2), "{complaint}");
+    assert!(complaint.contains("engin"), "{complaint}");
+}
+
+#[test]
+fn the_demo_can_be_made_without_serving_it() {
+    // Scenario: `make-demo` into a new directory, twice. Expectation: exit 0 with the three datasets there, and nothing
+    // written the second time.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("demo");
+    let make = || {
+        command(&["make-demo", "--demo-dir", path.to_str().unwrap()])
+            .output()
+            .unwrap()
+    };
+    assert_eq!(make().status.code(), Some(0));
+    let written = || {
+        std::fs::metadata(path.join("blocks.bin"))
+            .unwrap()
+            .modified()
+            .unwrap()
+    };
+    let first = written();
+    assert!(path.join("vectors.npy").is_file() && path.join("objects").is_dir());
+    assert_eq!(make().status.code(), Some(0));
+    assert_eq!(written(), first);
+}
+
+#[test]
+fn who_had_connected_and_not_spoken_is_told_of_the_drain() {
+    // Scenario: connections that have said nothing when SIGTERM comes, and ask right after it. Expectation: each is
+    // answered, by 503 or as asked; none is reset; exit 0.
+    let mut daemon = Daemon::start("mmap", 10_000);
+    let mut silent: Vec<TcpStream> = (0..16)
+        .map(|_| TcpStream::connect(daemon.http).unwrap())
+        .collect();
+    daemon.signal(Signal::TERM);
+    wait_for("the port to be closed", || TcpStream::connect(daemon.http).err());
+    for stream in &mut silent {
+        let request = "GET /v1/datasets/a/bytes HTTP/1.1\r\nhost: test\r\nrange: bytes=0-9\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+    }
+    for stream in &mut silent {
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer);
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let whole = head.starts_with("HTTP/1.1 206") && !body.is_empty();
+        assert!(whole || head.starts_with("HTTP/1.1 503"), "{answer:?}");
+    }
+    drop(silent);
+    assert_eq!(daemon.end().code(), Some(0), "{}", daemon.log());
 }

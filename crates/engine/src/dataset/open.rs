@@ -29,14 +29,17 @@ impl Blame<'_> {
     }
 
     pub(super) fn io(self, path: &Path, error: &io::Error) -> OpenError {
-        self.field("path", format!("{}: {}", path.display(), open_problem(error)))
+        self.field(
+            "path",
+            format!("{}: {}", path.display(), open_problem(path, error)),
+        )
     }
 }
 
 /// What an errno of an open means for the person who wrote the path.
-fn open_problem(error: &io::Error) -> String {
+fn open_problem(path: &Path, error: &io::Error) -> String {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::NOENT) => "does not exist: correct the path, or make the file first".to_owned(),
+        Some(Errno::NOENT) => missing(path),
         Some(Errno::ACCESS | Errno::PERM) => {
             "permission denied: let the daemon's user read it, and search every directory above it".to_owned()
         }
@@ -47,6 +50,21 @@ fn open_problem(error: &io::Error) -> String {
         Some(Errno::NOTDIR) => "a part of the path is not a directory: correct the path".to_owned(),
         Some(Errno::LOOP) => "too many symbolic links: correct the path".to_owned(),
         Some(_) | None => format!("cannot be opened: {error}"),
+    }
+}
+
+fn missing(path: &Path) -> String {
+    let told = "does not exist: correct the path, or make the file first";
+    // Container engines make an empty directory of a path that they are to mount and do not find.
+    let empty = path
+        .parent()
+        .filter(|directory| std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none()));
+    match empty {
+        Some(directory) => format!(
+            "{told}; its directory {} is empty: if it is a mount, mount the right one",
+            directory.display()
+        ),
+        None => told.to_owned(),
     }
 }
 

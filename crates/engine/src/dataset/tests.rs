@@ -141,6 +141,14 @@ fn paths_that_are_no_files() {
         "path",
         &["missing: does not exist", "correct"],
     );
+    // A mount that found nothing: an empty directory.
+    let mount = tempfile::tempdir().unwrap();
+    let directory = format!("its directory {} is empty", mount.path().display());
+    refused(
+        &spec(&[&mount.path().join("missing")], kind.clone()),
+        "path",
+        &["missing: does not exist", &directory, "mount the right one"],
+    );
     refused(
         &spec(&[&file(&dir, "empty", b"")], kind.clone()),
         "path",

@@ -44,6 +44,8 @@ const FORMAT_WORDS: [(&str, LogFormat); 3] = [
 /// Ports of the three listeners where nobody says otherwise; loopback, since nothing here authenticates clients.
 pub(crate) const GRPC_PORT: u16 = 7410;
 const HTTP_PORT: u16 = 7411;
+/// `http.listen` where nothing says otherwise.
+pub const HTTP_LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), HTTP_PORT);
 const ADMIN_PORT: u16 = 7412;
 const LOG_FILTER: &str = "info";
 const DRAIN_TIMEOUT_MS: u64 = 10_000;

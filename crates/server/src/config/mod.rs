@@ -19,6 +19,7 @@ use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::DatasetSpec;
 
 pub(crate) use keys::GRPC_PORT;
+pub use keys::HTTP_LISTEN_DEFAULT;
 pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
 pub use print::to_yaml;
 pub use problem::{Problem, Problems, Source};

@@ -84,17 +84,20 @@ impl Inner {
         }
         if let Base::Demo(_) = self.inputs.base {
             let refused = Refused::NoFile;
-            tracing::warn!("{refused}");
+            tracing::warn!(problem = %refused, "there is nothing to reload");
             return Err(refused);
         }
         let reloading = self.lifecycle.start_reloading();
         let result = self.try_reload(in_force);
+        let result = result.map_err(|refused| self.failed(refused));
+        if let Ok(reloaded) = &result {
+            self.metrics.reloaded();
+            tell(reloaded);
+            self.remember(Ok(reloaded.needs_restart.clone()));
+        }
+        // Whoever waits for the end asks next how it ended.
         drop(reloading);
-        let reloaded = result.map_err(|refused| self.failed(refused))?;
-        self.metrics.reloaded();
-        tell(&reloaded);
-        self.remember(Ok(reloaded.needs_restart.clone()));
-        Ok(reloaded)
+        result
     }
 
     /// Tells of a reload that failed wherever it is looked for, and gives back why.
@@ -191,7 +194,7 @@ fn tell(reloaded: &Reloaded) {
         tracing::warn!(change = %change, "needs a restart");
     }
     for note in &reloaded.notes {
-        tracing::warn!("{note}");
+        tracing::warn!(note, "reloaded, but not as asked");
     }
     let datasets = &reloaded.datasets;
     tracing::info!(

@@ -178,7 +178,7 @@ fn mistakes_in_the_configuration_are_told_all_at_once() {
 
 #[test]
 fn a_port_in_use_is_named_with_its_key() {
-    // Scenario: another process listens where gRPC or HTTP is to. Expectation: exit code 1, key, address and remedy.
+    // Scenario: another process listens where gRPC or HTTP is to. Expectation: exit code 3, key, address and remedy.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     for (key, flag) in [
@@ -190,6 +190,6 @@ fn a_port_in_use_is_named_with_its_key() {
         let (setup, _) = crate::data::plain_blocks(setup, 1);
         setup
             .refused()
-            .with(1, &[key, &address, "another process has this port", flag]);
+            .with(3, &[key, &address, "another process has this port", flag]);
     }
 }

@@ -1,0 +1,298 @@
+"""What is under test: the compose stack, single containers of the image, and who reads from them.
+
+Each asks a daemon from `own_docker`; none starts or stops one. Deliberately absent: what is expected of them, but where every
+use expects the same.
+"""
+
+import contextlib
+import http.client
+import json
+import re
+import shutil
+import socket
+import threading
+from pathlib import Path
+
+from own_docker import Failed, check, within
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGE = "ringfetch:local"
+PROJECT = "ringfetch-test"
+RESTARTS_MAX = 3
+LOAD_SECONDS_MAX = 300
+# As docker-compose.yml runs it.
+HARDENED = ["--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+
+
+def free_port():
+    """A port of loopback that nobody had a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Stack:
+    """The compose project: its configuration is a copy that may be broken, its ports are free ones."""
+
+    def __init__(self, docker, scratch):
+        self.docker, self.scratch = docker, scratch
+        self.compose_1 = ["docker-compose"]
+        self.compose_2 = []
+        self.config_directory = scratch / "config"
+        shutil.copytree(ROOT / "deploy/config", self.config_directory)
+        self.config = self.config_directory / "ringfetchd.yaml"
+        self.original = self.config.read_text(encoding="utf-8")
+        self.http, self.prometheus = free_port(), free_port()
+        self.environment = {
+            "COMPOSE_PROJECT_NAME": PROJECT,
+            "RINGFETCH_CONFIG_DIR": str(self.config_directory),
+            "RINGFETCH_GRPC_PORT": str(free_port()),
+            "RINGFETCH_HTTP_PORT": str(self.http),
+            "PROMETHEUS_PORT": str(self.prometheus),
+            "RINGFETCH__ENGINE__BACKEND": None,
+            "RINGFETCH_DATA": None,
+        }
+
+    def compose(self, *arguments, version=1, cwd=ROOT, timeout=600, **environment):
+        """One compose command."""
+        program = self.compose_1 if version == 1 else self.compose_2
+        merged = {**self.environment, **environment}
+        return self.docker.run(*program, *arguments, environment=merged, cwd=cwd, timeout=timeout)
+
+    def set_config(self, old, new):
+        """Edits the configuration as an editor does: a new file under the old name."""
+        text = self.config.read_text(encoding="utf-8")
+        check(old in text, f"{old!r} is not in the configuration, so this test changes nothing")
+        self.write_config(text.replace(old, new, 1))
+
+    def write_config(self, text):
+        """Replaces the configuration."""
+        new = self.config.with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(self.config)
+
+    def container(self, service="ringfetchd"):
+        """The id of a service's container, stopped ones too."""
+        found = self.docker.run("docker", "ps", "--all", "--quiet", "--filter", f"label=com.docker.compose.service={service}")
+        return found.expect(0).out.strip()
+
+    def state(self, service="ringfetchd"):
+        """What the daemon knows of a service's container."""
+        return self.docker.inspect(self.container(service))
+
+    def healthy(self):
+        """Waits until the daemon's container is healthy, by its own check."""
+        within(90, "ringfetchd to be healthy", lambda: self.state()["State"]["Health"]["Status"] == "healthy")
+
+    def last_health_check(self):
+        """Begin, exit code and output of the newest check."""
+        return self.state()["State"]["Health"]["Log"][-1]
+
+    def log(self):
+        """What the daemon has written."""
+        return self.docker.run("docker", "logs", self.container()).said
+
+    def status(self):
+        """What the daemon says of itself."""
+        return json.loads(self.docker.run("docker", "exec", self.container(), "ringfetch", "--json", "status").expect(0).out)
+
+    def get(self, path, port=None):
+        """The body of a GET on a published port."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.http, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read()
+            check(answer.status == 200, f"GET {path} answered {answer.status}: {body[:500]}")
+            return body
+
+    def metric(self, pattern):
+        """The value of the one series that matches."""
+        lines = re.findall(f"^{pattern} (.*)$", self.get("/metrics").decode(), re.MULTILINE)
+        check(len(lines) == 1, f"{len(lines)} series are like {pattern}")
+        return float(lines[0])
+
+    def reads_on(self, backend):
+        """Reads of the demo's blocks that a backend has answered."""
+        lines = re.findall(r"^ringfetch_reads_total\{(.*)\} (.*)$", self.get("/metrics").decode(), re.MULTILINE)
+        wanted = [f'backend="{backend}"', 'dataset="blocks"', 'result="ok"']
+        return sum(float(value) for labels, value in lines if all(label in labels for label in wanted))
+
+    def gave_up(self, code):
+        """Waits until the container has been restarted as often as it may, and ended with the code."""
+
+        def ended():
+            state = self.state()
+            return state["RestartCount"] == RESTARTS_MAX and state["State"]["Status"] == "exited"
+
+        within(60, f"the restarts to end after {RESTARTS_MAX}", ended)
+        found = self.state()["State"]["ExitCode"]
+        check(found == code, f"the container ended with {found}, where {code} is expected:\n{self.log()[-3000:]}")
+
+
+class Load:
+    """Verified load by the compose file's own load service, in the background, until it is told to end."""
+
+    def __init__(self, stack):
+        self.docker = stack.docker
+        arguments = ["--profile", "load", "run", "--rm", "-T", "--no-deps", "load", "--json", "load", "--verify"]
+        arguments += ["--dataset", "blocks", "--seconds", str(LOAD_SECONDS_MAX), "--warmup-seconds", "0"]
+        self.done = None
+        self.thread = threading.Thread(target=lambda: setattr(self, "done", stack.compose(*arguments)))
+        before = sum(stack.reads_on(backend) for backend in ("uring", "mmap"))
+        self.thread.start()
+        within(60, "the load to be under way", lambda: sum(map(stack.reads_on, ("uring", "mmap"))) > before + 1000)
+
+    def result(self):
+        """Ends it; its report on everything until then."""
+        check(self.thread.is_alive(), "the load ended by itself")
+        running = self.docker.run("docker", "ps", "--quiet", "--filter", "label=com.docker.compose.service=load")
+        for container in running.expect(0).out.split():
+            self.docker.run("docker", "kill", "--signal", "INT", container)
+        self.thread.join()
+        check(self.done is not None, "the load could not be started")
+        try:
+            return json.loads(self.done.out)
+        except json.JSONDecodeError:
+            raise Failed(f"the load gave no report:\n{self.done.said[-3000:]}") from None
+
+    def expect_clean(self):
+        """Fails unless everything that was asked came, and was right."""
+        report = self.result()
+        check(report["wrong_bytes"] == 0 and report["errors"] == 0, f"not all was right: {self.done.said[-3000:]}")
+        check(report["reads"] > 0, "nothing was read")
+        return report
+
+
+class Readers:
+    """Clients that read over HTTP, a connection each time, until nobody is there: each answer is whole and right, or a
+    refusal. They ask the container itself; the proxy that publishes ports accepts for a daemon that is gone."""
+
+    def __init__(self, address, count):
+        self.address, self.answered, self.refused, self.reset, self.broken = address, 0, 0, 0, []
+        self.lock = threading.Lock()
+        self.threads = [threading.Thread(target=self.read) for _ in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def read(self):
+        expected = None
+        while True:
+            connection = http.client.HTTPConnection(self.address, 7411, timeout=15)
+            try:
+                connection.connect()
+            except OSError:
+                return
+            try:
+                connection.request("GET", "/v1/datasets/blocks/bytes", headers={"Range": "bytes=0-999999", "Connection": "close"})
+                answer = connection.getresponse()
+            except (ConnectionResetError, BrokenPipeError):
+                with self.lock:
+                    self.reset += 1
+                return
+            except (OSError, http.client.HTTPException) as error:
+                with self.lock:
+                    self.broken.append(f"not answered: {error!r}")
+                return
+            try:
+                body = answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                with self.lock:
+                    self.broken.append(f"broken off: {error!r}")
+                return
+            finally:
+                connection.close()
+            with self.lock:
+                if answer.status == 503:
+                    self.refused += 1
+                elif answer.status == 206 and len(body) == 1_000_000 and body == (expected or body):
+                    self.answered += 1
+                    expected = body
+                else:
+                    self.broken.append(f"{answer.status} with {len(body)} bytes, or other bytes than before")
+
+    def join(self):
+        for thread in self.threads:
+            thread.join()
+
+
+class One:
+    """One container of the image, outside of compose, over a directory of one dataset; asked from inside."""
+
+    def __init__(self, stack, options, arguments):
+        self.docker = stack.docker
+        # It is asked from inside, unless it is to share another's network.
+        network = [] if "--network" in options else ["--network", "none"]
+        created = self.docker.run(
+            *["docker", "create", *network, *HARDENED, "--volume", f"{stack.scratch}/one:/data:ro"],
+            *["--env", "RINGFETCH_CONFIG=/data/config.yaml", *options, IMAGE, *arguments],
+            cwd=ROOT,
+        )
+        self.name = created.expect(0).out.strip()
+        self.docker.run("docker", "start", self.name)
+
+    def log(self):
+        return self.docker.run("docker", "logs", self.name).said
+
+    def run(self, *command):
+        return self.docker.run("docker", "exec", self.name, *command)
+
+    def ready_or_ended(self):
+        """Waits; None if it serves, else its exit code once nobody starts it again."""
+
+        def outcome():
+            state = self.docker.inspect(self.name)["State"]
+            if state["Status"] == "exited":
+                return (state["ExitCode"],)
+            return (None,) if self.run("ringfetchd", "healthcheck").code == 0 else ()
+
+        return within(60, "the daemon to be ready or to end", outcome)[0]
+
+    def status(self):
+        return json.loads(self.run("ringfetch", "--json", "status").expect(0).out)
+
+    def metrics(self):
+        """The metrics page: the image has no client for it, so one of this machine goes into the container's network."""
+        pid = self.docker.inspect(self.name)["State"]["Pid"]
+        inside = ["nsenter", "--net", "--target", pid]
+        return self.docker.run(*inside, "curl", "--fail", "--silent", "http://127.0.0.1:7411/metrics").expect(0).out
+
+    def reads_on(self, backend):
+        """Fails unless it answers with the right bytes, on this backend."""
+        self.run("ringfetch", "dataset", "verify", "blocks").expect(0)
+        check(self.status()["backend"] == backend, f"status: {self.status()}")
+
+
+@contextlib.contextmanager
+def started(stack, *options, arguments=()):
+    """A container, whatever becomes of it; gone at the end."""
+    one = One(stack, options, arguments)
+    try:
+        yield one
+    finally:
+        stack.docker.run("docker", "rm", "--force", "--volumes", one.name)
+
+
+@contextlib.contextmanager
+def running(stack, *options):
+    """A container that serves."""
+    with started(stack, *options) as one:
+        code = one.ready_or_ended()
+        check(code is None, f"the daemon ended with {code}:\n{one.log()}")
+        yield one
+
+
+def refused(stack, code, *parts, options=(), arguments=()):
+    """A container that ends with this code and says all of this, and that a restart policy does not start for ever."""
+    policy = ["--restart", f"on-failure:{RESTARTS_MAX}"]
+    with started(stack, *policy, *options, arguments=arguments) as one:
+
+        def ended():
+            facts = stack.docker.inspect(one.name)
+            return facts["RestartCount"] == RESTARTS_MAX and facts["State"]["Status"] == "exited" and facts["State"]
+
+        found = within(60, "the restarts to end", ended)["ExitCode"]
+        check(found == code, f"ended with {found}, where {code} is expected:\n{one.log()}")
+        missing = [part for part in parts if part not in one.log()]
+        check(not missing, f"the log does not say {missing}:\n{one.log()}")
+        print(one.log().strip().splitlines()[-1])
