@@ -219,7 +219,11 @@ fn shard_table(shards: &[wire::ShardStatus]) -> Table {
     for shard in shards {
         table.row([
             shard.shard.to_string(),
-            format!("{}{}", backend_name(shard.backend), if shard.routed { "" } else { ", idle" }),
+            format!(
+                "{}{}",
+                backend_name(shard.backend),
+                if shard.routed { "" } else { ", idle" }
+            ),
             shard.in_flight.to_string(),
             grouped(shard.queued),
             shard.queue_depth.to_string(),
