@@ -66,7 +66,7 @@ impl Habit {
 }
 
 /// Major faults of this thread so far: faults that waited for the device (getrusage(2), `ru_majflt`).
-pub(super) fn major_faults() -> i64 {
+pub(in crate::backend) fn major_faults() -> i64 {
     // SAFETY: all of `rusage` is plain numbers, for which zero is a value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel fills the value that it is given, which lives until the call returns.
