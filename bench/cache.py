@@ -5,7 +5,9 @@ cache in the device or in the hypervisor beneath it is not, and is the same for 
 """
 
 import concurrent.futures
+import ctypes
 import dataclasses
+import mmap
 import os
 import pathlib
 import random
@@ -123,11 +125,28 @@ WARM = Temperature("warm", fill, WARM_FRACTION_MIN, 1.0)
 
 
 class WarmFile:
-    """The first bytes of the file under test as a file of their own beside it, small enough to be cached whole."""
+    """The first bytes of the file under test as a file of their own beside it, small enough to be cached whole, and
+    locked in memory from when it is made: unlocked, the kernel takes a folio of 2 MiB of it now and then."""
 
     def __init__(self, source, size):
         self.path = source.parent / f".{source.name}.warm"
         self.source, self.size = source, min(size, source.stat().st_size)
+        self._locked = None
+
+    def lock(self):
+        """Keeps the file in the page cache for as long as this process lives or until `remove`."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+        libc.munmap.argtypes = libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        with open(self.path, "rb") as file:
+            # By libc: a mapping by Python's own module does not tell its address when it is read-only, and of a
+            # writable private one mlock would copy every page.
+            address = libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+        if address == ctypes.c_void_p(-1).value or libc.mlock(address, self.size):
+            raise RunFailed(f"{self.path} cannot be locked in memory: {os.strerror(ctypes.get_errno())}; run as root, or "
+                            "raise ulimit -l to --warm-size")
+        self._locked = libc, address
 
     def make(self):
         if self.path.exists() and self.path.stat().st_size == self.size:
@@ -141,4 +160,8 @@ class WarmFile:
             os.fsync(copy.fileno())
 
     def remove(self):
+        if self._locked:
+            libc, address = self._locked
+            libc.munmap(address, self.size)
+            self._locked = None
         self.path.unlink(missing_ok=True)

@@ -173,6 +173,7 @@ def main():
         if any(row.temperature is cache.WARM for row in selected.values()):
             say(f"copying {options.warm_size} MiB beside the file for the warm rows")
             warm.make()
+            warm.lock()
         results, started = [], time.monotonic()
         for index, (name, row) in enumerate(selected.items()):
             progress = f"{time.monotonic() - started:5.0f} s {index + 1:2}/{len(selected)}"

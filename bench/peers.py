@@ -14,7 +14,8 @@ import urllib.parse
 from processes import RunFailed, Server, accepts, free_port, run, run_counting_cpu
 
 # Latency from before the submission, as ours is; fio's usual percentiles leave the submission out.
-FIO_REPORT = ["--lat_percentiles=1", "--clat_percentiles=0", "--output-format=json"]
+# 99.98: what 64 reads at once see of it. All of them are faster than it in 0.9998^64 = 98.7 % of the times.
+FIO_REPORT = ["--lat_percentiles=1", "--clat_percentiles=0", "--percentile_list=50:99:99.98", "--output-format=json"]
 BENCH = pathlib.Path(__file__).resolve().parent
 
 
@@ -54,6 +55,7 @@ def fio_figures(output):
         "cpu_us": (job["usr_cpu"] + job["sys_cpu"]) * 1e4 / read["iops"],
         "p50_us": percentiles["50.000000"] / 1e3,
         "p99_us": percentiles["99.000000"] / 1e3,
+        "p9998_us": percentiles["99.980000"] / 1e3,
         "reads": read["total_ios"],
     }
 

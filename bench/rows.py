@@ -54,7 +54,8 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0):
                     thinktime_blocks_type="issue")
     batches_at_half = Load("--batch", 64, "--outstanding", 128, "--connections", 4,
                            "--rate", lambda: round(half() / 64, 2), "--arrivals", "constant")
-    singles_at_half = Load("--batch", 1, "--outstanding", 1024, "--connections", 4,
+    # One connection: what is sent and answered together then shares its system calls, on both sides.
+    singles_at_half = Load("--batch", 1, "--outstanding", 1024, "--connections", 1,
                            "--rate", half, "--arrivals", "constant")
 
     def engine(depth):

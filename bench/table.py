@@ -87,6 +87,10 @@ def observations(result):
         yield f"the load generator never sent {missed:.1%} of the arrivals: the latency is flattered"
     late = result.median("subject", "late_p99_us")
     if not math.isnan(late):
+        latest = result.median("peer", "p9998_us")
+        if result.name.startswith("half-64") and not math.isnan(latest):
+            yield (f"p99.98 of fio's single reads, which is about the p99 of the latest of 64 of them: {latest:,.0f} us; "
+                   f"against it our p99 of a call is {result.median('subject', 'p99_us') / latest:.2f}x")
         yield f"p99 from arrival to sending, in the load generator and within the latency: {late:,.0f} us"
 
 

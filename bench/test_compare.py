@@ -1,8 +1,10 @@
 """What the instrument concludes from runs, without running anything: python3 -m unittest discover bench"""
 
 import json
+import os
 import pathlib
 import sys
+import tempfile
 import unittest
 import xml.dom.minidom
 
@@ -83,6 +85,22 @@ class Verdicts(unittest.TestCase):
         self.assertEqual((result.verdict(), result.judgements()), ("not judged", []))
 
 
+class Warm(unittest.TestCase):
+    def test_a_warm_file_stays_where_it_is(self):
+        # Scenario: a locked copy is to be evicted; then it is removed. Expected: it stays whole; the copy is gone.
+        with tempfile.TemporaryDirectory() as directory:
+            source = pathlib.Path(directory) / "source"
+            source.write_bytes(bytes(8 << 20))
+            warm = cache.WarmFile(source, 4 << 20)
+            warm.make()
+            warm.lock()
+            with open(warm.path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            self.assertEqual(cache.resident_fraction(warm.path), 1.0)
+            warm.remove()
+            self.assertFalse(warm.path.exists())
+
+
 class Runs(unittest.TestCase):
     def setUp(self):
         real = cache.resident_fraction
@@ -126,7 +144,7 @@ class Peers(unittest.TestCase):
     def test_fio_figures_count_its_whole_cpu(self):
         # Scenario: fio's JSON behind a remark; 30 % of a CPU at 100 000 reads/s. Expected: 3 us a read; an error is one.
         job = {"error": 0, "usr_cpu": 10.0, "sys_cpu": 20.0, "read": {
-            "iops": 100000.0, "total_ios": 5, "lat_ns": {"percentile": {"50.000000": 1500, "99.000000": 9000}}}}
+            "iops": 100000.0, "total_ios": 5, "lat_ns": {"percentile": {"50.000000": 1500, "99.000000": 9000, "99.980000": 12000}}}}
         figures = peers.fio_figures("note: something\n" + json.dumps({"jobs": [job]}))
         self.assertAlmostEqual(figures["cpu_us"], 3.0)
         self.assertEqual((figures["p50_us"], figures["p99_us"]), (1.5, 9.0))

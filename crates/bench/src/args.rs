@@ -1,8 +1,11 @@
 //! The command line as types. What clap can check it checks here; what needs the dataset is checked by the command.
 
+use crate::calibrate::args::Calibrate;
+use crate::doctor::Doctor;
 use crate::load::args::{Load, Merge};
 use crate::quantity::{parse_duration, parse_size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -80,6 +83,20 @@ pub(crate) enum Command {
     Load(Box<Load>),
     /// Merge the results of several `load --json` into one report.
     LoadMerge(Merge),
+    /// Show what this host, and the device beneath each path, can do for the daemon, and why not.
+    Doctor(Doctor),
+    /// Measure a file or device through the engine, and print the settings that suit it.
+    Calibrate(Calibrate),
+    /// Print completions for a shell, to be sourced by it.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Write the manual pages into a directory.
+    Man {
+        /// Where to; made if it is not there.
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -206,9 +206,10 @@ fn status_facts(status: &wire::GetStatusResponse) -> Table {
 }
 
 fn shard_table(shards: &[wire::ShardStatus]) -> Table {
-    let mut table = Table::new(&[0, 1, 2, 3, 4, 5]);
+    let mut table = Table::new(&[0, 2, 3, 4, 5, 6]);
     table.row([
         "SHARD",
+        "BACKEND",
         "IN FLIGHT",
         "QUEUED",
         "DEPTH",
@@ -218,6 +219,11 @@ fn shard_table(shards: &[wire::ShardStatus]) -> Table {
     for shard in shards {
         table.row([
             shard.shard.to_string(),
+            format!(
+                "{}{}",
+                backend_name(shard.backend),
+                if shard.routed { "" } else { ", idle" }
+            ),
             shard.in_flight.to_string(),
             grouped(shard.queued),
             shard.queue_depth.to_string(),
@@ -272,6 +278,8 @@ fn status_json(status: &wire::GetStatusResponse) -> Value {
         .map(|shard| {
             json!({
                 "shard": shard.shard,
+                "backend": backend_name(shard.backend),
+                "routed": shard.routed,
                 "in_flight": shard.in_flight,
                 "queued": shard.queued,
                 "queue_depth": shard.queue_depth,

@@ -1,19 +1,22 @@
-//! `ringfetch`: fetch, look, make and verify data, and drive load, from the command line.
+//! `ringfetch`: fetch, look, make and verify data, drive load, and examine a host, from the command line.
 //!
 //! Owns the composition: arguments in, one command run, an exit code out: 0 done, 1 failed, 2 wrong usage,
 //! 3 a condition of `--require` was not met.
-//! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to the data
-//! but the network.
+//! What goes to stdout is the result, and nothing else; errors are one line on stderr. Absent: any way to a daemon's
+//! data but the network; `doctor` and `calibrate` read files of this host.
 #![forbid(unsafe_code)]
 
 mod args;
 mod backend;
+mod calibrate;
+mod doctor;
 mod expected;
 mod format;
 mod get;
 mod inspect;
 mod load;
 mod make;
+mod manual;
 mod outcome;
 mod progress;
 mod quantity;
@@ -53,6 +56,10 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::Dataset(DatasetCommand::Verify(verify)) => verify::run(global, verify).await,
             Command::Load(load) => load::run(global, load).await,
             Command::LoadMerge(merge) => load::merge(global, merge),
+            Command::Doctor(doctor) => doctor::run(global, doctor),
+            Command::Calibrate(calibrate) => calibrate::run(global, calibrate).await,
+            Command::Completions { shell } => manual::completions(*shell),
+            Command::Man { directory } => manual::write_pages(directory),
         }
     })
 }

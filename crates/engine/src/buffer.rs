@@ -9,6 +9,9 @@
 use crate::error::{ReadError, Resource};
 use bytes::Bytes;
 use offset_allocator::{Allocation, Allocator};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntGauge, Registry};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -161,6 +164,46 @@ impl Arena {
     /// The region, for registration with a ring: (address, bytes).
     pub(crate) fn region(&self) -> (*mut u8, usize) {
         (self.inner.base.as_ptr(), self.inner.length)
+    }
+}
+
+impl Arena {
+    /// Registers `ringfetch_memory_in_use_bytes` and `ringfetch_memory_budget_bytes`.
+    ///
+    /// # Errors
+    /// A name is taken.
+    pub(crate) fn register_metrics(&self, registry: &Registry) -> Result<(), prometheus::Error> {
+        registry.register(Box::new(ArenaCollector {
+            arena: self.clone(),
+            gauges: [
+                IntGauge::new("ringfetch_memory_in_use_bytes", "Response memory in use.")?,
+                IntGauge::new(
+                    "ringfetch_memory_budget_bytes",
+                    "Response memory in all: engine.memory_budget.",
+                )?,
+            ],
+        }))
+    }
+}
+
+/// Reads the arena when it is scraped.
+struct ArenaCollector {
+    arena: Arena,
+    /// In use, budget.
+    gauges: [IntGauge; 2],
+}
+
+impl Collector for ArenaCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauges.iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let now = [self.arena.in_use_bytes(), self.arena.budget_bytes()];
+        for (gauge, bytes) in self.gauges.iter().zip(now) {
+            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+        self.gauges.iter().flat_map(Collector::collect).collect()
     }
 }
 
@@ -335,6 +378,26 @@ mod tests {
         drop(held);
         assert_eq!(arena.in_use_bytes(), 0);
         assert_eq!(arena.reserve(1 << 20, None).unwrap().capacity, 1 << 20);
+    }
+
+    /// A scrape with one piece handed out shows its pages and the budget; once it is dropped, none.
+    #[test]
+    fn a_scrape_shows_what_is_in_use() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let registry = Registry::new();
+        arena.register_metrics(&registry).unwrap();
+        let scrape = || {
+            prometheus::TextEncoder::new()
+                .encode_to_string(&registry.gather())
+                .unwrap()
+        };
+        let held = arena.reserve(5000, None).unwrap();
+        let text = scrape();
+        assert!(text.contains("ringfetch_memory_in_use_bytes 8192\n"), "{text}");
+        assert!(text.contains("ringfetch_memory_budget_bytes 1048576\n"), "{text}");
+        drop(held);
+        let text = scrape();
+        assert!(text.contains("ringfetch_memory_in_use_bytes 0\n"), "{text}");
     }
 
     /// A share refuses what is over its limit, naming itself, and is credited when bytes made of it are dropped.

@@ -459,6 +459,7 @@ impl Engine {
     /// # Errors
     /// A name is taken.
     pub fn register_metrics(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
+        self.inner.arena.register_metrics(registry)?;
         registry.register(Box::new(EngineCollector::new(Arc::clone(&self.inner.board))?))
     }
 

@@ -274,7 +274,7 @@ impl Starter<'_> {
                 ring,
                 %error,
                 "the response memory is not registered with the ring; reads go on without (raise RLIMIT_MEMLOCK to \
-                 engine.memory_budget, or set engine.uring.registered_buffers: false)"
+                 engine.memory_budget for each ring, or set engine.uring.registered_buffers: false)"
             );
         }
     }

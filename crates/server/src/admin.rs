@@ -189,6 +189,8 @@ fn shard(status: ShardStatus) -> v1::ShardStatus {
         queue_depth: status.queue_depth,
         device_reads_total: status.device_reads_total,
         submissions_total: status.submissions_total,
+        backend: describe::backend(status.backend).into(),
+        routed: status.routed,
     }
 }
 

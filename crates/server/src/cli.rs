@@ -5,10 +5,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 use ringfetch_server::config::{Base, Flag, Inputs};
 use ringfetch_server::demo;
 
-const EXIT_CODES: &str = "\
+/// A heading, then a line a code.
+pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
     0  drained after SIGTERM or SIGINT; or the command succeeded
     1  failed at run time, or the drain had to cut something off; not ready (healthcheck)
@@ -21,7 +23,7 @@ Exit codes:
 /// Without a configuration it makes demo data and serves that. Flags beat the environment (RINGFETCH__ENGINE__BACKEND
 /// is engine.backend), which beats the file.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 110, after_help = EXIT_CODES)]
+#[command(name = "ringfetchd", version, max_term_width = 110, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// Configuration file; config/ringfetchd.yaml documents every key.
     #[arg(long, short, value_name = "FILE", env = "RINGFETCH_CONFIG", global = true)]
@@ -51,7 +53,7 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub(crate) enum Command {
     /// Serves until SIGTERM or SIGINT. The default.
     Run,
@@ -67,6 +69,16 @@ pub(crate) enum Command {
     Healthcheck,
     /// Makes the demo's data in --demo-dir unless it is there, and serves nothing.
     MakeDemo,
+    /// Prints completions for a shell, to be sourced by it.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Writes the manual pages into a directory.
+    Man {
+        /// Where to; made if it is not there.
+        directory: PathBuf,
+    },
 }
 
 impl Cli {

@@ -237,7 +237,7 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
         "
 backend  {}: {}
 gRPC     {grpc}
-HTTP     http://{http}
+HTTP     http://{http}/ (in a browser: what it does now)
 admin    {admin}
 
 Try:

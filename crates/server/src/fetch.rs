@@ -10,10 +10,12 @@
 //! refused at once.
 
 mod backends;
+mod deadline;
 mod rejection;
 mod request;
 
 pub use self::backends::Chosen;
+pub(crate) use self::deadline::until;
 pub use self::request::{CallContext, FetchError, Items};
 
 use self::backends::Backends;
@@ -211,14 +213,11 @@ impl Fetcher {
             Err(ReadError::Draining.into())
         } else {
             let deadline = context.deadline;
-            let work = self.fetch_uncounted(dataset, items, context);
-            match deadline {
-                None => work.await,
-                // Whoever gives a deadline does not wait longer, wherever the batch is by then.
-                Some(deadline) => tokio::time::timeout_at(deadline.into(), work)
-                    .await
-                    .unwrap_or_else(|_| Err(ReadError::DeadlineExceeded.into())),
-            }
+            let work = self.fetch_within(self.limits(), dataset, items, context);
+            // Whoever gives a deadline does not wait longer, wherever the batch is by then.
+            until(deadline, work)
+                .await
+                .unwrap_or_else(|| Err(ReadError::DeadlineExceeded.into()))
         };
         if let Err(error) = &result {
             self.inner.rejections.count(error);
@@ -240,7 +239,13 @@ impl Fetcher {
         items: Items<'_>,
         context: CallContext,
     ) -> Result<Fetched, FetchError> {
-        self.fetch_uncounted(dataset, items, context).await
+        // The part was cut to size when the answer was planned; limits that a reload lowered since are for later answers.
+        let limits = Limits {
+            items_per_request: u32::MAX,
+            response_bytes: u64::MAX,
+            ..self.limits()
+        };
+        self.fetch_within(limits, dataset, items, context).await
     }
 
     /// From now on every request is answered `Draining`.
@@ -265,13 +270,13 @@ impl Fetcher {
             .min(u64::from(u32::MAX))
     }
 
-    async fn fetch_uncounted(
+    async fn fetch_within(
         &self,
+        limits: Limits,
         dataset: &Arc<Dataset>,
         items: Items<'_>,
         context: CallContext,
     ) -> Result<Fetched, FetchError> {
-        let limits = self.limits();
         check(dataset.name(), dataset.kind(), items, &limits)?;
         let _in_flight = InFlight::enter(&self.inner.in_flight, limits.requests_in_flight)?;
         if context

@@ -13,4 +13,5 @@ pub mod listener;
 pub mod live;
 pub mod rpc_metrics;
 pub mod status;
+pub mod supervisor;
 pub mod telemetry;

@@ -327,6 +327,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_reload_is_told_while_it_lasts() {
+        // Scenario: a reload begins and ends, in a daemon that somebody supervises. Expectation: both are seen, and the
+        // state is not touched.
+        let lifecycle = Lifecycle::new();
+        lifecycle.start_serving();
+        let mut reloading = lifecycle.subscribe_reloading();
+        assert!(!*reloading.borrow_and_update());
+        let under_way = lifecycle.start_reloading();
+        reloading.changed().await.expect("a change");
+        assert!(*reloading.borrow_and_update() && lifecycle.is_ready());
+        drop(under_way);
+        reloading.changed().await.expect("a change");
+        assert!(!*reloading.borrow_and_update() && lifecycle.is_ready());
+    }
+
+    #[tokio::test]
     async fn a_shard_that_fails_ends_the_daemon() {
         // Scenario: the engine's only shard panics over a read, as a defect would make it. Expectation: the daemon drains
         // with that as its reason, at once.

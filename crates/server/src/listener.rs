@@ -8,6 +8,7 @@ mod bound;
 mod coalesce;
 mod lingering;
 mod progress;
+mod shortcut;
 mod slots;
 
 use coalesce::Coalescing;
@@ -29,14 +30,15 @@ use ringfetch_engine::engine::Engine;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tower::Service;
 
 use crate::lifecycle::{Lifecycle, State};
 
 use progress::{Answering, Progress};
+use shortcut::Front;
 use slots::{Slot, Slots};
 
 pub use bound::{Addresses, BindError, Bound, bind};
+pub use shortcut::{Answer, Shortcut};
 pub use slots::ConnectionBounds;
 
 /// An idle connection's peer is asked whether it lives after this long.
@@ -113,6 +115,8 @@ pub struct Port {
     pub http2_only: bool,
     /// The service; each request gets a clone.
     pub router: Router,
+    /// Answers what it takes in the router's place.
+    pub shortcut: Option<Arc<dyn Shortcut>>,
 }
 
 /// A port that clients can connect to.
@@ -130,7 +134,7 @@ pub struct Listener {
 #[derive(Debug, Clone)]
 struct Conversation {
     transport: &'static str,
-    router: Router,
+    front: Front,
     http2_only: bool,
     bounds: ConnectionBounds,
 }
@@ -200,6 +204,7 @@ impl Listener {
             bound,
             http2_only,
             router,
+            shortcut,
         } = port;
         let address = bound.address();
         let tcp = bound.listen()?;
@@ -208,7 +213,7 @@ impl Listener {
             tcp,
             conversation: Conversation {
                 transport,
-                router,
+                front: Front { router, shortcut },
                 http2_only,
                 bounds: bounds.clone(),
             },
@@ -369,14 +374,12 @@ impl Conversation {
             }
         }
         let transport = self.transport;
-        let router = self.router.clone();
+        let front = self.front.clone();
         let progress = Arc::new(Progress::default());
         let seen = Arc::clone(&progress);
-        let service = service_fn(move |mut request: http::Request<Incoming>| {
-            request.extensions_mut().insert(share.clone());
+        let service = service_fn(move |request: http::Request<Incoming>| {
             let open = seen.open(request.version());
-            // A router is always ready.
-            let answer = router.clone().call(request);
+            let answer = front.call(request, &share);
             async move {
                 answer
                     .await

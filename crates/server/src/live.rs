@@ -1,6 +1,6 @@
 //! What changes while the daemon serves: which backend reads, and the configuration.
 //!
-//! One change at a time, in the order they come; a few may wait, more are refused. A change that fails leaves everything
+//! One change at a time; a few may wait, more are refused. A change that fails leaves everything
 //! as it was. Reads are never stopped for one: a request keeps the dataset it found, a batch the shard it is on. The
 //! work is done where blocking is allowed, and goes on when whoever asked for it leaves.
 //! Deliberately absent: how a switch is made (the engine's), and what only a restart changes, which is named.
@@ -25,7 +25,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+use tokio::task::JoinError;
 
 pub use changes::Change;
 pub use reload::{LastReload, Mistake, Refused, Reloaded};
@@ -113,13 +114,6 @@ pub enum NotSwitched {
     Unavailable(String),
     /// The change broke down: a defect.
     #[error("the switch broke down: {0}")]
-    Broken(String),
-}
-
-/// A change that could not even begin, or did not end.
-#[derive(Debug)]
-enum NoTurn {
-    Busy,
     Broken(String),
 }
 
@@ -221,15 +215,13 @@ impl Live {
         &self,
         work: impl FnOnce(&Inner) -> Result<Switched, NotSwitched> + Send + 'static,
     ) -> Result<Switched, NotSwitched> {
-        let turn = self.in_turn(move |inner, _in_force| match inner.lifecycle.state() {
+        let turn = self.turn().map_err(|_| NotSwitched::Busy)?;
+        let done = self.in_turn(turn, move |inner, _in_force| match inner.lifecycle.state() {
             State::Serving => work(inner),
             state @ (State::Starting | State::Draining) => Err(NotSwitched::NotServing(state)),
         });
-        match turn.await {
-            Ok(result) => result,
-            Err(NoTurn::Busy) => Err(NotSwitched::Busy),
-            Err(NoTurn::Broken(why)) => Err(NotSwitched::Broken(why)),
-        }
+        let broken = |error: JoinError| Err(NotSwitched::Broken(error.to_string()));
+        done.await.unwrap_or_else(broken)
     }
 
     /// Reads the configuration again and applies what can change, or nothing at all.
@@ -240,17 +232,19 @@ impl Live {
     /// # Cancel safety
     /// Dropping the future leaves the reload to be made.
     pub async fn reload(&self) -> Result<Reloaded, Refused> {
+        let turn = self.turn().map_err(|_| Refused::Busy)?;
+        self.reload_in(turn).await
+    }
+
+    async fn reload_in(&self, turn: OwnedSemaphorePermit) -> Result<Reloaded, Refused> {
         let runtime = self.runtime.clone();
-        let turn = self.in_turn(move |inner, in_force| {
+        let done = self.in_turn(turn, move |inner, in_force| {
             let result = inner.reload(in_force);
             inner.retired.watch(&runtime, inner.fetcher.engine());
             result
         });
-        match turn.await {
-            Ok(result) => result,
-            Err(NoTurn::Busy) => Err(Refused::Busy),
-            Err(NoTurn::Broken(why)) => Err(Refused::Broken(why)),
-        }
+        let broken = |error: JoinError| Err(self.inner.failed(Refused::Broken(error.to_string())));
+        done.await.unwrap_or_else(broken)
     }
 
     /// Reloads on each SIGHUP, for as long as there are any.
@@ -259,9 +253,13 @@ impl Live {
     /// Dropping the future leaves the signal without effect.
     pub async fn obey(self, mut hangups: Hangups) {
         while hangups.next().await.is_some() {
+            // Nobody would hear that it is busy: it waits. The semaphore is never closed.
+            let Ok(turn) = Arc::clone(&self.turns).acquire_owned().await else {
+                return;
+            };
             tracing::info!(signal = "SIGHUP", "reading the configuration again");
             // What comes of it is logged there.
-            let _told = self.reload().await;
+            let _told = self.reload_in(turn).await;
         }
     }
 
@@ -275,20 +273,23 @@ impl Live {
         *lock(&self.inner.drain_timeout)
     }
 
+    /// A place among those who wait for their turn.
+    fn turn(&self) -> Result<OwnedSemaphorePermit, TryAcquireError> {
+        Arc::clone(&self.turns).try_acquire_owned()
+    }
+
     /// Does something when it is its turn, where blocking is allowed.
     async fn in_turn<T: Send + 'static>(
         &self,
+        turn: OwnedSemaphorePermit,
         work: impl FnOnce(&Inner, &mut InForce) -> T + Send + 'static,
-    ) -> Result<T, NoTurn> {
-        let Ok(turn) = Arc::clone(&self.turns).try_acquire_owned() else {
-            return Err(NoTurn::Busy);
-        };
+    ) -> Result<T, JoinError> {
         let inner = Arc::clone(&self.inner);
         let done = self.runtime.spawn_blocking(move || {
             let _turn = turn;
             work(&inner, &mut lock(&inner.in_force))
         });
-        done.await.map_err(|error| NoTurn::Broken(error.to_string()))
+        done.await
     }
 }
 

@@ -6,10 +6,12 @@
 
 mod cli;
 mod healthcheck;
+mod manual;
 
 use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,6 +29,7 @@ use ringfetch_server::lifecycle::{self, Hangups, Lifecycle, Signals};
 use ringfetch_server::listener::{self, Addresses, Bound, ConnectionBounds, Cores, Listener, Port};
 use ringfetch_server::live::{self, Live};
 use ringfetch_server::rpc_metrics::RpcMetrics;
+use ringfetch_server::supervisor::Supervisor;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::{admin, demo, grpc, http};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -50,12 +53,14 @@ struct Misconfigured(String);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let outcome = match cli.command.unwrap_or(Command::Run) {
+    let outcome = match cli.command.clone().unwrap_or(Command::Run) {
         Command::Run => run(&cli.inputs(), cli.addresses_file.as_deref()),
         Command::CheckConfig { open } => check_config(&cli.inputs(), open),
         Command::PrintConfig => print_config(&cli.inputs()),
         Command::Healthcheck => check_health(&cli.inputs(), cli.http_listen()),
         Command::MakeDemo => demo::prepare(&cli.demo_dir).map_err(Into::into),
+        Command::Completions { shell } => say(&manual::completions(shell)),
+        Command::Man { directory } => manual::write_pages(&directory),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -160,19 +165,16 @@ impl Ports {
 }
 
 fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("starting the runtime")?;
+    let loaded = load(inputs)?;
+    let config = &loaded.config;
+    let telemetry = Telemetry::start(&config.log)?;
+    raise_open_files();
+    let runtime = runtime()?;
     // Before anything that takes time: a SIGHUP meanwhile must not end the daemon, but wait until it serves.
     let hangups = {
         let _inside = runtime.enter();
         Hangups::install().context("catching SIGHUP")?
     };
-    let loaded = load(inputs)?;
-    let config = &loaded.config;
-    let telemetry = Telemetry::start(&config.log)?;
-    raise_open_files();
     // Ports before anything slow, so that a port in use is told at once; but a configured file that does not open is
     // a mistake of the configuration, and those are told before any port is bound.
     let open = || Catalogue::open(&config.datasets).map_err(misconfigured);
@@ -261,6 +263,8 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
+    let grpc_shortcut = grpc::shortcut(fetcher.clone(), lifecycle.clone(), rpc.clone());
+    let http_shortcut = http::shortcut(fetcher.clone(), rpc.clone());
     let admin = admin::service(
         fetcher.clone(),
         lifecycle.clone(),
@@ -276,12 +280,14 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
             bound: ports.grpc,
             http2_only: true,
             router: grpc,
+            shortcut: Some(grpc_shortcut),
         },
         Port {
             transport: "http",
             bound: ports.http,
             http2_only: false,
             router: http,
+            shortcut: Some(http_shortcut),
         },
     ];
     served.extend(ports.admin.map(|bound| Port {
@@ -289,6 +295,7 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
         bound,
         http2_only: false,
         router: admin,
+        shortcut: None,
     }));
 
     let signals = Signals::install().context("catching signals")?;
@@ -306,6 +313,9 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
             .write(path)
             .with_context(|| format!("--addresses-file {}", path.display()))?;
     }
+    let supervisor = Supervisor::from_environment().map(|supervisor| {
+        tokio::spawn(supervisor.accompany(engine.clone(), lifecycle.clone(), live.clone()))
+    });
     if let Base::Demo(_) = inputs.base {
         // A closed stdout is no reason to stop serving.
         let _stdout_is_gone = say(&demo::greeting(
@@ -318,6 +328,10 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     let remaining = futures_util::future::join_all(listeners.into_iter().map(Listener::serve)).await;
     let drain_timeout = live.drain_timeout();
     let drained = lifecycle::drain(&fetcher, &lifecycle, &remaining, drain_timeout).await;
+    if let Some(told) = supervisor {
+        // However short the drain was: that the daemon stops is said before it is gone.
+        let _told = told.await;
+    }
     if let Some(reason) = lifecycle.failure() {
         anyhow::bail!("{reason}");
     }
@@ -336,6 +350,17 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     }
     tracing::info!("drained");
     Ok(())
+}
+
+/// The main thread's runtime, which accepts connections and hears signals.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    // Tokio panics where it cannot have its descriptors for signals: at most eight of all kinds. So they are tried first.
+    let tried: Result<Vec<_>, _> = (0..4).map(|_| UnixStream::pair()).collect();
+    tried.context("out of file descriptors: raise the limit (ulimit -n, LimitNOFILE)")?;
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the runtime")
 }
 
 /// Tags of the device with the fewest: the rings together must stay below them (TRAPS 15).

@@ -80,6 +80,12 @@ pub enum HttpRoute {
     Readyz,
     /// `GET /openapi.json`.
     OpenApi,
+    /// `GET /v1/status`.
+    GetStatus,
+    /// `GET /`.
+    Page,
+    /// `GET /page/{asset}`.
+    PageAsset,
     /// Whatever else was asked for.
     Other,
 }
@@ -103,7 +109,7 @@ const GRPC_METHODS: [&str; 14] = [
 ];
 
 /// `method` labels, by `HttpRoute as usize`.
-const HTTP_ROUTES: [&str; 16] = [
+const HTTP_ROUTES: [&str; 19] = [
     "ListDatasets",
     "GetDataset",
     "GetBytes",
@@ -119,6 +125,9 @@ const HTTP_ROUTES: [&str; 16] = [
     "livez",
     "readyz",
     "openapi",
+    "GetStatus",
+    "page",
+    "page-asset",
     "other",
 ];
 
@@ -188,7 +197,7 @@ const BOUNDS_NS: [u64; 22] = {
 const GRPC: usize = 0;
 const HTTP: usize = 1;
 const TRANSPORTS: [&str; 2] = ["grpc", "http"];
-const METHODS_MAX: usize = 16;
+const METHODS_MAX: usize = 20;
 const CODES_MAX: usize = 24;
 
 /// More threads than this share slots: correct, only slower.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{Counter, Gauge, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{Counter, Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use tracing::Subscriber;
@@ -141,10 +141,20 @@ struct Process {
     max_fds: Gauge,
     threads: IntGauge,
     start_seconds: Gauge,
+    page_faults: IntCounterVec,
+    /// Served from memory; and those that had to be read from the device, by field number of `proc_pid_stat(5)`.
+    page_faults_of: [(usize, IntCounter); 2],
 }
 
 impl Process {
     fn new() -> Result<Self, prometheus::Error> {
+        let page_faults = IntCounterVec::new(
+            Opts::new(
+                "ringfetch_page_faults_total",
+                "Page faults of the process: minor, served from memory; major, read from a device.",
+            ),
+            &["kind"],
+        )?;
         let process = Self {
             reading: Mutex::new(()),
             cpu_seconds: Counter::new("process_cpu_seconds_total", "User and system CPU time, seconds.")?,
@@ -157,13 +167,16 @@ impl Process {
                 "process_start_time_seconds",
                 "When the process started, seconds since 1970.",
             )?,
+            page_faults_of: [(10, "minor"), (12, "major")]
+                .map(|(field, kind)| (field, page_faults.with_label_values(&[kind]))),
+            page_faults,
         };
         // What does not change.
         process.start_seconds.set(started().unwrap_or_else(now));
         Ok(process)
     }
 
-    fn parts(&self) -> [&dyn Collector; 7] {
+    fn parts(&self) -> [&dyn Collector; 8] {
         [
             &self.cpu_seconds,
             &self.resident_bytes,
@@ -172,6 +185,7 @@ impl Process {
             &self.max_fds,
             &self.threads,
             &self.start_seconds,
+            &self.page_faults,
         ]
     }
 
@@ -188,6 +202,12 @@ impl Process {
         if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
             // One of them is the directory being read.
             self.open_fds.set(signed(entries.count().saturating_sub(1)));
+        }
+        if let Ok(stat) = std::fs::read_to_string("/proc/self/stat") {
+            for (field, counter) in &self.page_faults_of {
+                let now = stat_field(&stat, *field).unwrap_or(0);
+                counter.inc_by(now.saturating_sub(counter.get()));
+            }
         }
         let Ok(statm) = std::fs::read_to_string("/proc/self/statm") else {
             return;
@@ -217,12 +237,17 @@ impl Collector for Process {
     }
 }
 
-/// When the process started: boot time plus field 22 of proc_pid_stat(5), clock ticks after boot.
-fn started() -> Option<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+/// A field of proc_pid_stat(5), numbered from 1 as there; one behind the command.
+fn stat_field(stat: &str, field: usize) -> Option<u64> {
     // Field 2 is the command in parentheses and may hold blanks and parentheses; field 3 follows the last one.
     let after_command = stat.rsplit_once(')')?.1;
-    let ticks: u64 = after_command.split_ascii_whitespace().nth(22 - 3)?.parse().ok()?;
+    let index = field.checked_sub(3)?;
+    after_command.split_ascii_whitespace().nth(index)?.parse().ok()
+}
+
+/// When the process started: boot time plus field 22 of proc_pid_stat(5), clock ticks after boot.
+fn started() -> Option<f64> {
+    let ticks = stat_field(&std::fs::read_to_string("/proc/self/stat").ok()?, 22)?;
     let since_boot = seconds(clock_gettime(ClockId::Boottime));
     let age = since_boot - approximate(ticks) / approximate(rustix::param::clock_ticks_per_second());
     Some(now() - age)
@@ -294,6 +319,17 @@ mod tests {
         assert!(value("process_open_fds") >= 3.0);
         assert!(value("process_max_fds") >= value("process_open_fds"));
         assert!(value("process_threads") >= 1.0);
+        // The first series is `major`, which may be 0; minor faults every process has.
+        let faults = families
+            .iter()
+            .find(|family| family.name() == "ringfetch_page_faults_total");
+        let faults = faults.expect("page faults").get_metric();
+        let kinds: Vec<&str> = faults
+            .iter()
+            .map(|metric| metric.get_label()[0].value())
+            .collect();
+        assert_eq!(kinds, ["major", "minor"]);
+        assert!(faults[1].get_counter().get_value() > 0.0);
         let age = now() - value("process_start_time_seconds");
         assert!((-1.0..3600.0).contains(&age), "{age}");
         assert!((value("ringfetch_build_info") - 1.0).abs() < f64::EPSILON);

@@ -75,6 +75,7 @@ async fn a_client_that_does_not_read_holds_two_windows() {
     let fetcher = Fetcher::new(engine.clone(), vec![dataset], limits);
     let (lifecycle, registry) = (Lifecycle::new(), prometheus::Registry::new());
     let rpc = RpcMetrics::new(&registry).unwrap();
+    let shortcut = ringfetch_server::http::shortcut(fetcher.clone(), rpc.clone());
     let router = ringfetch_server::http::service(fetcher, lifecycle.clone(), rpc, registry.clone());
     let bound = bind("http.listen", "127.0.0.1:0".parse().unwrap()).unwrap();
     let address = bound.address();
@@ -84,6 +85,7 @@ async fn a_client_that_does_not_read_holds_two_windows() {
         bound,
         http2_only: false,
         router,
+        shortcut: Some(shortcut),
     };
     let bounds = ConnectionBounds::new(&limits, engine.config().connection_bytes);
     let listener = Listener::open_port(port, &cores, &bounds, &lifecycle).unwrap();

@@ -7,6 +7,7 @@ mod tidy {
     mod documents;
     mod lexer;
     mod manifests;
+    mod operations;
     mod sources;
     mod tree;
 }

@@ -226,7 +226,7 @@ impl std::fmt::Display for PatternArg {
 }
 
 /// `10`, `0.5`, `10s`, `2m`.
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
         Err(_) => parse_duration(text),

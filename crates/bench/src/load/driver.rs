@@ -11,7 +11,11 @@ use super::transport::{Endpoints, Refused, Transport};
 use super::workload::{Ask, Workload};
 use crate::outcome::Failure;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
+
+/// How far ahead there always is a timer.
+const TICK: Duration = Duration::from_millis(100);
 
 /// All threads of a run.
 #[derive(Debug)]
@@ -155,6 +159,13 @@ impl Driver {
             }
         };
         let _ = self.ready.send(Ok(())).await;
+        // A timer that comes before all calls' own: tokio wakes its thread by a system call, and looks for events once
+        // more for nothing, whenever a timer is set that is the earliest, as each call's is while few are in flight.
+        tokio::spawn(async {
+            loop {
+                tokio::time::sleep(TICK).await;
+            }
+        });
         let seat = Arc::new(Seat {
             transport,
             workload: Arc::clone(&self.workload),

@@ -4,7 +4,9 @@
     reason = "clippy.toml allows it in tests, but does not see that these functions are only called by some"
 )]
 
+mod calibrate;
 mod changes;
+mod doctor;
 mod http;
 mod load;
 mod server;
@@ -221,7 +223,7 @@ objects  objects      -          -  -               mmap     no: a mapping never
         "reads    1 234 567, 8 failed\n",
         "latency  p50 500 us, p99 20.0 ms, p99.9 50.0 ms",
         "config   RELOAD FAILED, nothing has changed: engine.bakend: is no key here\n",
-        "SHARD  IN FLIGHT  QUEUED  DEPTH  DEVICE READS  SUBMISSIONS\n    0          0       0    128        12 345            0\n",
+        "SHARD  BACKEND  IN FLIGHT  QUEUED  DEPTH  DEVICE READS  SUBMISSIONS\n    0  uring            0       0    128        12 345            0\n",
     ] {
         assert!(status.contains(want), "{want:?} in:\n{status}");
     }

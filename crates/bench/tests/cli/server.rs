@@ -362,6 +362,8 @@ impl AdminService for Server {
             memory_budget_bytes: 256 << 20,
             memory_in_use_bytes: 1 << 20,
             shards: vec![wire::ShardStatus {
+                backend: wire::Backend::Uring.into(),
+                routed: true,
                 queue_depth: 128,
                 device_reads_total: 12_345,
                 ..Default::default()

@@ -3,11 +3,16 @@
 //!
 //! Invariants: the causes are told apart, and each names its remedy; "not available" may fall back to another
 //! backend, "out of memory or files" must not, for it would come back as a slower engine nobody asked for. Every
-//! wait has a bound. Deliberately absent: direct I/O (asked of each file at its opening) and polled mode.
+//! wait has a bound. Deliberately absent: direct I/O (asked of each file at its opening) and polled mode. What is asked
+//! only by who examines a host, not at start, is in `abilities` and `residency`.
 
+mod abilities;
 mod refusal;
+mod residency;
 
+pub use abilities::{Abilities, abilities, read_through_ring, register_memory};
 pub use refusal::UringRefusal;
+pub use residency::resident_pages;
 
 use io_uring::{IoUring, opcode, types};
 use refusal::Seen;
@@ -94,7 +99,25 @@ fn one(
     entry: &io_uring::squeue::Entry,
     unknown: i32,
 ) -> Result<i32, UringRefusal> {
-    // SAFETY: the entry's memory and descriptor are kept by `probe` until the ring is gone.
+    let result = completed(step, ring, entry)?;
+    if result >= 0 {
+        return Ok(result);
+    }
+    if -result == unknown {
+        return Err(UringRefusal::Kernel {
+            release: kernel_release(),
+        });
+    }
+    Err(Seen::now(-result).refusal(step))
+}
+
+/// Submits one operation and waits for its completion: its result, which is an errno where it is negative.
+fn completed(
+    step: &'static str,
+    ring: &mut IoUring,
+    entry: &io_uring::squeue::Entry,
+) -> Result<i32, UringRefusal> {
+    // SAFETY: the entry's memory and descriptor are kept by the callers until the ring is gone.
     if unsafe { ring.submission().push(entry) }.is_err() {
         return Err(UringRefusal::Other {
             step,
@@ -109,22 +132,13 @@ fn one(
         ring.submit_and_wait(1)
     };
     waited.map_err(|error| refused(step, &error))?;
-    let Some(completion) = ring.completion().next() else {
-        return Err(UringRefusal::Other {
+    match ring.completion().next() {
+        Some(completion) => Ok(completion.result()),
+        None => Err(UringRefusal::Other {
             step,
             errno: libc::ETIME,
-        });
-    };
-    let result = completion.result();
-    if result >= 0 {
-        return Ok(result);
+        }),
     }
-    if -result == unknown {
-        return Err(UringRefusal::Kernel {
-            release: kernel_release(),
-        });
-    }
-    Err(Seen::now(-result).refusal(step))
 }
 
 fn check_bytes(step: &'static str, read: i32, memory: &[u8]) -> Result<(), UringRefusal> {

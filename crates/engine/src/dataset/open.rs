@@ -255,7 +255,8 @@ fn direct_facts(files: &[OpenFile], paths: &[PathBuf]) -> DirectFacts {
     let in_memory = files
         .iter()
         .zip(paths)
-        .find(|(file, _)| direct::is_on_tmpfs(file.buffered()));
+        // A device's node may lie on such a file system; what it names does not.
+        .find(|(file, _)| !file.is_block_device() && direct::is_on_tmpfs(file.buffered()));
     DirectFacts::aligned(alignment, in_memory.map(|(_, path)| path.as_path()))
 }
 

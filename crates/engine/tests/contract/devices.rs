@@ -74,6 +74,11 @@ fn reads_are_right_on(sector_bytes: u32) {
         assert_eq!(dataset.length_bytes(), 4 << 20, "{}", harness.name());
         if variant.direct_io == DirectIo::Required {
             let facts = dataset.direct();
+            assert!(
+                !facts.reason.contains("memory"),
+                "{}: a device's node is on tmpfs: {facts:?}",
+                harness.name()
+            );
             assert_eq!(
                 facts.offset_alignment_bytes,
                 sector_bytes,

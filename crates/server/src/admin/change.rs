@@ -157,8 +157,9 @@ fn not_reloaded(refused: &Refused) -> Status {
             }
             let mut details = ErrorDetails::with_bad_request(violations);
             details.set_error_info("INVALID_CONFIGURATION", ERROR_DOMAIN, HashMap::new());
+            let s = if mistakes.len() == 1 { "" } else { "s" };
             let message = format!(
-                "nothing has changed; the configuration has {} problems: {message}",
+                "nothing has changed; the configuration has {} problem{s}: {message}",
                 mistakes.len()
             );
             Status::with_error_details(Code::InvalidArgument, message, details)

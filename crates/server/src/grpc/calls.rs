@@ -8,8 +8,6 @@ use prost::Message;
 use ringfetch_engine::batch::Lengths;
 use ringfetch_engine::dataset::Kind;
 use ringfetch_proto::v1;
-use std::future::Future;
-use std::time::Instant;
 
 /// A request of the fetch service that has one answer.
 pub(super) trait FetchCall: Message + Default + Send + Sync + 'static {
@@ -41,14 +39,6 @@ pub(super) async fn run<C: FetchCall>(
     let (dataset, fetched) = fetcher.fetch(request.dataset(), request.items(), context).await?;
     let errors = describe::item_errors(&fetched.errors);
     Ok((C::answer(dataset.kind(), fetched.lengths, errors), fetched.data))
-}
-
-/// `None` when the deadline passed first.
-pub(super) async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
-    match deadline {
-        None => Some(work.await),
-        Some(deadline) => tokio::time::timeout_at(deadline.into(), work).await.ok(),
-    }
 }
 
 /// The list of lengths, or none where every item has `implied` bytes.
@@ -212,14 +202,5 @@ mod tests {
             v1::FetchObjectsRequest::answer(Kind::Objects, uniform(), Vec::new()).lengths,
             [512; 3]
         );
-    }
-
-    #[tokio::test]
-    async fn a_deadline_ends_the_wait() {
-        // Work that never ends is given up at its deadline; work that is done is answered, late or not.
-        let now = Instant::now();
-        assert_eq!(until(Some(now), std::future::pending::<()>()).await, None);
-        assert_eq!(until(Some(now), std::future::ready(7)).await, Some(7));
-        assert_eq!(until(None, std::future::ready(7)).await, Some(7));
     }
 }

@@ -20,7 +20,7 @@ mod stream;
 
 use crate::fetch::Fetcher;
 use crate::lifecycle::Lifecycle;
-use crate::listener::ConnectionShare;
+use crate::listener::{ConnectionShare, Shortcut};
 use crate::rpc_metrics::RpcMetrics;
 use ringfetch_engine::buffer::Share;
 use ringfetch_proto::v1::dataset_service_server::DatasetServiceServer;
@@ -52,6 +52,15 @@ pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum:
     };
     let fetch_routes = axum::Router::new().route_service(&format!("/{}/{{method}}", service::NAME), fetch);
     fetch_routes.merge(finish(routes, lifecycle, rpc, SERVICES))
+}
+
+/// FetchService without the router around it: the shortcut beside [`service`], made of the same parts.
+pub fn shortcut(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Arc<dyn Shortcut> {
+    Arc::new(service::FetchService {
+        fetcher,
+        lifecycle,
+        rpc,
+    })
 }
 
 /// Adds health and reflection for these services, and counts every call of what stands in `routes`.

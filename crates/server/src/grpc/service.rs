@@ -4,13 +4,14 @@
 //! MEASURED, "tonic, body of our own"). A request is read whole within `limits.request_bytes`, one message to a
 //! unary call; a deadline covers reading it, too. Every failure is a trailers-only response.
 
-use super::calls::{FetchCall, run, until};
+use super::calls::{FetchCall, run};
 use super::envelope::Envelope;
 use super::frame::Deframer;
 use super::stream::{self, StreamBody};
 use super::{metadata, share_of};
-use crate::fetch::{CallContext, Fetcher};
+use crate::fetch::{CallContext, Fetcher, until};
 use crate::lifecycle::Lifecycle;
+use crate::listener::{Answer, ConnectionShare, Shortcut};
 use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
 use crate::status;
 use axum::body::Body;
@@ -18,11 +19,14 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
+use hyper::body::Incoming;
 use prost::Message;
+use ringfetch_engine::buffer::Share;
 use ringfetch_proto::v1;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 use tonic::{Code, Status};
@@ -50,23 +54,60 @@ impl tower::Service<Request<Body>> for FetchService {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let started = Instant::now();
-        let service = self.clone();
-        Box::pin(async move { Ok(service.answer(request, started).await) })
+        let (service, share) = (self.clone(), share_of(request.extensions()));
+        Box::pin(async move { Ok(service.respond(request, share, started).await) })
     }
 }
 
+impl Shortcut for FetchService {
+    fn takes(&self, request: &Request<Incoming>) -> bool {
+        // What a router would match as `/NAME/{method}`; names of methods need no decoding.
+        let rest = request.uri().path().strip_prefix('/');
+        let method = rest.and_then(|rest| rest.strip_prefix(NAME)?.strip_prefix('/'));
+        method.is_some_and(|method| !method.is_empty() && !method.contains(['/', '%']))
+    }
+
+    fn answer(&self, request: Request<Incoming>, share: &ConnectionShare) -> Answer {
+        let started = Instant::now();
+        let (service, share) = (self.clone(), Arc::clone(&share.0));
+        Box::pin(async move { service.respond(request, Some(share), started).await })
+    }
+}
+
+/// A request's body, whoever reads it from the socket.
+trait RequestBody: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static {}
+
+impl<B: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static> RequestBody for B {}
+
 impl FetchService {
-    async fn answer(&self, request: Request<Body>, started: Instant) -> Response<Body> {
+    async fn respond<B: RequestBody>(
+        &self,
+        request: Request<B>,
+        share: Option<Arc<Share>>,
+        started: Instant,
+    ) -> Response<Body> {
         if let Some(refused) = refuse_other_protocols(&request) {
             return refused;
         }
         let method = request.uri().path().rsplit('/').next().unwrap_or_default();
         match method {
-            "FetchBlocks" => self.unary::<v1::FetchBlocksRequest>(request, started).await,
-            "FetchVectors" => self.unary::<v1::FetchVectorsRequest>(request, started).await,
-            "FetchRanges" => self.unary::<v1::FetchRangesRequest>(request, started).await,
-            "FetchObjects" => self.unary::<v1::FetchObjectsRequest>(request, started).await,
-            "FetchStream" => self.stream(request, started),
+            "FetchBlocks" => {
+                self.unary::<v1::FetchBlocksRequest, B>(request, share, started)
+                    .await
+            }
+            "FetchVectors" => {
+                self.unary::<v1::FetchVectorsRequest, B>(request, share, started)
+                    .await
+            }
+            "FetchRanges" => {
+                self.unary::<v1::FetchRangesRequest, B>(request, share, started)
+                    .await
+            }
+            "FetchObjects" => {
+                self.unary::<v1::FetchObjectsRequest, B>(request, share, started)
+                    .await
+            }
+            "FetchStream" => self.stream(request, share, started),
             _ => {
                 self.rpc
                     .grpc(GrpcMethod::Other)
@@ -76,8 +117,13 @@ impl FetchService {
         }
     }
 
-    async fn unary<C: FetchCall>(&self, request: Request<Body>, started: Instant) -> Response<Body> {
-        let result = self.unary_result::<C>(request, started).await;
+    async fn unary<C: FetchCall, B: RequestBody>(
+        &self,
+        request: Request<B>,
+        share: Option<Arc<Share>>,
+        started: Instant,
+    ) -> Response<Body> {
+        let result = self.unary_result::<C, B>(request, share, started).await;
         let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
         self.rpc.grpc(C::METHOD).observe(code, started.elapsed());
         match result {
@@ -86,9 +132,10 @@ impl FetchService {
         }
     }
 
-    async fn unary_result<C: FetchCall>(
+    async fn unary_result<C: FetchCall, B: RequestBody>(
         &self,
-        request: Request<Body>,
+        request: Request<B>,
+        share: Option<Arc<Share>>,
         started: Instant,
     ) -> Result<Envelope, Status> {
         let (parts, body) = request.into_parts();
@@ -102,7 +149,7 @@ impl FetchService {
         })?;
         let context = CallContext {
             deadline,
-            share: share_of(&parts.extensions),
+            share,
             fail_fast: call.fail_fast(),
         };
         let (answer, data) = run(&self.fetcher, &call, context)
@@ -111,7 +158,12 @@ impl FetchService {
         Envelope::unary(&answer, data)
     }
 
-    fn stream(&self, request: Request<Body>, started: Instant) -> Response<Body> {
+    fn stream<B: RequestBody>(
+        &self,
+        request: Request<B>,
+        share: Option<Arc<Share>>,
+        started: Instant,
+    ) -> Response<Body> {
         let (parts, body) = request.into_parts();
         let checked =
             metadata::check_encoding(&parts.headers).and_then(|()| deadline_of(&parts.headers, started));
@@ -130,7 +182,7 @@ impl FetchService {
             message_bytes: limits.request_bytes,
             deadline,
         };
-        let (fetcher, share) = (self.fetcher.clone(), share_of(&parts.extensions));
+        let fetcher = self.fetcher.clone();
         let start = move |request| stream::respond(fetcher.clone(), share.clone(), deadline, request);
         let lifecycle = self.lifecycle.clone();
         let rpc = self.rpc.clone();
@@ -146,7 +198,7 @@ impl FetchService {
 }
 
 /// What is not a gRPC call is answered in HTTP's words.
-fn refuse_other_protocols(request: &Request<Body>) -> Option<Response<Body>> {
+fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<Body>> {
     let mut response = Response::new(Body::empty());
     if request.method() != Method::POST {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;

@@ -86,7 +86,7 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     let body = read_body(body, declared, app.fetcher.limits().request_bytes).await?;
     let call = parse::<R>(&body)?.into_call()?;
     drop(body);
-    let dataset = dataset_of_kind(app, name, call.columns.wanted())?;
+    let dataset = dataset_of_kind(&app.fetcher, name, call.columns.wanted())?;
     let items_max = usize::try_from(app.fetcher.limits().items_per_request).unwrap_or(usize::MAX);
     check_form(&call, form, items_max)?;
 

@@ -3,7 +3,9 @@
 //! Every tag sent is strong: it is made from device, inode, length and mtime. No Last-Modified is sent, so conditions on
 //! dates are deliberately absent: If-Modified-Since is ignored and a date in If-Range never matches, as the RFC asks.
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use std::fmt::{self, Display, Write as _};
 
 /// What the preconditions say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,13 +24,14 @@ pub(super) struct ETag(HeaderValue);
 
 impl ETag {
     /// From the unquoted tag. Characters that a tag may not hold are left out.
-    pub(super) fn new(opaque: &str) -> Self {
-        let legal: String = opaque
-            .chars()
-            .filter(|c| matches!(c, '\x21' | '\x23'..='\x7e'))
-            .collect();
-        let quoted = HeaderValue::try_from(format!("\"{legal}\""));
-        Self(quoted.unwrap_or(HeaderValue::from_static("\"\"")))
+    pub(super) fn new(opaque: impl Display) -> Self {
+        let mut quoted = Quoted(Vec::with_capacity(TAG_BYTES));
+        quoted.0.push(b'"');
+        // Writing to memory cannot fail.
+        let _always_ok = write!(quoted, "{opaque}");
+        quoted.0.push(b'"');
+        let value = HeaderValue::from_maybe_shared(Bytes::from(quoted.0));
+        Self(value.unwrap_or(HeaderValue::from_static("\"\"")))
     }
 
     /// The header's value.
@@ -38,6 +41,24 @@ impl ETag {
 
     fn bytes(&self) -> &[u8] {
         self.0.as_bytes()
+    }
+}
+
+/// Room for most tags: four numbers in hexadecimal and an item's.
+const TAG_BYTES: usize = 96;
+
+/// Text of which only what a tag may hold is kept.
+struct Quoted(Vec<u8>);
+
+impl fmt::Write for Quoted {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let legal = |byte: &u8| matches!(byte, b'\x21' | b'\x23'..=b'\x7e');
+        if text.as_bytes().iter().all(legal) {
+            self.0.extend_from_slice(text.as_bytes());
+        } else {
+            self.0.extend(text.bytes().filter(legal));
+        }
+        Ok(())
     }
 }
 

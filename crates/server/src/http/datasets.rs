@@ -2,7 +2,7 @@
 
 use super::App;
 use super::problem::{Problem, Segments};
-use crate::fetch::{Chosen, FetchError};
+use crate::fetch::{Chosen, FetchError, Fetcher};
 use crate::grpc::describe;
 use axum::Json;
 use axum::extract::State;
@@ -199,8 +199,12 @@ impl Wanted {
 ///
 /// # Errors
 /// There is none, or it is of another kind; then the error names the resources to use instead.
-pub(super) fn dataset_of_kind(app: &App, name: &str, wanted: Wanted) -> Result<Arc<Dataset>, FetchError> {
-    let dataset = app.fetcher.dataset(name)?;
+pub(super) fn dataset_of_kind(
+    fetcher: &Fetcher,
+    name: &str,
+    wanted: Wanted,
+) -> Result<Arc<Dataset>, FetchError> {
+    let dataset = fetcher.dataset(name)?;
     let kind = dataset.kind();
     if wanted.is(kind) {
         return Ok(dataset);
@@ -217,7 +221,8 @@ pub(super) fn dataset_of_kind(app: &App, name: &str, wanted: Wanted) -> Result<A
     })
 }
 
-fn kind_word(kind: Kind) -> &'static str {
+/// The kind as the configuration's word.
+pub(super) fn kind_word(kind: Kind) -> &'static str {
     match kind {
         Kind::Blocks { .. } => "blocks",
         Kind::Vectors { .. } => "vectors",

@@ -7,7 +7,7 @@ use super::datasets::{Wanted, dataset_of_kind};
 use super::negotiate::{Form, preferred};
 use super::problem::{Problem, Segments};
 use super::representation::precondition_failed;
-use crate::fetch::{CallContext, Items};
+use crate::fetch::{CallContext, Fetcher, Items};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -15,6 +15,7 @@ use bytes::Bytes;
 use half::f16;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use ringfetch_engine::buffer::Share;
 use ringfetch_engine::dataset::{Dataset, Dtype, Kind};
 use ringfetch_engine::error::ReadError;
 use serde::Serialize;
@@ -43,23 +44,41 @@ pub(super) async fn get_block(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    let index = number("index", &index)?;
-    let dataset = dataset_of_kind(&app, &name, Wanted::Blocks)?;
+    block(
+        &app.fetcher,
+        &name,
+        &index,
+        &parts,
+        super::share_of(&parts.extensions),
+    )
+    .await
+}
+
+/// The answer to a request for a block.
+pub(super) async fn block(
+    fetcher: &Fetcher,
+    name: &str,
+    index: &str,
+    parts: &Parts,
+    share: Option<Arc<Share>>,
+) -> Result<Response, Problem> {
+    let index = number("index", index)?;
+    let dataset = dataset_of_kind(fetcher, name, Wanted::Blocks)?;
     let Kind::Blocks { block_bytes, count } = dataset.kind() else {
         return Err(not_there("block", index, 0));
     };
     if index >= count {
         return Err(not_there("block", index, count));
     }
-    let etag = ETag::new(&format!("{}-block-{index}", dataset.etag()));
-    let head = match conditional_head(&parts, &etag)? {
+    let etag = ETag::new(format_args!("{}-block-{index}", dataset.etag()));
+    let head = match conditional_head(parts, &etag)? {
         Ok(head) => head,
         Err(not_modified) => return Ok(not_modified),
     };
     if parts.method == Method::HEAD {
         return Ok(head_only(head, Form::Octets, Some(block_bytes)));
     }
-    let data = fetch_one(&app, &dataset, Items::Blocks(&[index]), &parts).await?;
+    let data = fetch_one(fetcher, &dataset, Items::Blocks(&[index]), share).await?;
     Ok(octets(head, data))
 }
 
@@ -85,8 +104,26 @@ pub(super) async fn get_vector(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    let id = number("id", &id)?;
-    let dataset = dataset_of_kind(&app, &name, Wanted::Vectors)?;
+    vector(
+        &app.fetcher,
+        &name,
+        &id,
+        &parts,
+        super::share_of(&parts.extensions),
+    )
+    .await
+}
+
+/// The answer to a request for a vector.
+pub(super) async fn vector(
+    fetcher: &Fetcher,
+    name: &str,
+    id: &str,
+    parts: &Parts,
+    share: Option<Arc<Share>>,
+) -> Result<Response, Problem> {
+    let id = number("id", id)?;
+    let dataset = dataset_of_kind(fetcher, name, Wanted::Vectors)?;
     let Kind::Vectors {
         dim,
         dtype,
@@ -103,8 +140,8 @@ pub(super) async fn get_vector(
     }
     // Two forms are two representations, and a strong tag names one of them.
     let suffix = if form == Form::Json { "-json" } else { "" };
-    let etag = ETag::new(&format!("{}-vector-{id}{suffix}", dataset.etag()));
-    let mut head = match conditional_head(&parts, &etag)? {
+    let etag = ETag::new(format_args!("{}-vector-{id}{suffix}", dataset.etag()));
+    let mut head = match conditional_head(parts, &etag)? {
         Ok(head) => head,
         Err(not_modified) => return Ok(vary_by_accept(not_modified)),
     };
@@ -115,7 +152,7 @@ pub(super) async fn get_vector(
         let length = (form == Form::Octets).then_some(vector_bytes);
         return Ok(vary_by_accept(head_only(head, form, length)));
     }
-    let data = fetch_one(&app, &dataset, Items::Vectors(&[id]), &parts).await?;
+    let data = fetch_one(fetcher, &dataset, Items::Vectors(&[id]), share).await?;
     let response = match form {
         Form::Octets => octets(head, data),
         Form::Json => {
@@ -145,7 +182,9 @@ fn not_there(what: &'static str, index: u64, count: u64) -> Problem {
 
 /// The head of the answer, or (inner error) the whole answer where a precondition decides it.
 fn conditional_head(parts: &Parts, etag: &ETag) -> Result<Result<HeaderMap, Response>, Problem> {
-    let head = HeaderMap::from_iter([(header::ETAG, etag.value())]);
+    // Room for all that a block's answer has.
+    let mut head = HeaderMap::with_capacity(4);
+    head.insert(header::ETAG, etag.value());
     match evaluate(&parts.headers, etag) {
         Precondition::Holds => Ok(Ok(head)),
         Precondition::NotModified => Ok(Err((StatusCode::NOT_MODIFIED, head).into_response())),
@@ -165,22 +204,24 @@ fn head_only(mut head: HeaderMap, form: Form, length: Option<u32>) -> Response {
 }
 
 async fn fetch_one(
-    app: &App,
+    fetcher: &Fetcher,
     dataset: &Arc<Dataset>,
     item: Items<'_>,
-    parts: &Parts,
+    share: Option<Arc<Share>>,
 ) -> Result<Bytes, Problem> {
     let context = CallContext {
         deadline: None,
-        share: super::share_of(&parts.extensions),
+        share,
         fail_fast: true,
     };
-    Ok(app.fetcher.fetch_of(dataset, item, context).await?.data)
+    Ok(fetcher.fetch_of(dataset, item, context).await?.data)
 }
 
 fn octets(mut head: HeaderMap, data: Bytes) -> Response {
     head.insert(header::CONTENT_TYPE, Form::Octets.media_type());
-    (StatusCode::OK, head, Body::from(data)).into_response()
+    let mut response = Response::new(Body::from(data));
+    *response.headers_mut() = head;
+    response
 }
 
 fn vary_by_accept(mut response: Response) -> Response {

@@ -1,4 +1,5 @@
-//! The HTTP mirror of the API, and what operators read: `/metrics`, `/livez`, `/readyz`, `/openapi.json`.
+//! The HTTP mirror of the API, and what operators read: the page at `/` with its figures (`/v1/status`), `/metrics`,
+//! `/livez`, `/readyz`, `/openapi.json`.
 //!
 //! Every request passes one outermost layer that counts it and writes problem details; inside it each operation has one
 //! resource (`routes`). Bytes reach the body as slices of the response memory. Deliberately absent: compression,
@@ -9,16 +10,19 @@ mod batch_answer;
 mod batch_request;
 mod conditional;
 mod datasets;
+mod figures;
 mod items;
 mod multipart;
 mod negotiate;
 mod objects;
 mod openapi;
+mod page;
 mod probes;
 mod problem;
 mod range;
 mod representation;
 mod routes;
+mod shortcut;
 mod stream;
 mod window;
 
@@ -37,6 +41,8 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Semaphore;
 
+pub use shortcut::shortcut;
+
 /// Directory walks at the same time, in the whole daemon.
 const WALKS_MAX: usize = 4;
 
@@ -47,6 +53,8 @@ struct App {
     lifecycle: Lifecycle,
     registry: prometheus::Registry,
     document: Bytes,
+    page: page::Page,
+    figures: figures::Figures,
     walks: Arc<Semaphore>,
 }
 
@@ -59,6 +67,8 @@ pub fn service(
     registry: prometheus::Registry,
 ) -> Router {
     let app = App {
+        page: page::Page::new(),
+        figures: figures::Figures::of(&fetcher),
         fetcher,
         lifecycle,
         registry,
@@ -87,6 +97,9 @@ fn method_of(operation: HttpRoute) -> MethodRouter<Arc<App>> {
         HttpRoute::BatchFetchVectors => post(batch::vectors),
         HttpRoute::BatchFetchRanges => post(batch::ranges),
         HttpRoute::BatchFetchObjects => post(batch::objects),
+        HttpRoute::Page => get(page::index),
+        HttpRoute::PageAsset => get(page::asset),
+        HttpRoute::GetStatus => get(figures::status),
         HttpRoute::Metrics => get(probes::metrics),
         HttpRoute::Livez => get(probes::livez),
         HttpRoute::Readyz => get(probes::readyz),

@@ -9,10 +9,13 @@ use super::datasets::{Wanted, dataset_of_kind};
 use super::problem::{Problem, Segments};
 use super::representation::{Changed, Representation, answer};
 use super::stream::Source;
+use crate::fetch::Fetcher;
 use axum::Json;
 use axum::extract::{Query, Request, State};
 use axum::response::Response;
 use http::StatusCode;
+use http::request::Parts;
+use ringfetch_engine::buffer::Share;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,14 +48,23 @@ pub(super) async fn get_bytes(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    let dataset = dataset_of_kind(&app, &name, Wanted::Space)?;
+    bytes(&app.fetcher, &name, &parts, super::share_of(&parts.extensions)).await
+}
+
+/// The answer to a request for (a part of) a dataset's address space.
+pub(super) async fn bytes(
+    fetcher: &Fetcher,
+    name: &str,
+    parts: &Parts,
+    share: Option<Arc<Share>>,
+) -> Result<Response, Problem> {
+    let dataset = dataset_of_kind(fetcher, name, Wanted::Space)?;
     let representation = Representation {
         length: dataset.length_bytes(),
         etag: ETag::new(dataset.etag()),
         source: Source::Space(dataset),
     };
-    let share = super::share_of(&parts.extensions);
-    answer(&app, representation, &parts.method, &parts.headers, share)
+    answer(fetcher, representation, &parts.method, &parts.headers, share)
         .await
         .map_err(|Changed| changing())
 }
@@ -79,7 +91,7 @@ pub(super) async fn get_object(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    let dataset = dataset_of_kind(&app, &name, Wanted::Objects)?;
+    let dataset = dataset_of_kind(&app.fetcher, &name, Wanted::Objects)?;
     for _ in 0..LOOK_UPS_MAX {
         let file = dataset.object(&object).await?;
         let representation = Representation {
@@ -93,7 +105,8 @@ pub(super) async fn get_object(
         };
         drop(file);
         let share = super::share_of(&parts.extensions);
-        if let Ok(response) = answer(&app, representation, &parts.method, &parts.headers, share).await {
+        if let Ok(response) = answer(&app.fetcher, representation, &parts.method, &parts.headers, share).await
+        {
             return Ok(response);
         }
     }
@@ -173,7 +186,7 @@ pub(super) async fn list(
         .map_err(|error| Problem::malformed("query", error.body_text()))?
         .0
         .page()?;
-    let dataset = dataset_of_kind(&app, &name, Wanted::Objects)?;
+    let dataset = dataset_of_kind(&app.fetcher, &name, Wanted::Objects)?;
     // A walk holds a blocking thread for as long as the directory is large: few at a time, and the others are told.
     let Ok(permit) = Arc::clone(&app.walks).try_acquire_owned() else {
         return Err(Problem::new(

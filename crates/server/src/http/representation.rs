@@ -3,7 +3,6 @@
 //!
 //! HEAD never reads, and Range does not apply to it (RFC 9110 14.2: GET is the only method with range handling).
 
-use super::App;
 use super::conditional::{ETag, Precondition, evaluate, if_range_holds};
 use super::multipart::Multipart;
 use super::negotiate::OCTET_STREAM;
@@ -11,6 +10,7 @@ use super::problem::Problem;
 use super::range::{Ranges, content_range, resolve};
 use super::stream::{Reader, Source, WindowError, WindowedBody};
 use super::window::Piece;
+use crate::fetch::Fetcher;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -77,14 +77,14 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
 /// `Changed` when they were replaced before the first window was there: look the version up again. What goes wrong
 /// for good is a response.
 pub(super) async fn answer(
-    app: &App,
+    fetcher: &Fetcher,
     representation: Representation,
     method: &Method,
     headers: &HeaderMap,
     share: Option<Arc<Share>>,
 ) -> Result<Response, Changed> {
     let Representation { source, length, etag } = representation;
-    let decision = decide(method, headers, &etag, length, app.fetcher.limits().http_ranges);
+    let decision = decide(method, headers, &etag, length, fetcher.limits().http_ranges);
     let mut head = HeaderMap::new();
     head.insert(header::ETAG, etag.value());
     head.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
@@ -113,7 +113,7 @@ pub(super) async fn answer(
             (StatusCode::PARTIAL_CONTENT, multipart.pieces)
         }
     };
-    let reader = Reader::new(app.fetcher.clone(), share, source);
+    let reader = Reader::new(fetcher.clone(), share, source);
     match WindowedBody::start(reader, pieces).await {
         Ok(body) => {
             head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));

@@ -53,8 +53,9 @@ fn the_routes_do_not_clash() {
 async fn an_unknown_path_is_a_problem() {
     // Paths that are no resource's, below known ones too: 404 as problem+json that names the path.
     for path in [
-        "/",
         "/v1",
+        "/index.html",
+        "/page",
         "/v1/datasets/a/blobs",
         "/v1/datasets/a/blocks",
         "/v1/datasets/a/blocks/1/2",

@@ -84,29 +84,33 @@ impl Inner {
         }
         if let Base::Demo(_) = self.inputs.base {
             let refused = Refused::NoFile;
-            tracing::warn!("{refused}");
+            tracing::warn!(problem = %refused, "there is nothing to reload");
             return Err(refused);
         }
         let reloading = self.lifecycle.start_reloading();
         let result = self.try_reload(in_force);
+        let result = result.map_err(|refused| self.failed(refused));
+        if let Ok(reloaded) = &result {
+            self.metrics.reloaded();
+            tell(reloaded);
+            self.remember(Ok(reloaded.needs_restart.clone()));
+        }
+        // Whoever waits for the end asks next how it ended.
         drop(reloading);
-        let told = match &result {
-            Ok(reloaded) => {
-                self.metrics.reloaded();
-                tell(reloaded);
-                Ok(reloaded.needs_restart.clone())
-            }
-            Err(refused) => {
-                self.metrics.reload_failed();
-                tracing::error!(problem = %refused, "the configuration is not reloaded: nothing has changed");
-                Err(refused.to_string())
-            }
-        };
-        *lock(&self.last) = Some(LastReload {
-            at: SystemTime::now(),
-            result: told,
-        });
         result
+    }
+
+    /// Tells of a reload that failed wherever it is looked for, and gives back why.
+    pub(super) fn failed(&self, refused: Refused) -> Refused {
+        self.metrics.reload_failed();
+        tracing::error!(problem = %refused, "the configuration is not reloaded: nothing has changed");
+        self.remember(Err(refused.to_string()));
+        refused
+    }
+
+    fn remember(&self, result: Result<Vec<Change>, String>) {
+        let at = SystemTime::now();
+        *lock(&self.last) = Some(LastReload { at, result });
     }
 
     fn try_reload(&self, in_force: &mut InForce) -> Result<Reloaded, Refused> {
@@ -190,7 +194,7 @@ fn tell(reloaded: &Reloaded) {
         tracing::warn!(change = %change, "needs a restart");
     }
     for note in &reloaded.notes {
-        tracing::warn!("{note}");
+        tracing::warn!(note, "reloaded, but not as asked");
     }
     let datasets = &reloaded.datasets;
     tracing::info!(

@@ -276,6 +276,7 @@ async fn described(
         assert_eq!(mirrored_path["backend"], word(path.backend().as_str_name()));
         assert_eq!(mirrored_path["requested"], word(path.requested().as_str_name()));
         assert_eq!(mirrored_path["reason"], path.reason);
+        assert_eq!(mirrored_path["own_backend"], path.own_backend);
         assert_eq!(mirrored_path["direct_io"], path.direct_io, "{name}");
         assert_eq!(mirrored_path["direct_io_reason"], path.direct_io_reason, "{name}");
         assert_eq!(

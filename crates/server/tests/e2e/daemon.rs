@@ -48,6 +48,7 @@ pub(crate) struct Setup {
     directory: tempfile::TempDir,
     datasets: String,
     set: Vec<String>,
+    variables: Vec<(String, String)>,
     through: Vec<String>,
     whole: Option<String>,
     disturb: Option<fn(Pid)>,
@@ -61,6 +62,7 @@ impl Setup {
             directory,
             datasets: String::new(),
             set: Vec::new(),
+            variables: Vec::new(),
             through: Vec::new(),
             whole: None,
             disturb: None,
@@ -100,6 +102,12 @@ impl Setup {
         let prefix = format!("{key}=");
         self.set.retain(|setting| !setting.starts_with(&prefix));
         self.set.push(prefix + value);
+        self
+    }
+
+    /// Sets a variable of the daemon's environment, which is empty otherwise.
+    pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -164,6 +172,7 @@ impl Setup {
         // What the developer's shell has set must not decide a test.
         command.env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

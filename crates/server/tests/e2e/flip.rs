@@ -282,5 +282,5 @@ async fn a_dataset_has_a_backend_of_its_own_from_the_start() {
     daemon.stop().await;
     let refused = own("fail").through(&forbidden).start_or_refused();
     let refused = refused.err().expect("a refusal");
-    refused.with(1, &["datasets.uring.backend", "seccomp"]);
+    refused.with(3, &["datasets.uring.backend", "seccomp"]);
 }

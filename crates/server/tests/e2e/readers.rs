@@ -5,7 +5,6 @@ use crate::wire;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A dataset as its readers know it.
@@ -46,7 +45,7 @@ fn block(index: u64) -> std::ops::Range<usize> {
 /// What readers have done, and whether to go on.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    stop: Arc<AtomicBool>,
+    stop: AtomicBool,
     answers: AtomicU64,
     /// Answers of the newest version.
     newest: AtomicU64,
@@ -115,22 +114,39 @@ pub(crate) async fn unary(daemon: &Daemon, known: &Known<'_>, tally: &Tally, sal
     }
 }
 
+/// Requests that a stream has in flight.
+const PIPELINED: u64 = 32;
+
 /// One stream with many requests in flight. It is ended as a client should: no more requests, and every answer read.
 pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
-    let (name, count, stop) = (known.name.to_owned(), known.count(), Arc::clone(&tally.stop));
-    let going = (0..u64::MAX).take_while(move |_| !stop.load(Ordering::Relaxed));
-    let requests = going.map(move |id| v1::FetchStreamRequest {
+    let count = known.count();
+    let request = |id: u64| v1::FetchStreamRequest {
         id,
         request: Some(Request::Blocks(wire::blocks(
-            &name,
+            known.name,
             &[id % count, id * 13 % count],
         ))),
         deadline_ms: 0,
-    });
+    };
+    let (ask, asked) = tokio::sync::mpsc::unbounded_channel();
+    let mut ask = Some(ask);
     let mut fetch = daemon.fetch().await;
-    let answers = fetch.fetch_stream(tokio_stream::iter(requests)).await;
+    for id in 0..PIPELINED {
+        ask.iter()
+            .for_each(|ask| ask.send(request(id)).expect("a stream"));
+    }
+    let requests = tokio_stream::wrappers::UnboundedReceiverStream::new(asked);
+    let answers = fetch.fetch_stream(requests).await;
     let mut answers = answers.expect("a stream").into_inner();
+    let mut next = PIPELINED;
     while let Some(answer) = answers.message().await.expect("a stream") {
+        if tally.stopped() {
+            ask = None;
+        }
+        if let Some(ask) = &ask {
+            ask.send(request(next)).expect("a stream");
+            next += 1;
+        }
         let id = answer.id;
         match answer.response.expect("a response") {
             Response::Blocks(blocks) => {
@@ -162,7 +178,8 @@ pub(crate) async fn ranges(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
         let range = format!("bytes={from}-{}", from + length - 1);
         let answer = http.get_with(&path, &[("range", &range)]).await;
         assert_eq!(answer.status, 206, "{answer:?}");
-        let version = known.version(&[from..from + length], &answer.body);
+        let piece = from..from + length;
+        let version = known.version(std::slice::from_ref(&piece), &answer.body);
         let etag = answer.header("etag").to_owned();
         match etags
             .iter()

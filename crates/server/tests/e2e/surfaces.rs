@@ -140,6 +140,8 @@ async fn openapi_has_every_path_and_each_is_there() {
         "/v1/datasets/{name}/vectors:batchFetch",
         "/v1/datasets/{name}/ranges:batchFetch",
         "/v1/datasets/{name}/objects:batchFetch",
+        "/",
+        "/v1/status",
         "/metrics",
         "/livez",
         "/readyz",
@@ -164,6 +166,7 @@ async fn openapi_has_every_path_and_each_is_there() {
             .replace("{name}", name)
             .replace("{index}", "0")
             .replace("{id}", "0")
+            .replace("{asset}", "script.js")
             .replace("{object}", everything.objects[0].0);
         for method in operations.as_object().unwrap().keys() {
             let method = http::Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();

@@ -15,7 +15,6 @@ use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::{admin, grpc};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) const BLOCK_BYTES: usize = 1000;
@@ -79,14 +78,11 @@ pub(crate) fn serve(limits: Limits) -> Served {
     ];
     let specs = specs
         .into_iter()
-        .map(|(name, file, kind)| {
-            let spec = DatasetSpec {
-                name: name.to_owned(),
-                paths: vec![path.join(file)],
-                kind,
-                direct_io: DirectIo::Off,
-            };
-            spec
+        .map(|(name, file, kind)| DatasetSpec {
+            name: name.to_owned(),
+            paths: vec![path.join(file)],
+            kind,
+            direct_io: DirectIo::Off,
         })
         .collect::<Vec<_>>();
     let catalogue = Catalogue::open(&specs).unwrap();

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests: a failure is the test's")]
 
 mod adversity;
+mod page;
 mod served;
 
 use axum::body::Body;

@@ -74,59 +74,81 @@ impl std::error::Error for UringRefusal {}
 
 impl fmt::Display for UringRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const PROFILE: &str = "run the container with --security-opt seccomp=deploy/seccomp/ringfetchd.json \
-                               (it allows io_uring_setup, io_uring_enter and io_uring_register)";
+        write!(f, "{}: {}", self.cause(), self.remedy())
+    }
+}
+
+impl UringRefusal {
+    /// What refuses, in words.
+    pub fn cause(&self) -> String {
         match self {
-            Self::Kernel { release } => write!(
-                f,
-                "kernel {release} has no usable io_uring: use kernel 5.11 or newer, built with CONFIG_IO_URING"
-            ),
-            Self::Sysctl { value: 1 } => f.write_str(
-                "kernel.io_uring_disabled is 1, which forbids io_uring to this user: on the host, run \
-                 `sysctl kernel.io_uring_disabled=0`, or put the daemon's group in kernel.io_uring_group",
-            ),
-            Self::Sysctl { value } => write!(
-                f,
-                "kernel.io_uring_disabled is {value}, which forbids io_uring to everyone: on the host, run \
-                 `sysctl kernel.io_uring_disabled=0`"
-            ),
-            Self::Seccomp { errno: libc::ENOSYS } => write!(
-                f,
-                "a seccomp filter answers ENOSYS to io_uring (Podman's default profile does): {PROFILE}; if that \
-                 changes nothing, the kernel is older than 5.1 or built without CONFIG_IO_URING"
-            ),
-            Self::Seccomp { .. } => write!(
-                f,
-                "a seccomp filter forbids io_uring (the default profiles of Docker 25 and containerd 2.0 do): {PROFILE}"
-            ),
-            Self::Denied { errno } => write!(
-                f,
-                "io_uring is denied with {} by neither seccomp nor sysctl: look for a security module's denial \
-                 (SELinux, AppArmor, Landlock: `dmesg`, the audit log) and allow io_uring there",
-                name_of(*errno)
-            ),
-            Self::Memlock { limit_bytes: Some(limit) } => write!(
-                f,
-                "no memory for a ring under the locked-memory limit of {limit} bytes: raise it (`ulimit -l unlimited`, \
-                 LimitMEMLOCK=infinity in systemd, --ulimit memlock=-1 in Docker)"
-            ),
-            Self::Memlock { limit_bytes: None } => f.write_str(
-                "no memory for a ring, though locked memory is unlimited (`ulimit -l`): give the machine or the \
-                 container more memory",
-            ),
-            Self::Files { errno: libc::ENFILE } => f.write_str(
-                "the machine is out of file descriptors: raise it with `sysctl fs.file-max`, or close some",
-            ),
-            Self::Files { .. } => f.write_str(
-                "this process is out of file descriptors: raise the limit (`ulimit -n`, LimitNOFILE in systemd, \
-                 --ulimit nofile in Docker)",
-            ),
-            Self::Other { step, errno } => write!(
-                f,
-                "io_uring fails here: {step} answered {}; choose backend mmap, and please report this",
+            Self::Kernel { release } => format!("kernel {release} has no usable io_uring"),
+            Self::Sysctl { value: 1 } => {
+                "kernel.io_uring_disabled is 1, which forbids io_uring to this user".to_owned()
+            }
+            Self::Sysctl { value } => {
+                format!("kernel.io_uring_disabled is {value}, which forbids io_uring to everyone")
+            }
+            Self::Seccomp { errno: libc::ENOSYS } => {
+                "a seccomp filter answers ENOSYS to io_uring (Podman's default profile does)".to_owned()
+            }
+            Self::Seccomp { .. } => {
+                "a seccomp filter forbids io_uring (the default profiles of Docker 25 and containerd 2.0 do)"
+                    .to_owned()
+            }
+            Self::Denied { errno } => {
+                format!(
+                    "io_uring is denied with {} by neither seccomp nor sysctl",
+                    name_of(*errno)
+                )
+            }
+            Self::Memlock {
+                limit_bytes: Some(limit),
+            } => format!("no memory for a ring under the locked-memory limit of {limit} bytes"),
+            Self::Memlock { limit_bytes: None } => {
+                "no memory for a ring, though locked memory is unlimited (`ulimit -l`)".to_owned()
+            }
+            Self::Files { errno: libc::ENFILE } => "the machine is out of file descriptors".to_owned(),
+            Self::Files { .. } => "this process is out of file descriptors".to_owned(),
+            Self::Other { step, errno } => format!(
+                "io_uring fails here: {step} answered {}",
                 std::io::Error::from_raw_os_error(*errno)
             ),
         }
+    }
+
+    /// What would mend it.
+    pub fn remedy(&self) -> String {
+        const PROFILE: &str = "run the container with --security-opt seccomp=deploy/seccomp/ringfetchd.json \
+                               (it allows io_uring_setup, io_uring_enter and io_uring_register)";
+        match self {
+            Self::Kernel { .. } => "use kernel 5.11 or newer, built with CONFIG_IO_URING",
+            Self::Sysctl { value: 1 } => {
+                "on the host, run `sysctl kernel.io_uring_disabled=0`, or put the daemon's group in \
+                 kernel.io_uring_group"
+            }
+            Self::Sysctl { .. } => "on the host, run `sysctl kernel.io_uring_disabled=0`",
+            Self::Seccomp { errno: libc::ENOSYS } => {
+                return format!(
+                    "{PROFILE}; if that changes nothing, the kernel is older than 5.1 or built without CONFIG_IO_URING"
+                );
+            }
+            Self::Seccomp { .. } => PROFILE,
+            Self::Denied { .. } => {
+                "look for a security module's denial (SELinux, AppArmor, Landlock: `dmesg`, the audit log) and allow \
+                 io_uring there"
+            }
+            Self::Memlock { limit_bytes: Some(_) } => {
+                "raise it (`ulimit -l unlimited`, LimitMEMLOCK=infinity in systemd, --ulimit memlock=-1 in Docker)"
+            }
+            Self::Memlock { limit_bytes: None } => "give the machine or the container more memory",
+            Self::Files { errno: libc::ENFILE } => "raise it with `sysctl fs.file-max`, or close some",
+            Self::Files { .. } => {
+                "raise the limit (`ulimit -n`, LimitNOFILE in systemd, --ulimit nofile in Docker)"
+            }
+            Self::Other { .. } => "choose backend mmap, and please report this",
+        }
+        .to_owned()
     }
 }
 

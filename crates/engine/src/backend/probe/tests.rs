@@ -107,6 +107,17 @@ fn child_process() {
             // SAFETY: setresuid has no preconditions; refused (not root) it changes nothing.
             unsafe { libc::setresuid(65_534, 65_534, 65_534) };
         }
+        "sum" => {
+            limit(rustix::process::Resource::Memlock, 5 << 20);
+            // What a user has locked is counted over all of the user's processes: nobody else may be this one.
+            let user = 100_000 + std::process::id();
+            // SAFETY: as above.
+            unsafe { libc::setresuid(user, user, user) };
+            let registers = |rings| register_memory(2 << 20, rings).map_err(|error| error.raw_os_error());
+            let (two, three) = (registers(2), registers(3));
+            println!("\nlabel={two:?}\nmessage={three:?}");
+            return;
+        }
         other => panic!("no such role: {other}"),
     }
     let (label, message) = match probe() {
@@ -223,4 +234,16 @@ fn a_memlock_limit_is_recognised() {
         "{label}: {message}"
     );
     assert!(message.contains("ulimit -l"), "{message}");
+}
+
+#[test]
+fn locked_memory_counts_once_a_ring() {
+    // Scenario: a user of its own with 5 MiB of lockable memory, and 2 MiB to register with two rings, with three.
+    // Expectation: two have them, the third is refused: each ring counts the same memory anew.
+    if refused_anyway() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let (two, three) = run_child("sum");
+    assert_eq!(two, "Ok(())");
+    assert_eq!(three, format!("Err(Some({}))", libc::ENOMEM));
 }

@@ -1,0 +1,113 @@
+//! `ringfetch doctor`: what this host, and the device beneath each path, can do for the daemon, and why not.
+//!
+//! Owns the order of the checks and the exit code. What is read from /proc and /sys goes through a [`view::View`], so
+//! that other hosts' trees can be put in its place; what can only be known by trying is tried, through the engine.
+//! Invariants: nothing is changed and nothing is written; a *problem* is only what keeps io_uring from working or a path
+//! from being read, since scripts go by it. Absent: the daemon's configuration (`ringfetchd check-config --open` opens
+//! what that names; here are paths), and any measurement of speed.
+
+mod block;
+mod cgroup;
+mod host;
+mod limits;
+mod mounts;
+mod paths;
+mod report;
+mod ring;
+mod summary;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use crate::args::Global;
+use crate::inspect::print_json;
+use crate::outcome::Failure;
+use crate::quantity::parse_size;
+use crate::sink::Sink;
+use clap::Args;
+use report::{Report, Verdict};
+use std::path::PathBuf;
+use view::View;
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Files, block devices and directories of objects that the daemon is to serve.
+    #[arg(value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Fail (exit code 1) on warnings too, not only on problems.
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// The daemon's engine.memory_budget, which limits are held against.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB")]
+    pub(crate) memory_budget: u64,
+    /// The daemon's engine.cores. Default: as `auto`, the CPUs that this process may use.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) cores: Option<u32>,
+}
+
+/// What the checks of limits hold them against.
+#[derive(Debug, Clone, Copy)]
+struct Needs {
+    memory_budget_bytes: u64,
+    /// Rings, and network threads.
+    cores: u32,
+    paths: u64,
+}
+
+pub(crate) fn run(global: &Global, doctor: &Doctor) -> Result<(), Failure> {
+    let report = examine(doctor);
+    let mut out = Sink::open(None)?;
+    if global.json {
+        print_json(&mut out, &report.json())?;
+    } else {
+        let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        report.write(&mut out, colour)?;
+    }
+    out.finish()?;
+    let bar = if doctor.strict {
+        Verdict::Warning
+    } else {
+        Verdict::Problem
+    };
+    match report.at_least(bar) {
+        found if found.is_empty() => Ok(()),
+        found => Err(Failure::Failed(format!("not all is well: {}", found.join(", ")))),
+    }
+}
+
+fn examine(doctor: &Doctor) -> Report {
+    let view = View::real();
+    let usable = u32::try_from(ringfetch_engine::cpus::usable_cpus().len()).unwrap_or(u32::MAX);
+    let needs = Needs {
+        memory_budget_bytes: doctor.memory_budget,
+        cores: doctor.cores.unwrap_or(usable),
+        paths: doctor.paths.len() as u64,
+    };
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let group = cgroup::Cgroup::of_this_process(&view);
+    let tried = ring::Tried::now(needs);
+
+    let mut checks = vec![
+        host::kernel(&release),
+        host::environment(&view, tried.is_refused()),
+    ];
+    checks.extend(ring::checks(&view, &tried, needs));
+    checks.extend(limits::checks(&view, &group, usable, needs));
+    checks.push(host::clock_source(&view));
+    checks.push(host::huge_pages(&view));
+    let mut files = Vec::new();
+    for path in &doctor.paths {
+        let (found, file) = paths::examine(&view, &group, path, needs, !tried.is_refused());
+        checks.extend(found);
+        files.push(file);
+    }
+    let room = limits::cache_room(&view, &group, needs);
+    let summary = summary::Summary::of(&checks, &files, !tried.is_refused(), room);
+    Report {
+        release,
+        user: rustix::process::geteuid().as_raw(),
+        needs,
+        checks,
+        summary,
+    }
+}

@@ -1,0 +1,339 @@
+//! The control groups of this process, both versions: what they limit, every level up to the root as far as it can be
+//! seen. Sources: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the kernel.
+
+use super::mounts::{Mount, mounts};
+use super::view::View;
+use std::path::{Path, PathBuf};
+
+/// Most levels that are looked at.
+const LEVELS_MAX: usize = 64;
+/// A v1 group without a limit says a number just below 2^63.
+const V1_UNLIMITED: u64 = 1 << 62;
+
+/// The tightest limit of each kind over all levels; `None`: none.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Cgroup {
+    /// Whether any hierarchy was seen at all.
+    pub(super) seen: bool,
+    pub(super) memory: Option<Memory>,
+    /// CPUs' worth of time.
+    pub(super) cpus: Option<f64>,
+    pub(super) pids: Option<Pids>,
+    pub(super) reads: Vec<ReadLimit>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Memory {
+    pub(super) limit_bytes: u64,
+    pub(super) used_bytes: u64,
+    pub(super) file: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Pids {
+    pub(super) limit: u64,
+    pub(super) used: u64,
+    pub(super) file: String,
+}
+
+/// A limit on reads from one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ReadLimit {
+    /// `8:0`.
+    pub(super) device: String,
+    /// `1000 reads/s`, `1048576 bytes/s`.
+    pub(super) limit: String,
+    pub(super) file: String,
+}
+
+impl Cgroup {
+    pub(super) fn of_this_process(view: &View) -> Self {
+        let mounts = mounts(view);
+        let text = view.text("proc/self/cgroup").unwrap_or_default();
+        let mut found = Self::default();
+        for line in text.lines() {
+            // `0::/user.slice` (v2), `4:memory:/docker/0123` (v1), `9:name=systemd:/` (no controller).
+            let mut fields = line.splitn(3, ':');
+            let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            let unified = controllers.is_empty();
+            let hierarchy = mounts.iter().find(|mount| {
+                if unified {
+                    mount.kind == "cgroup2"
+                } else {
+                    mount.kind == "cgroup" && controllers.split(',').any(|name| mount.has(name))
+                }
+            });
+            let Some(hierarchy) = hierarchy else { continue };
+            found.seen = true;
+            for level in levels(hierarchy, Path::new(path)) {
+                if unified {
+                    found.level_v2(view, &level);
+                } else {
+                    for controller in controllers.split(',') {
+                        found.level_v1(view, &level, controller);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    fn level_v2(&mut self, view: &View, level: &Path) {
+        for name in ["memory.max", "memory.high"] {
+            self.limit_memory(view, &level.join(name), &level.join("memory.current"));
+        }
+        self.limit_pids(view, level);
+        // `200000 100000`: 200 ms in each 100 ms, 2 CPUs; `max 100000`: no limit.
+        if let Some(text) = view.text(level.join("cpu.max")) {
+            let mut fields = text.split_whitespace().map(|field| field.parse().ok());
+            self.limit_cpus(fields.next().flatten(), fields.next().flatten());
+        }
+        // `8:16 rbps=2097152 wbps=max riops=max wiops=120`.
+        let file = level.join("io.max");
+        for line in view.text(&file).unwrap_or_default().lines() {
+            let mut fields = line.split_whitespace();
+            let Some(device) = fields.next() else { continue };
+            for field in fields {
+                match field.split_once('=') {
+                    Some(("rbps", value)) if value != "max" => {
+                        self.limit_reads(device, format!("{value} bytes/s"), &file);
+                    }
+                    Some(("riops", value)) if value != "max" => {
+                        self.limit_reads(device, format!("{value} reads/s"), &file);
+                    }
+                    Some(_) | None => {}
+                }
+            }
+        }
+    }
+
+    fn level_v1(&mut self, view: &View, level: &Path, controller: &str) {
+        match controller {
+            "memory" => self.limit_memory(
+                view,
+                &level.join("memory.limit_in_bytes"),
+                &level.join("memory.usage_in_bytes"),
+            ),
+            "pids" => self.limit_pids(view, level),
+            // A quota of -1 is none.
+            "cpu" => self.limit_cpus(
+                view.number(level.join("cpu.cfs_quota_us")),
+                view.number(level.join("cpu.cfs_period_us")),
+            ),
+            "blkio" => {
+                for (name, unit) in [("read_bps_device", "bytes/s"), ("read_iops_device", "reads/s")] {
+                    let file = level.join(format!("blkio.throttle.{name}"));
+                    // `8:0 1048576`.
+                    for line in view.text(&file).unwrap_or_default().lines() {
+                        if let Some((device, value)) = line.split_once(' ') {
+                            self.limit_reads(device, format!("{value} {unit}"), &file);
+                        }
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn limit_memory(&mut self, view: &View, limit: &Path, used: &Path) {
+        // `max` is no number, and no limit.
+        let Some(limit_bytes) = view.number(limit).filter(|bytes| *bytes < V1_UNLIMITED) else {
+            return;
+        };
+        if self
+            .memory
+            .as_ref()
+            .is_none_or(|known| limit_bytes < known.limit_bytes)
+        {
+            self.memory = Some(Memory {
+                limit_bytes,
+                used_bytes: view.number(used).unwrap_or(0),
+                file: shown(limit),
+            });
+        }
+    }
+
+    fn limit_pids(&mut self, view: &View, level: &Path) {
+        let file = level.join("pids.max");
+        let used = view.number(level.join("pids.current")).unwrap_or(0);
+        let Some(limit) = view.number::<u64>(&file) else {
+            return;
+        };
+        let room = |limit: u64, used: u64| limit.saturating_sub(used);
+        if self
+            .pids
+            .as_ref()
+            .is_none_or(|known| room(limit, used) < room(known.limit, known.used))
+        {
+            self.pids = Some(Pids {
+                limit,
+                used,
+                file: shown(&file),
+            });
+        }
+    }
+
+    fn limit_cpus(&mut self, quota_us: Option<f64>, period_us: Option<f64>) {
+        let (Some(quota), Some(period)) = (quota_us, period_us) else {
+            return;
+        };
+        if quota > 0.0 && period > 0.0 {
+            let cpus = quota / period;
+            self.cpus = Some(self.cpus.map_or(cpus, |known| known.min(cpus)));
+        }
+    }
+
+    fn limit_reads(&mut self, device: &str, limit: String, file: &Path) {
+        self.reads.push(ReadLimit {
+            device: device.to_owned(),
+            limit,
+            file: shown(file),
+        });
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// The directories of a group and of those above it, up to where the hierarchy is mounted.
+fn levels(hierarchy: &Mount, path: &Path) -> Vec<PathBuf> {
+    // In a container without a cgroup namespace the mount shows only a part, `root`, and `path` begins with it. With
+    // one, `path` may lead above what is mounted (`/../..`): nothing of that can be seen.
+    let below = path
+        .strip_prefix(&hierarchy.root)
+        .or_else(|_| path.strip_prefix("/"))
+        .unwrap_or(Path::new(""));
+    let parts: Vec<_> = below
+        .components()
+        .take_while(|part| matches!(part, std::path::Component::Normal(_)))
+        .take(LEVELS_MAX)
+        .collect();
+    (0..=parts.len())
+        .rev()
+        .filter_map(|count| parts.get(..count))
+        .map(|parts| hierarchy.point.join(parts.iter().collect::<PathBuf>()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Tree;
+    use super::*;
+
+    #[test]
+    fn the_tightest_level_of_version_2_counts() {
+        // Scenario: a service in a slice; the slice limits memory more tightly, the service CPU, threads and reads.
+        // Expectation: each limit from where it is tightest, with the file that sets it; write limits are no concern.
+        let tree = Tree::new(&[
+            ("proc/self/cgroup", "0::/data.slice/ringfetchd.service\n"),
+            (
+                "proc/self/mountinfo",
+                "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            ),
+            ("sys/fs/cgroup/data.slice/memory.max", "1073741824\n"),
+            ("sys/fs/cgroup/data.slice/memory.current", "4096\n"),
+            ("sys/fs/cgroup/data.slice/cpu.max", "max 100000\n"),
+            ("sys/fs/cgroup/data.slice/pids.max", "max\n"),
+            ("sys/fs/cgroup/data.slice/ringfetchd.service/memory.max", "max\n"),
+            (
+                "sys/fs/cgroup/data.slice/ringfetchd.service/memory.high",
+                "2147483648\n",
+            ),
+            (
+                "sys/fs/cgroup/data.slice/ringfetchd.service/cpu.max",
+                "250000 100000\n",
+            ),
+            ("sys/fs/cgroup/data.slice/ringfetchd.service/pids.max", "100\n"),
+            ("sys/fs/cgroup/data.slice/ringfetchd.service/pids.current", "90\n"),
+            (
+                "sys/fs/cgroup/data.slice/ringfetchd.service/io.max",
+                "259:0 rbps=2097152 wbps=1 riops=max wiops=max\n259:1 rbps=max wbps=1 riops=max wiops=1\n",
+            ),
+        ]);
+        let found = Cgroup::of_this_process(&tree.view());
+        let memory = found.memory.expect("memory");
+        assert_eq!((memory.limit_bytes, memory.used_bytes), (1 << 30, 4096));
+        assert!(memory.file.ends_with("data.slice/memory.max"), "{memory:?}");
+        assert_eq!(found.cpus, Some(2.5));
+        assert_eq!(found.pids.map(|pids| (pids.limit, pids.used)), Some((100, 90)));
+        let [read] = &found.reads[..] else {
+            panic!("{:?}", found.reads)
+        };
+        assert_eq!(
+            (read.device.as_str(), read.limit.as_str()),
+            ("259:0", "2097152 bytes/s")
+        );
+    }
+
+    #[test]
+    fn version_1_in_a_container_without_a_namespace() {
+        // Scenario: Docker on cgroup v1: each hierarchy mounted from the container's own directory, which
+        // /proc/self/cgroup names from the host's root. Expectation: the limits there.
+        let group = "/docker/0123";
+        let tree = Tree::new(&[
+            (
+                "proc/self/cgroup",
+                "5:memory:/docker/0123\n4:cpu,cpuacct:/docker/0123\n3:blkio:/docker/0123\n2:pids:/docker/0123\n\
+                 1:name=systemd:/docker/0123\n",
+            ),
+            (
+                "proc/self/mountinfo",
+                &format!(
+                    "30 20 0:30 {group} /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n\
+                     31 20 0:31 {group} /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n\
+                     32 20 0:32 {group} /sys/fs/cgroup/blkio ro - cgroup cgroup rw,blkio\n\
+                     33 20 0:33 {group} /sys/fs/cgroup/pids ro - cgroup cgroup rw,pids\n"
+                ),
+            ),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "536870912\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n"),
+            (
+                "sys/fs/cgroup/blkio/blkio.throttle.read_iops_device",
+                "8:0 1000\n",
+            ),
+            ("sys/fs/cgroup/pids/pids.max", "max\n"),
+        ]);
+        let found = Cgroup::of_this_process(&tree.view());
+        assert_eq!(found.memory.map(|memory| memory.limit_bytes), Some(512 << 20));
+        assert_eq!(found.cpus, Some(0.5));
+        assert_eq!(found.pids, None);
+        assert_eq!(
+            found.reads.first().map(|read| read.limit.as_str()),
+            Some("1000 reads/s")
+        );
+    }
+
+    #[test]
+    fn no_limit_is_no_limit() {
+        // Scenario: v1 groups at the root with the number that means none; a v2 path that leads above the namespace; no
+        // cgroups. Expectation: no limit, and whether a hierarchy was seen.
+        let tree = Tree::new(&[
+            ("proc/self/cgroup", "4:memory:/\n1:cpu:/\n0::/../../other\n"),
+            (
+                "proc/self/mountinfo",
+                "30 20 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                 31 20 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                 32 20 0:32 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+            ),
+            (
+                "sys/fs/cgroup/memory/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
+            ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n"),
+            ("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n"),
+        ]);
+        let found = Cgroup::of_this_process(&tree.view());
+        let none = Cgroup {
+            seen: true,
+            ..Cgroup::default()
+        };
+        assert_eq!(found, none);
+        assert_eq!(Cgroup::of_this_process(&Tree::new(&[]).view()), Cgroup::default());
+    }
+}

@@ -1,0 +1,186 @@
+//! What the machine is: its kernel, what surrounds this process, its clock.
+
+use super::report::{Check, Finding};
+use super::view::View;
+
+const KERNEL: Check = Check {
+    id: "kernel.release",
+    why: "newer kernels give the engine more to work with; the probes below say what really works",
+};
+const ENVIRONMENT: Check = Check {
+    id: "host.environment",
+    why: "a container's runtime sets the seccomp profile and the limits, whatever the host allows",
+};
+const CLOCK: Check = Check {
+    id: "host.clock_source",
+    why: "every read is timed: where the clock is not read in user space, each look at it is a system call",
+};
+const HUGE_PAGES: Check = Check {
+    id: "memory.huge_pages",
+    why: "with `always`, memory that is touched here and there is backed by 2 MiB pages, and more is used than shows",
+};
+#[cfg(test)]
+pub(super) const CHECKS: &[Check] = &[KERNEL, ENVIRONMENT, CLOCK, HUGE_PAGES];
+
+/// What came with which release, and what is lost without it. Sources: liburing's man pages io_uring_setup(2),
+/// io_uring_enter(2) and io_uring_register(2); statx(2); cachestat(2).
+const FEATURES: [((u32, u32), &str); 7] = [
+    ((5, 1), "io_uring"),
+    ((5, 6), "plain reads by a ring"),
+    ((5, 11), "waits of a ring with a bound"),
+    ((5, 19), "COOP_TASKRUN"),
+    ((6, 0), "SINGLE_ISSUER"),
+    ((6, 1), "the alignment of direct reads (STATX_DIOALIGN)"),
+    ((6, 5), "cachestat, which backend auto asks"),
+];
+/// What the engine's own messages ask for.
+const RELEASE_MIN: (u32, u32) = (5, 11);
+
+/// Major and minor number of `6.18.44-generic`.
+pub(super) fn version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+pub(super) fn kernel(release: &str) -> Finding {
+    let Some(version) = version(release) else {
+        return KERNEL.note(format!("{release}: no version that is known here"));
+    };
+    let missing: Vec<String> = FEATURES
+        .iter()
+        .filter(|(since, _)| version < *since)
+        .map(|((major, minor), what)| format!("{what} ({major}.{minor})"))
+        .collect();
+    let found = format!("{release}, without {}", missing.join(", "));
+    if missing.is_empty() {
+        KERNEL.ok(format!("{release}: has all that the engine uses"))
+    } else if version < RELEASE_MIN {
+        KERNEL.warning(
+            found,
+            "use kernel 6.5 or newer; 5.11 is the least that io_uring needs here",
+        )
+    } else {
+        KERNEL.note_with(found, "use kernel 6.5 or newer")
+    }
+}
+
+/// The container that this process is in, as far as it can be seen from inside.
+pub(super) fn container(view: &View) -> Option<&'static str> {
+    if view.exists("run/.containerenv") {
+        return Some("Podman");
+    }
+    if view.exists("var/run/secrets/kubernetes.io") {
+        return Some("Kubernetes");
+    }
+    if view.exists(".dockerenv") {
+        return Some("Docker");
+    }
+    let named = view.text("run/systemd/container").unwrap_or_default();
+    let groups = view.text("proc/self/cgroup").unwrap_or_default();
+    let known = [
+        ("kubepods", "Kubernetes"),
+        ("docker", "Docker"),
+        ("podman", "Podman"),
+        ("libpod", "Podman"),
+        ("lxc", "LXC"),
+        ("systemd-nspawn", "systemd-nspawn"),
+    ];
+    let seen = known
+        .iter()
+        .find(|(mark, _)| named.contains(mark) || groups.contains(mark));
+    match seen {
+        Some((_, name)) => Some(name),
+        None if !named.is_empty() => Some("some"),
+        None => None,
+    }
+}
+
+/// Whether user 0 in here is another user outside: then capabilities do not reach the host's limits.
+pub(super) fn in_user_namespace(view: &View) -> bool {
+    view.text("proc/self/uid_map").is_some_and(|map| {
+        let fields: Vec<&str> = map.split_whitespace().collect();
+        !fields.is_empty() && fields != ["0", "0", "4294967295"]
+    })
+}
+
+pub(super) fn environment(view: &View, ring_refused: bool) -> Finding {
+    let mut found = match container(view) {
+        Some(name) => format!("in a {name} container"),
+        None => "in no container that can be seen".to_owned(),
+    };
+    if in_user_namespace(view) {
+        found.push_str(", in a user namespace (rootless)");
+    }
+    if view.exists("run/systemd/system") {
+        found.push_str(", systemd runs");
+    }
+    let remedy = match container(view) {
+        Some("Kubernetes") => {
+            "allow io_uring_setup, io_uring_enter and io_uring_register in a profile of the runtime's own form \
+             (securityContext.seccompProfile, type Localhost); deploy/seccomp/README.md says why Docker's form does not do"
+        }
+        Some(_) => {
+            "run the container with --security-opt seccomp=deploy/seccomp/ringfetchd.json, and --ulimit memlock where \
+             memory is to be registered"
+        }
+        None => return ENVIRONMENT.ok(found),
+    };
+    if ring_refused {
+        ENVIRONMENT.note_with(found, remedy)
+    } else {
+        ENVIRONMENT.ok(found)
+    }
+}
+
+pub(super) fn clock_source(view: &View) -> Finding {
+    const DIRECTORY: &str = "sys/devices/system/clocksource/clocksource0";
+    let Some(source) = view.text(format!("{DIRECTORY}/current_clocksource")) else {
+        return CLOCK.note("not told (is /sys mounted?)");
+    };
+    // These are read in user space, by the vDSO: arch/*/include/asm/vdso/clocksource.h.
+    let fast = [
+        "tsc",
+        "kvm-clock",
+        "hyperv_clocksource",
+        "arch_sys_counter",
+        "riscv_clocksource",
+        "timebase",
+    ];
+    if fast.iter().any(|name| source.starts_with(name)) {
+        return CLOCK.ok(source);
+    }
+    let available = view
+        .text(format!("{DIRECTORY}/available_clocksource"))
+        .unwrap_or_default();
+    CLOCK.warning(
+        format!("{source}, which needs a system call (available: {available})"),
+        "where tsc or kvm-clock is available and stable: `echo tsc >/sys/devices/system/clocksource/clocksource0/current_clocksource`",
+    )
+}
+
+pub(super) fn huge_pages(view: &View) -> Finding {
+    let Some(modes) = view.text("sys/kernel/mm/transparent_hugepage/enabled") else {
+        return if view.exists("sys/kernel/mm") {
+            HUGE_PAGES.ok("the kernel has no transparent huge pages")
+        } else {
+            HUGE_PAGES.note("not told (is /sys mounted?)")
+        };
+    };
+    match chosen(&modes) {
+        Some("always") => HUGE_PAGES.note_with(
+            "transparent huge pages: always",
+            "`echo madvise >/sys/kernel/mm/transparent_hugepage/enabled`, if the daemon's resident memory is a concern",
+        ),
+        Some(mode) => HUGE_PAGES.ok(format!("transparent huge pages: {mode}")),
+        None => HUGE_PAGES.note(format!("transparent huge pages: {modes}")),
+    }
+}
+
+/// The word in brackets: `none [mq-deadline] kyber`; of a single word without, that word.
+pub(super) fn chosen(words: &str) -> Option<&str> {
+    let bracketed = words
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
+    let single = || (words.split_whitespace().count() == 1).then_some(words);
+    bracketed.or_else(single)
+}

@@ -1,0 +1,378 @@
+//! How much this process may have: CPUs, memory, threads, descriptors, mappings.
+
+use super::Needs;
+use super::cgroup::Cgroup;
+use super::report::{Check, Finding};
+use super::view::View;
+use crate::quantity::{grouped, size};
+use rustix::process::{Resource, getrlimit};
+
+const CPUS: Check = Check {
+    id: "cpu.usable",
+    why: "the daemon starts a network thread a usable CPU, and a ring with each",
+};
+const QUOTA: Check = Check {
+    id: "cpu.quota",
+    why: "a group that has used up its quota stands still until the next period: latency in steps of it",
+};
+const MEMORY: Check = Check {
+    id: "memory.available",
+    why: "answers are held in engine.memory_budget, and what is left caches the data",
+};
+const GROUP: Check = Check {
+    id: "memory.cgroup",
+    why: "the page cache that this process fills counts against its group: mmap and auto are warm up to the limit",
+};
+const OVERCOMMIT: Check = Check {
+    id: "memory.overcommit",
+    why: "with vm.overcommit_memory=2 memory is refused when it is asked for, not when it is used",
+};
+const OPEN_FILES: Check = Check {
+    id: "limits.open_files",
+    why: "connections, files and rings are descriptors; the daemon raises its soft limit to the hard one",
+};
+const THREADS: Check = Check {
+    id: "limits.threads",
+    why: "cores, and the threads of mmap and pread, count against pids.max",
+};
+const MAPPINGS: Check = Check {
+    id: "limits.mappings",
+    why: "mmap and auto map each file and each cached object",
+};
+#[cfg(test)]
+pub(super) const CHECKS: &[Check] = &[
+    CPUS, QUOTA, MEMORY, GROUP, OVERCOMMIT, OPEN_FILES, THREADS, MAPPINGS,
+];
+
+/// What the daemon takes beside its answer memory: code, connections, buffers of HTTP/2. A round figure to warn by, not
+/// a measured one.
+const OTHER_MEMORY_BYTES: u64 = 128 << 20;
+/// Defaults of `config/ringfetchd.yaml`: connections on each of three ports, descriptors of open objects.
+const CONNECTIONS: u64 = 3 * 4096;
+const OBJECTS: u64 = 1024;
+/// Descriptors of a core: epoll, its waker, the signals' pipe, a ring with its event.
+const CORE_DESCRIPTORS: u64 = 6;
+/// Descriptors of a file: one for each way to read.
+const FILE_DESCRIPTORS: u64 = 2;
+/// pread's default pool, and what the runtime's own pool may take meanwhile.
+const OTHER_THREADS: u64 = 64;
+
+pub(super) fn checks(view: &View, group: &Cgroup, usable: u32, needs: Needs) -> Vec<Finding> {
+    let hard = getrlimit(Resource::Nofile).maximum;
+    vec![
+        cpus(view, usable, needs),
+        quota(group),
+        memory(view, needs),
+        group_memory(group, needs),
+        overcommit(view, needs),
+        open_files(hard, needs),
+        threads(group, needs),
+        mappings(view, needs),
+    ]
+}
+
+/// CPUs in a list like `0-3,8`.
+fn count_of(list: &str) -> Option<u64> {
+    let mut count: u64 = 0;
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u64, u64) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    Some(count)
+}
+
+fn cpus(view: &View, usable: u32, needs: Needs) -> Finding {
+    let online = view
+        .text("sys/devices/system/cpu/online")
+        .and_then(|list| count_of(&list));
+    let found = match online {
+        Some(online) => format!("{usable} of {online} online"),
+        None => format!("{usable}"),
+    };
+    if needs.cores > usable {
+        CPUS.warning(
+            format!("{found}, and {} cores asked for", needs.cores),
+            "set engine.cores to at most the CPUs, or auto: pinned threads on one CPU take turns",
+        )
+    } else if online.is_some_and(|online| u64::from(usable) < online) {
+        CPUS.note(format!(
+            "{found}: affinity or quota keeps the others from this process"
+        ))
+    } else {
+        CPUS.ok(found)
+    }
+}
+
+fn quota(group: &Cgroup) -> Finding {
+    match group.cpus {
+        None if group.seen => QUOTA.ok("no quota"),
+        None => QUOTA.ok("no control group that can be seen"),
+        Some(cpus) if cpus < 1.0 => QUOTA.warning(
+            format!("{cpus:.2} CPUs: even one core is throttled"),
+            "give it 1 CPU at least (cpu.max, --cpus in Docker, resources.limits.cpu in Kubernetes)",
+        ),
+        Some(cpus) if cpus.fract() > 0.0 => QUOTA.note_with(
+            format!(
+                "{cpus:.2} CPUs: the daemon runs {} cores, and kernel threads share the rest",
+                cpus.floor()
+            ),
+            "whole CPUs, better by cpuset than by quota",
+        ),
+        Some(cpus) => QUOTA.ok(format!("{cpus} CPUs")),
+    }
+}
+
+fn memory(view: &View, needs: Needs) -> Finding {
+    let (available, total) = (
+        view.kib_line("proc/meminfo", "MemAvailable:"),
+        view.kib_line("proc/meminfo", "MemTotal:"),
+    );
+    let (Some(available), Some(total)) = (available, total) else {
+        return MEMORY.note("not told (is /proc mounted?)");
+    };
+    let wanted = needs.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES);
+    let found = format!(
+        "{} of {} available; the budget is {}",
+        size(available),
+        size(total),
+        size(needs.memory_budget_bytes)
+    );
+    if available < wanted {
+        MEMORY.warning(found, "free memory, or set a smaller engine.memory_budget")
+    } else {
+        MEMORY.ok(found)
+    }
+}
+
+fn group_memory(group: &Cgroup, needs: Needs) -> Finding {
+    let Some(memory) = &group.memory else {
+        return GROUP.ok("no limit that can be seen");
+    };
+    let found = format!(
+        "{} ({}), {} in use",
+        size(memory.limit_bytes),
+        memory.file,
+        size(memory.used_bytes)
+    );
+    let wanted = needs.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES);
+    if memory.limit_bytes < wanted {
+        GROUP.warning(
+            format!("{found}; the budget is {}", size(needs.memory_budget_bytes)),
+            format!(
+                "allow {wanted} bytes at least (memory.max, --memory in Docker), or set a smaller engine.memory_budget"
+            ),
+        )
+    } else {
+        GROUP.note(found)
+    }
+}
+
+fn overcommit(view: &View, needs: Needs) -> Finding {
+    let mode: Option<u8> = view.number("proc/sys/vm/overcommit_memory");
+    match mode {
+        Some(2) => {
+            let limit = view.kib_line("proc/meminfo", "CommitLimit:").unwrap_or(0);
+            let committed = view.kib_line("proc/meminfo", "Committed_AS:").unwrap_or(0);
+            let room = limit.saturating_sub(committed);
+            let found = format!("vm.overcommit_memory is 2, with room for {}", size(room));
+            if room < needs.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES) {
+                OVERCOMMIT.warning(
+                    found,
+                    "raise vm.overcommit_ratio, `sysctl vm.overcommit_memory=0`, or set a smaller engine.memory_budget",
+                )
+            } else {
+                OVERCOMMIT.ok(found)
+            }
+        }
+        Some(mode) => OVERCOMMIT.ok(format!("vm.overcommit_memory is {mode}")),
+        None => OVERCOMMIT.note("not told (is /proc mounted?)"),
+    }
+}
+
+fn open_files(hard: Option<u64>, needs: Needs) -> Finding {
+    let wanted = CONNECTIONS
+        + OBJECTS
+        + FILE_DESCRIPTORS * needs.paths
+        + CORE_DESCRIPTORS * (u64::from(needs.cores) + 1);
+    match hard {
+        None => OPEN_FILES.ok("no limit"),
+        Some(hard) if hard < wanted => OPEN_FILES.warning(
+            format!(
+                "{} (hard); {} connections, {} objects and {} paths may take {}",
+                grouped(hard),
+                grouped(CONNECTIONS),
+                grouped(OBJECTS),
+                needs.paths,
+                grouped(wanted)
+            ),
+            format!(
+                "raise the hard limit (`ulimit -Hn {wanted}`, LimitNOFILE={wanted} in systemd, --ulimit nofile={wanted} \
+                 in Docker), or set smaller limits.connections and max_open_files"
+            ),
+        ),
+        Some(hard) => OPEN_FILES.ok(format!("{} (hard), {} may be needed", grouped(hard), grouped(wanted))),
+    }
+}
+
+fn threads(group: &Cgroup, needs: Needs) -> Finding {
+    let wanted = OTHER_THREADS + 2 * u64::from(needs.cores);
+    match &group.pids {
+        None => THREADS.ok("no limit that can be seen"),
+        Some(pids) => {
+            let found = format!("{} of {} in use ({})", pids.used, pids.limit, pids.file);
+            if pids.limit.saturating_sub(pids.used) < wanted {
+                THREADS.warning(
+                    found,
+                    format!(
+                        "leave room for {wanted} (pids.max, --pids-limit in Docker, TasksMax in systemd)"
+                    ),
+                )
+            } else {
+                THREADS.ok(found)
+            }
+        }
+    }
+}
+
+fn mappings(view: &View, needs: Needs) -> Finding {
+    // Beside the files: code, heap and stacks, some of them of each thread.
+    let wanted = needs.paths + OBJECTS + 4 * (OTHER_THREADS + u64::from(needs.cores)) + 256;
+    match view.number::<u64>("proc/sys/vm/max_map_count") {
+        Some(limit) if limit < wanted => MAPPINGS.warning(
+            format!("vm.max_map_count is {limit}, {wanted} may be needed"),
+            "`sysctl vm.max_map_count=65530` (the kernel's default), or more",
+        ),
+        Some(limit) => MAPPINGS.ok(format!("vm.max_map_count is {}", grouped(limit))),
+        None => MAPPINGS.note("not told (is /proc mounted?)"),
+    }
+}
+
+/// Bytes that could cache data: what is available to this process, less the answer memory. `None`: not told.
+pub(super) fn cache_room(view: &View, group: &Cgroup, needs: Needs) -> Option<u64> {
+    let available = view.kib_line("proc/meminfo", "MemAvailable:")?;
+    let limit = group
+        .memory
+        .as_ref()
+        .map_or(u64::MAX, |memory| memory.limit_bytes);
+    Some(available.min(limit).saturating_sub(needs.memory_budget_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cgroup::{Memory, Pids};
+    use super::super::report::Verdict;
+    use super::super::tests::Tree;
+    use super::*;
+
+    fn needs() -> Needs {
+        Needs {
+            memory_budget_bytes: 256 << 20,
+            cores: 4,
+            paths: 3,
+        }
+    }
+
+    #[test]
+    fn lists_of_cpus_are_counted() {
+        // Scenario: lists as /sys has them, and nonsense. Expectation: how many; None.
+        for (list, count) in [("0", 1), ("0-3", 4), ("0-3,8,10-11", 7)] {
+            assert_eq!(count_of(list), Some(count), "{list}");
+        }
+        for list in ["", "3-1", "x", "0-18446744073709551615"] {
+            assert_eq!(count_of(list), None, "{list}");
+        }
+    }
+
+    #[test]
+    fn fewer_cpus_than_asked_for_are_a_warning() {
+        // Scenario: 64 CPUs online, 4 usable; 2 usable for 4 cores; quotas of 0.5, 2.5, 4 CPUs and none. Expectation: a
+        // note, a warning; warning, note, ok, ok.
+        let tree = Tree::new(&[("sys/devices/system/cpu/online", "0-63\n")]);
+        assert_eq!(cpus(&tree.view(), 4, needs()).verdict, Verdict::Note);
+        assert_eq!(cpus(&tree.view(), 2, needs()).verdict, Verdict::Warning);
+        assert_eq!(cpus(&tree.view(), 64, needs()).verdict, Verdict::Ok);
+        let with = |cpus| Cgroup {
+            cpus,
+            ..Cgroup::default()
+        };
+        let verdicts = [Some(0.5), Some(2.5), Some(4.0), None].map(|cpus| quota(&with(cpus)).verdict);
+        assert_eq!(
+            verdicts,
+            [Verdict::Warning, Verdict::Note, Verdict::Ok, Verdict::Ok]
+        );
+    }
+
+    #[test]
+    fn memory_is_held_against_the_budget() {
+        // Scenario: a budget of 256 MiB with 16 GiB and with 100 MiB available, in groups of 1 GiB and of 256 MiB, and
+        // with strict overcommit with and without room. Expectation: ok or note where it fits, a warning where not.
+        let tree = Tree::new(&[
+            (
+                "proc/meminfo",
+                "MemTotal:  33554432 kB\nMemFree: 1 kB\nMemAvailable: 16777216 kB\n",
+            ),
+            ("proc/sys/vm/overcommit_memory", "0\n"),
+        ]);
+        let group = |limit_bytes| Cgroup {
+            memory: Some(Memory {
+                limit_bytes,
+                used_bytes: 0,
+                file: "memory.max".to_owned(),
+            }),
+            ..Cgroup::default()
+        };
+        assert_eq!(memory(&tree.view(), needs()).verdict, Verdict::Ok);
+        assert_eq!(overcommit(&tree.view(), needs()).verdict, Verdict::Ok);
+        assert_eq!(
+            cache_room(&tree.view(), &Cgroup::default(), needs()),
+            Some((16 << 30) - (256 << 20))
+        );
+        assert_eq!(
+            cache_room(&tree.view(), &group(1 << 30), needs()),
+            Some((1 << 30) - (256 << 20))
+        );
+        assert_eq!(group_memory(&Cgroup::default(), needs()).verdict, Verdict::Ok);
+        assert_eq!(group_memory(&group(1 << 30), needs()).verdict, Verdict::Note);
+        assert_eq!(group_memory(&group(256 << 20), needs()).verdict, Verdict::Warning);
+
+        tree.write(
+            "proc/meminfo",
+            "MemTotal: 33554432 kB\nMemAvailable: 102400 kB\nCommitLimit: 20 kB\n",
+        );
+        tree.write("proc/sys/vm/overcommit_memory", "2\n");
+        assert_eq!(memory(&tree.view(), needs()).verdict, Verdict::Warning);
+        assert_eq!(overcommit(&tree.view(), needs()).verdict, Verdict::Warning);
+        tree.write("proc/meminfo", "CommitLimit: 20000000 kB\nCommitted_AS: 1 kB\n");
+        assert_eq!(overcommit(&tree.view(), needs()).verdict, Verdict::Ok);
+        assert_eq!(memory(&tree.view(), needs()).verdict, Verdict::Note);
+    }
+
+    #[test]
+    fn counts_are_held_against_what_the_daemon_may_need() {
+        // Scenario: limits of descriptors, threads and mappings, some too low. Expectation: a warning with a remedy for
+        // those, ok for the others.
+        assert_eq!(open_files(None, needs()).verdict, Verdict::Ok);
+        assert_eq!(open_files(Some(1 << 20), needs()).verdict, Verdict::Ok);
+        let low = open_files(Some(4096), needs());
+        assert_eq!(low.verdict, Verdict::Warning);
+        assert!(low.remedy.is_some_and(|remedy| remedy.contains("LimitNOFILE")));
+
+        let pids = |limit, used| Cgroup {
+            pids: Some(Pids {
+                limit,
+                used,
+                file: "pids.max".to_owned(),
+            }),
+            ..Cgroup::default()
+        };
+        assert_eq!(threads(&Cgroup::default(), needs()).verdict, Verdict::Ok);
+        assert_eq!(threads(&pids(1000, 900), needs()).verdict, Verdict::Ok);
+        assert_eq!(threads(&pids(1000, 990), needs()).verdict, Verdict::Warning);
+
+        let tree = Tree::new(&[("proc/sys/vm/max_map_count", "65530\n")]);
+        assert_eq!(mappings(&tree.view(), needs()).verdict, Verdict::Ok);
+        tree.write("proc/sys/vm/max_map_count", "1000\n");
+        assert_eq!(mappings(&tree.view(), needs()).verdict, Verdict::Warning);
+    }
+}

@@ -1,0 +1,115 @@
+//! /proc/self/mountinfo (proc_pid_mountinfo(5)): which file system lies where.
+
+use super::view::View;
+use std::path::{Path, PathBuf};
+
+/// One mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mount {
+    /// Which part of the file system is mounted: `/`, or below it with bind mounts.
+    pub(super) root: PathBuf,
+    pub(super) point: PathBuf,
+    /// `ext4`, `tmpfs`, `overlay`, `cgroup2`, ...
+    pub(super) kind: String,
+    /// The device, or a word.
+    pub(super) source: String,
+    /// Options of the mount and of the file system.
+    pub(super) options: Vec<String>,
+}
+
+impl Mount {
+    pub(super) fn has(&self, option: &str) -> bool {
+        self.options.iter().any(|found| found == option)
+    }
+}
+
+/// All mounts of this process, in the order in which they were made.
+pub(super) fn mounts(view: &View) -> Vec<Mount> {
+    let text = view.text("proc/self/mountinfo").unwrap_or_default();
+    text.lines().filter_map(parse).collect()
+}
+
+/// The mount that a path (absolute, without symbolic links) lies on: the longest that leads to it, and of several on
+/// one another the last.
+pub(super) fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let leads = |mount: &&Mount| path.starts_with(&mount.point);
+    mounts
+        .iter()
+        .filter(leads)
+        .max_by_key(|mount| mount.point.components().count())
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`: fields up to a lone dash differ in
+/// number.
+fn parse(line: &str) -> Option<Mount> {
+    let (before, after) = line.split_once(" - ")?;
+    let before: Vec<&str> = before.split(' ').collect();
+    let mut after = after.split(' ');
+    let (root, point) = (before.get(3)?, before.get(4)?);
+    let kind = after.next()?.to_owned();
+    let source = unescaped(after.next()?);
+    let of_mount = before.get(5).copied().unwrap_or_default();
+    let of_system = after.next().unwrap_or_default();
+    let options = of_mount.split(',').chain(of_system.split(','));
+    Some(Mount {
+        root: unescaped(root).into(),
+        point: unescaped(point).into(),
+        kind,
+        source,
+        options: options.map(str::to_owned).collect(),
+    })
+}
+
+/// Space, tab, newline and backslash stand as three octal digits: `\040`.
+fn unescaped(field: &str) -> String {
+    let mut out = String::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((before, after)) = rest.split_once('\\') {
+        out.push_str(before);
+        let code = after
+            .get(..3)
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) if code.is_ascii() => {
+                out.push(char::from(code));
+                rest = after.get(3..).unwrap_or_default();
+            }
+            Some(_) | None => {
+                out.push('\\');
+                rest = after;
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Tree;
+    use super::*;
+
+    #[test]
+    fn a_path_lies_on_the_longest_mount_and_the_last() {
+        // Scenario: mounts with optional fields, spaces in names, one over another, a line that is cut off.
+        // Expectation: each path's file system; the cut-off line is skipped.
+        let tree = Tree::new(&[(
+            "proc/self/mountinfo",
+            "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
+             40 27 0:50 / /data rw - tmpfs none rw\n\
+             41 27 259:1 /sub /data rw,noatime master:1 propagate_from:2 - xfs /dev/nvme0n1p1 rw,attr2\n\
+             42 27 0:51 / /data\\040two rw - nfs4 server:/export\\134x rw\n\
+             43 27 0:52 / /cut\n",
+        )]);
+        let mounts = mounts(&tree.view());
+        assert_eq!(mounts.len(), 4);
+        let kind = |path: &str| mount_of(&mounts, Path::new(path)).map(|mount| mount.kind.as_str());
+        assert_eq!(kind("/data/x"), Some("xfs"));
+        assert_eq!(kind("/database"), Some("ext4"));
+        assert_eq!(kind("/data two/x"), Some("nfs4"));
+        assert_eq!(mounts[2].root, Path::new("/sub"));
+        assert!(mounts[2].has("noatime") && mounts[2].has("attr2"));
+        assert_eq!(mounts[3].source, "server:/export\\x");
+        assert_eq!(mount_of(&mounts, Path::new("relative")), None);
+    }
+}

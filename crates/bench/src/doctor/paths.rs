@@ -1,0 +1,505 @@
+//! One path: whether the daemon could open it, how it is read past the page cache and through a ring, what of it is in
+//! memory, and what lies beneath.
+//!
+//! The engine opens it, as the daemon would: its verdict on direct I/O is the daemon's. Reads a few blocks, and warms one
+//! page of the cache at most.
+
+use super::Needs;
+use super::block;
+use super::cgroup::Cgroup;
+use super::mounts::{Mount, mount_of, mounts};
+use super::report::{Check, Finding, Verdict};
+use super::view::View;
+use crate::quantity::size;
+use ringfetch_engine::config::{DirectIo, OBJECT_REVALIDATE_DEFAULT};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, DirectFacts, KindSpec, PartialTail};
+use ringfetch_engine::probe::{read_through_ring, resident_pages};
+use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+const OPEN: Check = Check {
+    id: "path.open",
+    why: "the daemon does not start with a dataset that it cannot open",
+};
+const FILE_SYSTEM: Check = Check {
+    id: "path.file_system",
+    why: "the file system decides on direct I/O, and what a read costs beside the device",
+};
+const DIRECT: Check = Check {
+    id: "path.direct_io",
+    why: "past the page cache a ring keeps the device busy; buffered, reads that miss are left to kernel threads",
+};
+const RING_READ: Check = Check {
+    id: "path.ring_read",
+    why: "backends uring and auto read this file so",
+};
+const RESIDENCY: Check = Check {
+    id: "path.residency",
+    why: "what is in the page cache is fastest by mmap, what is not by uring; auto asks for each read",
+};
+#[cfg(test)]
+pub(super) const CHECKS: &[Check] = &[OPEN, FILE_SYSTEM, DIRECT, RING_READ, RESIDENCY];
+
+/// Objects of a directory that are looked at.
+const OBJECTS_SAMPLED: usize = 1000;
+/// Alignments of offset, length and memory that direct reads are tried with.
+const ALIGNMENTS: [u32; 4] = [512, 1024, 2048, 4096];
+
+/// What of a path the summary goes by.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Facts {
+    pub(super) readable: bool,
+    pub(super) length_bytes: u64,
+    /// `None`: the kernel does not tell.
+    pub(super) resident_bytes: Option<u64>,
+    /// It is read from a device, past the page cache.
+    pub(super) direct: bool,
+}
+
+/// A file to look at: the path itself, or an object beneath it.
+struct Sample {
+    path: PathBuf,
+    length_bytes: u64,
+}
+
+pub(super) fn examine(
+    view: &View,
+    group: &Cgroup,
+    path: &Path,
+    needs: Needs,
+    ring: bool,
+) -> (Vec<Finding>, Facts) {
+    let shown: String = path.display().to_string().chars().flat_map(printable).collect();
+    let (checks, facts) = match Opened::open(path) {
+        Ok(opened) => opened.examine(view, group, needs, ring),
+        Err((found, remedy)) => (vec![OPEN.problem(found, remedy)], Facts::default()),
+    };
+    let checks = checks.into_iter().map(|finding| finding.about(&shown)).collect();
+    (checks, facts)
+}
+
+/// Paths may hold anything; a terminal is told no control characters.
+fn printable(c: char) -> Vec<char> {
+    if c.is_control() {
+        c.escape_default().collect()
+    } else {
+        vec![c]
+    }
+}
+
+/// A path that can be served.
+struct Opened {
+    /// Absolute, without symbolic links.
+    path: PathBuf,
+    is_directory: bool,
+    is_device: bool,
+    direct: DirectFacts,
+    samples: Vec<Sample>,
+    /// An object that cannot be opened, and why.
+    unreadable: Option<String>,
+    length_bytes: u64,
+}
+
+impl Opened {
+    /// The cause and the remedy, where it cannot be.
+    fn open(path: &Path) -> Result<Self, (String, String)> {
+        let split = |problem: &str| match problem.split_once(": ") {
+            Some((cause, remedy)) => (cause.to_owned(), remedy.to_owned()),
+            None => (problem.to_owned(), "correct the path".to_owned()),
+        };
+        let found = std::fs::metadata(path);
+        let is_directory = found.as_ref().is_ok_and(std::fs::Metadata::is_dir);
+        let is_device = found
+            .as_ref()
+            .is_ok_and(|found| FileType::from_raw_mode(found.mode()) == FileType::BlockDevice);
+        let kind = if is_directory {
+            KindSpec::Objects {
+                max_open_files: 16,
+                revalidate: OBJECT_REVALIDATE_DEFAULT,
+            }
+        } else {
+            KindSpec::Blocks {
+                block_bytes: 1,
+                partial_tail: PartialTail::Ignore,
+            }
+        };
+        let spec = DatasetSpec {
+            name: "doctor".to_owned(),
+            paths: vec![path.to_owned()],
+            kind,
+            direct_io: DirectIo::Preferred,
+        };
+        let dataset = Dataset::open(&spec).map_err(|error| {
+            // What the daemon would say, without the path, which stands above it here.
+            let start = format!("{}: ", path.display());
+            let (cause, remedy) = split(error.problem.strip_prefix(&start).unwrap_or(&error.problem));
+            if is_device && cause == "permission denied" {
+                let group = "; in a container or a service, allow the device (--device in Docker, DeviceAllow in systemd)";
+                return (cause, remedy + group);
+            }
+            (cause, remedy)
+        })?;
+        let failed = |error: io::Error| {
+            (
+                format!("opens, and cannot be read: {error}"),
+                "check the device (the kernel log says more) and the permissions".to_owned(),
+            )
+        };
+        let path = path.canonicalize().map_err(failed)?;
+        let mut samples = Vec::new();
+        let mut unreadable = None;
+        let mut length_bytes = dataset.length_bytes();
+        if is_directory {
+            let objects = dataset.list_objects("", OBJECTS_SAMPLED).map_err(failed)?;
+            length_bytes = objects.iter().map(|object| object.length_bytes).sum();
+            for object in objects.iter().filter(|object| object.length_bytes > 0) {
+                let sample = Sample {
+                    path: path.join(&object.name),
+                    length_bytes: object.length_bytes,
+                };
+                match sample.open(OFlags::empty()) {
+                    Ok(_) => samples.push(sample),
+                    Err(error) => {
+                        unreadable.get_or_insert_with(|| format!("{}: {error}", object.name));
+                    }
+                }
+            }
+        } else {
+            samples.push(Sample {
+                path: path.clone(),
+                length_bytes,
+            });
+        }
+        if let Some(first) = samples.first() {
+            first.read_last_byte().map_err(failed)?;
+        }
+        Ok(Self {
+            path,
+            is_directory,
+            is_device,
+            direct: dataset.direct().clone(),
+            samples,
+            unreadable,
+            length_bytes,
+        })
+    }
+
+    fn examine(&self, view: &View, group: &Cgroup, needs: Needs, ring: bool) -> (Vec<Finding>, Facts) {
+        let mounts = mounts(view);
+        let mount = mount_of(&mounts, &self.path).filter(|_| !self.is_device);
+        let system = mount.map(|mount| mount.kind.as_str());
+        let mut checks = vec![self.opened()];
+        checks.push(match mount {
+            Some(mount) => file_system(mount),
+            None if self.is_device => FILE_SYSTEM.ok("none: a block device"),
+            None => FILE_SYSTEM.note("not told (is /proc mounted?)"),
+        });
+        let has_a_device = mount.is_none() || checks.iter().all(|finding| finding.verdict == Verdict::Ok);
+        let in_memory = matches!(system, Some("tmpfs" | "ramfs"));
+        if let Some(sample) = self.samples.first() {
+            checks.push(self.direct_io(sample, in_memory));
+            if ring {
+                checks.push(self.ring_read(sample));
+            }
+        }
+        let (residency, resident_bytes) = self.residency(system);
+        checks.push(residency);
+        match self.device(view, mount) {
+            Some((device, partition)) => {
+                let (partition, direct) = (partition.as_deref(), self.direct.direct);
+                checks.extend(block::checks(view, group, &device, partition, direct, needs));
+            }
+            // Memory, layers and networks have none, and have been told of.
+            None if has_a_device => checks.push(block::unseen()),
+            None => {}
+        }
+        let facts = Facts {
+            readable: true,
+            length_bytes: self.length_bytes,
+            resident_bytes,
+            direct: self.direct.direct && !in_memory,
+        };
+        (checks, facts)
+    }
+
+    fn opened(&self) -> Finding {
+        let bytes = size(self.length_bytes);
+        if !self.is_directory {
+            let what = if self.is_device { "block device" } else { "file" };
+            return OPEN.ok(format!("a {what} of {bytes}"));
+        }
+        if let Some(object) = &self.unreadable {
+            return OPEN.warning(
+                format!("a directory, not all of whose objects can be opened: {object}"),
+                "let the daemon's user read them; it answers PERMISSION_DENIED for those it cannot",
+            );
+        }
+        match self.samples.len() {
+            0 => OPEN.warning(
+                "a directory without objects that hold anything",
+                "put objects there, or correct the path",
+            ),
+            OBJECTS_SAMPLED.. => OPEN.ok(format!(
+                "a directory; its first {OBJECTS_SAMPLED} objects hold {bytes}"
+            )),
+            count => OPEN.ok(format!("a directory of {count} objects, which hold {bytes}")),
+        }
+    }
+
+    fn direct_io(&self, sample: &Sample, in_memory: bool) -> Finding {
+        let remedy = "put the data on a local file system that takes O_DIRECT (ext4, XFS) or on a block device; or serve it \
+                      by mmap";
+        if !self.direct.direct {
+            return DIRECT.warning(self.direct.reason.clone(), remedy);
+        }
+        let tried = sample.direct_reads();
+        let works: Vec<String> = tried
+            .iter()
+            .filter(|(_, outcome)| outcome.is_ok())
+            .map(|(bytes, _)| bytes.to_string())
+            .collect();
+        let found = format!(
+            "{} (memory: {}); reads at {} work",
+            self.direct.reason,
+            self.direct.memory_alignment_bytes,
+            works.join(", ")
+        );
+        let told = self
+            .direct
+            .offset_alignment_bytes
+            .max(self.direct.memory_alignment_bytes);
+        let wrong = tried.iter().find_map(|(bytes, outcome)| {
+            Some((bytes, outcome.as_ref().err()?)).filter(|(bytes, _)| **bytes >= told)
+        });
+        match wrong {
+            Some((bytes, error)) => DIRECT.warning(
+                format!(
+                    "{}, but a read aligned to {bytes} bytes answers {error}",
+                    self.direct.reason
+                ),
+                "set direct_io: off for this dataset, and please report this",
+            ),
+            // Warned of already, by its file system.
+            None if in_memory => DIRECT.note(found),
+            None => DIRECT.ok(found),
+        }
+    }
+
+    fn ring_read(&self, sample: &Sample) -> Finding {
+        let outcome = if self.direct.direct {
+            let bytes = self.direct.offset_alignment_bytes;
+            sample
+                .open(OFlags::DIRECT)
+                .and_then(|file| read_through_ring(file, 0, bytes, self.direct.memory_alignment_bytes))
+        } else {
+            sample
+                .open(OFlags::empty())
+                .and_then(|file| read_through_ring(file, 0, 512, 1))
+        };
+        let how = if self.direct.direct { "direct" } else { "buffered" };
+        match outcome {
+            Ok(bytes) => RING_READ.ok(format!("a {how} read of {bytes} bytes works")),
+            Err(error) => RING_READ.problem(
+                format!("a {how} read through a ring answers {error}"),
+                "choose backend mmap for it; if pread can read it, please report this with the file system and the kernel",
+            ),
+        }
+    }
+
+    /// What of it is in the page cache; for a directory, of the objects looked at.
+    fn residency(&self, system: Option<&str>) -> (Finding, Option<u64>) {
+        if system == Some("overlay") {
+            return (residency_hidden(), None);
+        }
+        let page_bytes = rustix::param::page_size() as u64;
+        let mut resident_bytes: u64 = 0;
+        for sample in &self.samples {
+            let pages = sample
+                .open(OFlags::empty())
+                .and_then(|file| resident_pages(file, sample.length_bytes));
+            match pages {
+                Ok(pages) => {
+                    resident_bytes += pages.saturating_mul(page_bytes).min(sample.length_bytes);
+                }
+                Err(error) => return (residency_refused(&error), None),
+            }
+        }
+        let percent = u128::from(resident_bytes) * 100 / u128::from(self.length_bytes.max(1));
+        let found = format!(
+            "{percent} % of {} is in the page cache now",
+            size(self.length_bytes)
+        );
+        (RESIDENCY.ok(found), Some(resident_bytes))
+    }
+
+    fn device(&self, view: &View, mount: Option<&Mount>) -> Option<(block::Device, Option<String>)> {
+        let metadata = self.path.metadata().ok()?;
+        let number = if self.is_device {
+            metadata.rdev()
+        } else {
+            metadata.dev()
+        };
+        let of = |number| block::device(view, rustix::fs::major(number), rustix::fs::minor(number));
+        // btrfs and the like give their files numbers that no device has; the mount names one.
+        of(number).or_else(|| {
+            let source = Path::new(&mount?.source);
+            of(source
+                .starts_with("/dev")
+                .then(|| source.metadata().ok())??
+                .rdev())
+        })
+    }
+}
+
+/// The pages belong to the file of a layer; asked of the overlay's own file, cachestat finds none (seen on kernel 6.18).
+fn residency_hidden() -> Finding {
+    RESIDENCY.warning(
+        "overlayfs hides what is in the page cache: backend auto takes all of it for cold",
+        "put the data into a volume, or choose uring or mmap",
+    )
+}
+
+fn residency_refused(error: &io::Error) -> Finding {
+    let found = format!("cachestat answers: {error}");
+    match Errno::from_io_error(error) {
+        Some(Errno::PERM) => RESIDENCY.warning(
+            format!("{found}: backend auto takes all of it for cold"),
+            "let the daemon's user own the file, or write to it; or choose uring or mmap",
+        ),
+        Some(Errno::NOSYS) => RESIDENCY.note_with(
+            format!("{found}: backend auto takes everything for cold"),
+            "use kernel 6.5 or newer, and a seccomp profile that knows cachestat",
+        ),
+        _ => RESIDENCY.note(found),
+    }
+}
+
+impl Sample {
+    /// Never waits for a fifo's other end, should the path have become one.
+    fn open(&self, flags: OFlags) -> io::Result<File> {
+        let flags = (flags | OFlags::NONBLOCK).bits().cast_signed();
+        std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(flags)
+            .open(&self.path)
+    }
+
+    fn read_last_byte(&self) -> io::Result<()> {
+        let file = self.open(OFlags::empty())?;
+        // One page and no read-ahead, so that a cold file stays cold.
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
+        file.read_exact_at(&mut [0], self.length_bytes.saturating_sub(1))
+    }
+
+    /// Direct reads, aligned to each of [`ALIGNMENTS`] and to no more, in offset, length and memory.
+    fn direct_reads(&self) -> Vec<(u32, io::Result<()>)> {
+        let file = match self.open(OFlags::DIRECT) {
+            Ok(file) => file,
+            Err(error) => return vec![(4096, Err(error))],
+        };
+        let tried = ALIGNMENTS.into_iter().map(|bytes| {
+            let alignment = bytes as usize;
+            let mut room = vec![0_u8; 4 * alignment];
+            // With 512: the next multiple of 1024, plus 512, is a multiple of 512 and not of 1024.
+            let start = room
+                .as_ptr()
+                .align_offset(2 * alignment)
+                .saturating_add(alignment);
+            let outcome = match room.get_mut(start..start.saturating_add(alignment)) {
+                // Past the end it reads nothing, and is refused all the same where it is not aligned.
+                Some(place) => file.read_at(place, u64::from(bytes)).map(drop),
+                None => Ok(()),
+            };
+            (bytes, outcome)
+        });
+        tried.collect()
+    }
+}
+
+fn file_system(mount: &Mount) -> Finding {
+    let kind = mount.kind.as_str();
+    let found = format!("{kind} at {}", mount.point.display());
+    match kind {
+        "ext4" | "xfs" | "ext2" | "ext3" => FILE_SYSTEM.ok(found),
+        "tmpfs" | "ramfs" => FILE_SYSTEM.warning(
+            format!("{found}: it is in memory, and \"direct\" reads of it measure no device"),
+            "serve it by mmap; to measure a device, put the data on one",
+        ),
+        "overlay" => FILE_SYSTEM.warning(
+            format!("{found}: a container's own layers"),
+            "put the data into a volume (-v, or a bind mount): it is then read without the layers between",
+        ),
+        "nfs" | "nfs4" | "cifs" | "smb3" | "ceph" | "glusterfs" | "lustre" => FILE_SYSTEM.note(format!(
+            "{found}: a server's; what its device and its cache do cannot be seen from here"
+        )),
+        "9p" | "virtiofs" => FILE_SYSTEM.note(format!(
+            "{found}: the host's; what its device and its cache do cannot be seen from here"
+        )),
+        "btrfs" | "bcachefs" | "zfs" => FILE_SYSTEM.note_with(
+            format!("{found}: where data has checksums or is compressed, direct reads may be buffered ones all the same"),
+            "keep the data uncompressed; or on ext4, XFS or a block device",
+        ),
+        "squashfs" | "erofs" => FILE_SYSTEM.note(format!("{found}: every read may have to decompress")),
+        _ if kind.starts_with("fuse") => {
+            FILE_SYSTEM.note(format!("{found}: a process of this host answers each read"))
+        }
+        _ => FILE_SYSTEM.note(format!("{found}: not one this project was tried on")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Tree;
+    use super::*;
+
+    #[test]
+    fn file_systems_are_judged_by_their_kind() {
+        // Scenario: kinds of file systems. Expectation: ok for local ones, warnings for memory and container layers, notes
+        // for what cannot be seen through.
+        let tree = Tree::new(&[(
+            "proc/self/mountinfo",
+            "1 1 8:1 / / rw - overlay overlay rw\n2 1 8:2 / /a rw - ext4 /dev/sda2 rw\n\
+             3 1 0:9 / /b rw - tmpfs none rw\n4 1 0:8 / /c rw - fuse.sshfs x rw\n5 1 0:7 / /d rw - btrfs /dev/sdb rw\n\
+             6 1 0:6 / /e rw - nfs4 s:/x rw\n7 1 0:5 / /f rw - newfs x rw\n",
+        )]);
+        let mounts = mounts(&tree.view());
+        let verdict = |path: &str| file_system(mount_of(&mounts, Path::new(path)).unwrap()).verdict;
+        assert_eq!(verdict("/a/x"), Verdict::Ok);
+        assert_eq!([verdict("/x"), verdict("/b/x")], [Verdict::Warning; 2]);
+        assert_eq!(["/c", "/d", "/e", "/f"].map(verdict), [Verdict::Note; 4]);
+    }
+
+    #[test]
+    fn what_cachestat_refuses_is_told_apart() {
+        // Scenario: EPERM, ENOSYS and another errno. Expectation: a warning, a note with the kernel, a note.
+        let told = |errno| residency_refused(&io::Error::from_raw_os_error(errno));
+        assert_eq!(told(1).verdict, Verdict::Warning);
+        let old = told(38);
+        assert_eq!(old.verdict, Verdict::Note);
+        assert!(old.remedy.is_some_and(|remedy| remedy.contains("6.5")));
+        assert_eq!(told(95).verdict, Verdict::Note);
+    }
+
+    #[test]
+    fn a_path_says_nothing_to_the_terminal() {
+        // Scenario: a missing path with an escape sequence and a line feed in its name. Expectation: a problem, and a
+        // name without control characters.
+        let path = Path::new("/nowhere/\x1b[31m\nx");
+        let needs = Needs {
+            memory_budget_bytes: 1,
+            cores: 1,
+            paths: 1,
+        };
+        let (checks, facts) = examine(&View::real(), &Cgroup::default(), path, needs, false);
+        let [finding] = &checks[..] else {
+            panic!("{checks:?}")
+        };
+        assert_eq!(finding.verdict, Verdict::Problem);
+        assert!(!finding.name().contains(char::is_control), "{finding:?}");
+        assert!(!facts.readable);
+    }
+}

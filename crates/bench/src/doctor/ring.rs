@@ -1,0 +1,366 @@
+//! io_uring, by using it: the engine's probe, and each thing that the engine uses where it can.
+
+use super::Needs;
+use super::host::in_user_namespace;
+use super::report::{Check, Finding};
+use super::view::View;
+use crate::quantity::size;
+use ringfetch_engine::probe::{Abilities, UringFacts, UringRefusal, abilities, probe, register_memory};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use std::io;
+
+const SETUP: Check = Check {
+    id: "io_uring.setup",
+    why: "backends uring and auto need it; without it the daemon runs on mmap, or does not start",
+};
+const SYSCTL: Check = Check {
+    id: "io_uring.sysctl",
+    why: "kernel.io_uring_disabled (kernel 6.6) forbids io_uring to some users or to all",
+};
+const SECCOMP: Check = Check {
+    id: "io_uring.seccomp",
+    why: "the default profiles of container runtimes forbid io_uring",
+};
+const FLAGS: Check = Check {
+    id: "io_uring.flags",
+    why: "with COOP_TASKRUN and SINGLE_ISSUER a ring interrupts its thread less; without, the engine goes on",
+};
+const FILES: Check = Check {
+    id: "io_uring.registered_files",
+    why: "a registered file's descriptor is not looked up for every read; without, the engine goes on",
+};
+const BUFFERS: Check = Check {
+    id: "io_uring.registered_buffers",
+    why: "memory that is registered with a ring need not be pinned anew for every read; without, the engine goes on",
+};
+const MEMLOCK: Check = Check {
+    id: "limits.memlock",
+    why: "registered memory counts against RLIMIT_MEMLOCK, once a ring, and over all processes of the user",
+};
+#[cfg(test)]
+pub(super) const CHECKS: &[Check] = &[SETUP, SYSCTL, SECCOMP, FLAGS, FILES, BUFFERS, MEMLOCK];
+
+/// CAP_IPC_LOCK is bit 14 of a capability set (capabilities(7)).
+const CAP_IPC_LOCK: u64 = 1 << 14;
+
+/// What a ring itself takes, which counts too on kernels before 5.12 and from 6.14: at the deepest, 4096 entries of 64
+/// bytes and 8192 of 16.
+const RING_BYTES: u64 = 1 << 20;
+
+/// What was tried, and how it came out.
+#[derive(Debug)]
+pub(super) struct Tried {
+    pub(super) probe: Result<UringFacts, UringRefusal>,
+    pub(super) abilities: Result<Abilities, UringRefusal>,
+    /// The daemon's answer memory with all its rings.
+    pub(super) memory: io::Result<()>,
+    pub(super) memlock_limit_bytes: Option<u64>,
+}
+
+impl Tried {
+    pub(super) fn now(needs: Needs) -> Self {
+        Self {
+            probe: probe(),
+            abilities: abilities(),
+            memory: register_memory(needs.memory_budget_bytes, needs.cores),
+            memlock_limit_bytes: getrlimit(Resource::Memlock).current,
+        }
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        self.probe.is_err()
+    }
+}
+
+pub(super) fn checks(view: &View, tried: &Tried, needs: Needs) -> Vec<Finding> {
+    let mut checks = vec![setup(tried), sysctl(view, tried), seccomp(view, tried)];
+    // Where there is no ring, what it could do is one and the same answer again.
+    if let Ok(abilities) = &tried.abilities {
+        checks.push(flags(abilities));
+        checks.push(match &abilities.registered_files {
+            Ok(()) => FILES.ok("a file can be registered, and is read"),
+            Err(reason) => FILES.warning(
+                format!("a file cannot be registered: {reason}"),
+                "use kernel 5.5 or newer; raise the limit of open files if it is short",
+            ),
+        });
+    }
+    if let Ok(facts) = &tried.probe {
+        checks.push(match &facts.registered_buffers {
+            Ok(()) => BUFFERS.ok("memory can be registered, and is read into"),
+            Err(reason) => BUFFERS.warning(
+                format!("memory cannot be registered: {reason}"),
+                "raise the limit on locked memory (limits.memlock), or set engine.uring.registered_buffers: false",
+            ),
+        });
+        checks.push(memlock(view, tried, needs));
+    }
+    checks
+}
+
+fn setup(tried: &Tried) -> Finding {
+    match &tried.probe {
+        Ok(facts) => SETUP.ok(format!("a ring, a no-op and a read work ({})", facts.features)),
+        Err(refusal) => SETUP.problem(refusal.cause(), refusal.remedy()),
+    }
+}
+
+fn sysctl(view: &View, tried: &Tried) -> Finding {
+    let value: Option<u8> = view.number("proc/sys/kernel/io_uring_disabled");
+    let group: i64 = view.number("proc/sys/kernel/io_uring_group").unwrap_or(-1);
+    let blamed = match &tried.probe {
+        Err(refusal @ UringRefusal::Sysctl { .. }) => Some(refusal),
+        Ok(_) | Err(_) => None,
+    };
+    match (value, blamed) {
+        (_, Some(refusal)) => SYSCTL.problem(
+            format!("{} (kernel.io_uring_group is {group})", refusal.cause()),
+            refusal.remedy(),
+        ),
+        (None, None) if !view.exists("proc/sys/kernel") => SYSCTL.note("not told (is /proc mounted?)"),
+        (None, None) => SYSCTL.ok("there is no kernel.io_uring_disabled here, so it forbids nothing"),
+        (Some(0), None) => SYSCTL.ok("kernel.io_uring_disabled is 0: allowed to all"),
+        (Some(value), None) => SYSCTL.warning(
+            format!(
+                "kernel.io_uring_disabled is {value} and kernel.io_uring_group is {group}: the daemon's user may be refused"
+            ),
+            "run this as the daemon's user; put its group in kernel.io_uring_group, or `sysctl kernel.io_uring_disabled=0`",
+        ),
+    }
+}
+
+fn seccomp(view: &View, tried: &Tried) -> Finding {
+    let mode = view.line("proc/thread-self/status", "Seccomp:");
+    let filters = view.line("proc/thread-self/status", "Seccomp_filters:");
+    let filters = filters.map_or_else(String::new, |count| format!(" (filters: {count})"));
+    match (&tried.probe, mode.as_deref()) {
+        (Err(refusal @ UringRefusal::Seccomp { .. }), _) => {
+            SECCOMP.problem(format!("{}{filters}", refusal.cause()), refusal.remedy())
+        }
+        (_, Some("0")) => SECCOMP.ok("no filter"),
+        (Ok(_), Some("2")) => SECCOMP.ok(format!("a filter that allows io_uring{filters}")),
+        (_, Some(mode)) => SECCOMP.note(format!("mode {mode}{filters}; something else refuses io_uring")),
+        (_, None) => SECCOMP.note("not told (is /proc mounted, with CONFIG_SECCOMP?)"),
+    }
+}
+
+fn flags(abilities: &Abilities) -> Finding {
+    let tried = [
+        ("COOP_TASKRUN", &abilities.coop_taskrun),
+        ("SINGLE_ISSUER", &abilities.single_issuer),
+    ];
+    let refused: Vec<String> = tried
+        .iter()
+        .filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.as_ref().err()?)))
+        .collect();
+    if refused.is_empty() {
+        FLAGS.ok("COOP_TASKRUN and SINGLE_ISSUER work")
+    } else {
+        FLAGS.note_with(
+            refused.join("; "),
+            "use kernel 6.0 or newer (5.19 for COOP_TASKRUN)",
+        )
+    }
+}
+
+fn memlock(view: &View, tried: &Tried, needs: Needs) -> Finding {
+    let cores = u64::from(needs.cores);
+    let together = needs.memory_budget_bytes.saturating_mul(cores);
+    let wanted = together.saturating_add(cores * RING_BYTES);
+    let what = format!(
+        "{} of answer memory with {} rings, {} together",
+        size(needs.memory_budget_bytes),
+        needs.cores,
+        size(together)
+    );
+    let limit = match tried.memlock_limit_bytes {
+        Some(bytes) => format!("the limit is {}", size(bytes)),
+        None => "there is no limit".to_owned(),
+    };
+    let capable = view
+        .line("proc/self/status", "CapEff:")
+        .and_then(|set| u64::from_str_radix(&set, 16).ok())
+        .is_some_and(|set| set & CAP_IPC_LOCK != 0);
+    let lifted = match (capable, in_user_namespace(view)) {
+        (true, false) => ", which CAP_IPC_LOCK lifts for this process",
+        // capable() asks for it outside the namespace.
+        (true, true) => ", and CAP_IPC_LOCK in a user namespace does not lift it",
+        (false, _) => "",
+    };
+    match &tried.memory {
+        Ok(()) => MEMLOCK.ok(format!("{what}, can be registered; {limit}{lifted}")),
+        // The limit answers ENOMEM; as many rings as there are cores may need more descriptors than there are.
+        Err(error) if Errno::from_io_error(error) != Some(Errno::NOMEM) => MEMLOCK.note_with(
+            format!("{what}, could not be tried: {error}"),
+            "if it is for want of descriptors, raise the limit of open files (`ulimit -n`)",
+        ),
+        Err(error) => MEMLOCK.warning(
+            format!("{what}, cannot be registered ({error}); {limit}{lifted}"),
+            format!(
+                "allow {wanted} bytes of locked memory (`ulimit -l {}`, LimitMEMLOCK={wanted} in systemd, --ulimit \
+                 memlock={wanted} in Docker), or set engine.uring.registered_buffers: false",
+                wanted.div_ceil(1024)
+            ),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::Verdict;
+    use super::super::tests::Tree;
+    use super::*;
+
+    fn needs() -> Needs {
+        Needs {
+            memory_budget_bytes: 64 << 20,
+            cores: 2,
+            paths: 1,
+        }
+    }
+
+    fn works() -> Tried {
+        Tried {
+            probe: Ok(UringFacts {
+                kernel_release: "6.8.0".to_owned(),
+                features: "nodrop".to_owned(),
+                memlock_limit_bytes: None,
+                registered_buffers: Ok(()),
+            }),
+            abilities: Ok(Abilities {
+                coop_taskrun: Ok(()),
+                single_issuer: Ok(()),
+                registered_files: Ok(()),
+            }),
+            memory: Ok(()),
+            memlock_limit_bytes: Some(8 << 20),
+        }
+    }
+
+    fn refused(refusal: UringRefusal) -> Tried {
+        Tried {
+            probe: Err(refusal.clone()),
+            abilities: Err(refusal),
+            memory: Err(io::Error::from_raw_os_error(1)),
+            memlock_limit_bytes: Some(8 << 20),
+        }
+    }
+
+    fn by_id<'a>(checks: &'a [Finding], id: &str) -> &'a Finding {
+        let found = checks.iter().find(|finding| finding.check.id == id);
+        found.unwrap_or_else(|| panic!("no {id} in {checks:?}"))
+    }
+
+    #[test]
+    fn the_one_who_refuses_is_the_one_with_the_problem() {
+        // Scenario: refusals by sysctl (1 with a group, 2), by a filter, by a security module. Expectation: a problem at
+        // io_uring.setup and at its cause, none at the other, each with the remedy; nothing is said of abilities.
+        let tree = Tree::new(&[
+            ("proc/sys/kernel/io_uring_disabled", "2\n"),
+            ("proc/sys/kernel/io_uring_group", "-1\n"),
+            (
+                "proc/thread-self/status",
+                "Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t1\n",
+            ),
+        ]);
+        let checks = checks(&tree.view(), &refused(UringRefusal::Sysctl { value: 2 }), needs());
+        assert_eq!(checks.len(), 3, "{checks:?}");
+        assert_eq!(by_id(&checks, "io_uring.setup").verdict, Verdict::Problem);
+        let sysctl = by_id(&checks, "io_uring.sysctl");
+        assert_eq!(sysctl.verdict, Verdict::Problem);
+        let remedy = sysctl.remedy.as_deref().expect("remedy");
+        assert!(remedy.contains("sysctl kernel.io_uring_disabled=0"), "{remedy}");
+        assert_eq!(by_id(&checks, "io_uring.seccomp").verdict, Verdict::Note);
+
+        tree.write("proc/sys/kernel/io_uring_disabled", "0\n");
+        let refusal = UringRefusal::Seccomp { errno: 1 };
+        let checks = super::checks(&tree.view(), &refused(refusal), needs());
+        let seccomp = by_id(&checks, "io_uring.seccomp");
+        assert_eq!(seccomp.verdict, Verdict::Problem);
+        assert!(seccomp.found.contains("filters: 1"), "{seccomp:?}");
+        let remedy = seccomp.remedy.as_deref().expect("remedy");
+        assert!(remedy.contains("deploy/seccomp/ringfetchd.json"), "{remedy}");
+        assert_eq!(by_id(&checks, "io_uring.sysctl").verdict, Verdict::Ok);
+
+        tree.write("proc/thread-self/status", "Seccomp:\t0\n");
+        let refusal = UringRefusal::Denied { errno: 1 };
+        let checks = super::checks(&tree.view(), &refused(refusal), needs());
+        assert_eq!(by_id(&checks, "io_uring.setup").verdict, Verdict::Problem);
+        assert_eq!(by_id(&checks, "io_uring.seccomp").verdict, Verdict::Ok);
+        assert_eq!(by_id(&checks, "io_uring.sysctl").verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn what_works_for_one_user_may_be_refused_to_the_next() {
+        // Scenario: a working ring with io_uring_disabled at 1 and a group; one in a filter that allows it; a kernel that
+        // knows neither. Expectation: a warning that names the group; ok; ok for the sysctl and a note for the filter.
+        let tree = Tree::new(&[
+            ("proc/sys/kernel/io_uring_disabled", "1\n"),
+            ("proc/sys/kernel/io_uring_group", "997\n"),
+            ("proc/thread-self/status", "Seccomp:\t2\nSeccomp_filters:\t1\n"),
+        ]);
+        let checks = checks(&tree.view(), &works(), needs());
+        let sysctl = by_id(&checks, "io_uring.sysctl");
+        assert_eq!(sysctl.verdict, Verdict::Warning);
+        assert!(sysctl.found.contains("997"), "{sysctl:?}");
+        assert_eq!(by_id(&checks, "io_uring.seccomp").verdict, Verdict::Ok);
+
+        let old = Tree::new(&[("proc/sys/kernel/ostype", "Linux\n")]);
+        let checks = super::checks(&old.view(), &works(), needs());
+        assert_eq!(by_id(&checks, "io_uring.sysctl").verdict, Verdict::Ok);
+        assert_eq!(by_id(&checks, "io_uring.seccomp").verdict, Verdict::Note);
+    }
+
+    #[test]
+    fn locked_memory_is_told_with_what_it_takes() {
+        // Scenario: 64 MiB for 2 rings with a limit of 8 MiB: refused; allowed by CAP_IPC_LOCK; refused though the
+        // capability is there, in a user namespace; out of descriptors. Expectation: a warning that asks for that and
+        // 1 MiB a ring; ok; a warning that says why; a note.
+        let tree = Tree::new(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
+        let mut tried = works();
+        tried.memory = Err(io::Error::from_raw_os_error(12));
+        let finding = memlock(&tree.view(), &tried, needs());
+        assert_eq!(finding.verdict, Verdict::Warning);
+        let remedy = finding.remedy.expect("remedy");
+        assert!(remedy.contains("ulimit -l 133120`"), "{remedy}");
+        assert!(finding.found.contains("8.0 MiB"), "{}", finding.found);
+
+        tree.write("proc/self/status", "CapEff:\t000001ffffffffff\n");
+        tree.write("proc/self/uid_map", "         0          0 4294967295\n");
+        let finding = memlock(&tree.view(), &works(), needs());
+        assert_eq!(finding.verdict, Verdict::Ok);
+        assert!(finding.found.contains("CAP_IPC_LOCK lifts"), "{}", finding.found);
+
+        tree.write("proc/self/uid_map", "         0       1000          1\n");
+        let finding = memlock(&tree.view(), &tried, needs());
+        assert!(finding.found.contains("does not lift"), "{}", finding.found);
+
+        tried.memory = Err(io::Error::from_raw_os_error(24));
+        assert_eq!(memlock(&tree.view(), &tried, needs()).verdict, Verdict::Note);
+    }
+
+    #[test]
+    fn an_older_kernel_loses_flags_and_goes_on() {
+        // Scenario: a kernel between 5.19 and 6.0; one that registers nothing. Expectation: a note that names
+        // SINGLE_ISSUER; warnings, no problem.
+        let mut tried = works();
+        if let Ok(abilities) = &mut tried.abilities {
+            abilities.single_issuer = Err("kernel 5.19.0 does not know it".to_owned());
+            abilities.registered_files = Err("no".to_owned());
+        }
+        if let Ok(facts) = &mut tried.probe {
+            facts.registered_buffers = Err("no".to_owned());
+        }
+        let checks = checks(&Tree::new(&[]).view(), &tried, needs());
+        let flags = by_id(&checks, "io_uring.flags");
+        assert_eq!(flags.verdict, Verdict::Note);
+        assert!(
+            flags.found.contains("SINGLE_ISSUER") && !flags.found.contains("COOP"),
+            "{flags:?}"
+        );
+        for id in ["io_uring.registered_files", "io_uring.registered_buffers"] {
+            assert_eq!(by_id(&checks, id).verdict, Verdict::Warning);
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! `ringfetch calibrate` as people run it, on a small file and with next to no time: that every step is made and every
+//! answer has its form. Never what is fast.
+
+use crate::{failure, ringfetch};
+use ringfetch_engine::{cpus, pattern, probe};
+use ringfetch_server::config::{self, Base, Inputs};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A directory on the disk that the build is on, with a file of 24 MiB.
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = directory.path().join("data.bin");
+    let mut bytes = vec![0; 24 << 20];
+    pattern::fill(7, 0, &mut bytes);
+    fs::write(&file, bytes).unwrap();
+    (directory, file)
+}
+
+/// The daemon's own check of a configuration that is this section and a dataset. Returns its backend.
+fn accepted(directory: &Path, section: &str, data: &Path) -> String {
+    let file = directory.join("ringfetchd.yaml");
+    let dataset = format!(
+        "datasets:\n  - name: data\n    kind: blocks\n    path: {}\n    block_bytes: 4KiB\n",
+        data.display()
+    );
+    fs::write(&file, format!("{section}{dataset}")).unwrap();
+    let inputs = Inputs {
+        base: Base::File(file.clone()),
+        environment: Vec::new(),
+        flags: Vec::new(),
+    };
+    let loaded = config::load(&inputs).unwrap_or_else(|problems| panic!("{problems}\n{section}"));
+    // A build of the whole workspace has the daemon beside the command line.
+    let daemon = Path::new(env!("CARGO_BIN_EXE_ringfetch")).with_file_name("ringfetchd");
+    if daemon.exists() {
+        let mut check = Command::new(daemon);
+        let checked = check
+            .arg("--config")
+            .arg(&file)
+            .args(["check-config", "--open"])
+            .output()
+            .unwrap();
+        assert!(checked.status.success(), "{checked:?}\n{section}");
+    }
+    loaded.config.engine.backend.as_str().to_owned()
+}
+
+fn good(output: Output) -> String {
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && error.is_empty(), "{error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn phases(report: &Value) -> BTreeSet<&str> {
+    let steps = report["findings"]["steps"].as_array().unwrap();
+    steps.iter().map(|step| step["phase"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn every_step_is_made_and_every_answer_has_its_form() {
+    // Scenario: 3 s on a small file, as JSON with a file for the YAML and one for the plot; then as text.
+    // Expected: every phase this host allows, every depth, figures that are some; YAML that the daemon takes, on its own
+    // and with the tables in front of it; a picture with the knee; a second run replaces nothing unasked.
+    let (directory, data) = place();
+    let (yaml, plot) = (
+        directory.path().join("engine.yaml"),
+        directory.path().join("depth.svg"),
+    );
+    let outputs = format!("--out {} --plot {}", yaml.display(), plot.display());
+    let run = format!("calibrate {} --seconds 3 {outputs}", data.display());
+    let report: Value = serde_json::from_str(&good(ringfetch(None, &format!("--json {run}")))).unwrap();
+
+    let has_ring = probe::probe().is_ok();
+    assert_eq!(report["findings"]["ring_refusal"].is_null(), has_ring, "{report}");
+    let mut expected = BTreeSet::from(["depth", "mmap_threads", "mmap_announce", "backends_cold"]);
+    if has_ring {
+        expected.insert("eager_flush");
+        if cpus::usable_cpus().len() > 1 {
+            expected.insert("rings");
+        }
+        if report["target"]["direct_io"] == true {
+            expected.insert("direct_io");
+        }
+    }
+    let found = phases(&report);
+    assert!(found.is_superset(&expected), "{found:?} {expected:?}");
+    assert_eq!(report["target"]["length_bytes"], 24 << 20);
+    assert_eq!(report["findings"]["stopped"], false);
+    for step in report["findings"]["steps"].as_array().unwrap() {
+        let sample = &step["sample"];
+        assert!(sample["reads"].as_u64().unwrap() > 0, "{step}");
+        for figure in [
+            "reads_per_second",
+            "cpu_us_per_read",
+            "p50_us",
+            "p99_us",
+            "seconds",
+        ] {
+            assert!(sample[figure].as_f64().unwrap() > 0.0, "{figure}: {step}");
+        }
+        let heat = step["heat"].as_str().unwrap();
+        assert_eq!(heat == "warm", step["phase"] == "backends_warm", "{step}");
+    }
+    let curve = &report["findings"]["depth"];
+    let depths: Vec<u64> = curve["points"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|point| point["setting"].as_u64().unwrap())
+        .collect();
+    let every = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
+    let left_out = report["findings"]["notes"].to_string().contains("depths beyond");
+    assert!(
+        every.starts_with(&depths) && left_out == (depths.len() < every.len()),
+        "{report}"
+    );
+    assert!(report["polling"].as_str().unwrap().starts_with("poll queues: "));
+
+    let written = fs::read_to_string(&yaml).unwrap();
+    assert_eq!(report["yaml"], written.as_str());
+    let advised = report["advice"].as_array().unwrap();
+    assert!(
+        advised.len() >= 8 && advised.iter().all(|line| line["why"] != ""),
+        "{report}"
+    );
+    assert_eq!(accepted(directory.path(), &written, &data), advised[0]["value"]);
+    let picture = fs::read_to_string(&plot).unwrap();
+    let knee = &curve["points"][usize::try_from(curve["knee"].as_u64().unwrap()).unwrap()]["setting"];
+    assert!(picture.starts_with("<svg ") && picture.contains(&format!("knee: {knee}<")));
+
+    assert!(failure(None, &run, 1).contains("--out: "));
+    assert_eq!(fs::read_to_string(&yaml).unwrap(), written);
+
+    let text = good(ringfetch(
+        None,
+        &format!("calibrate {} --seconds 3", data.display()),
+    ));
+    for part in [
+        "# DEPTH",
+        "# mmap announces, cold",
+        "# BACKEND",
+        "\nengine:\n",
+        "queue_depth: ",
+    ] {
+        assert!(text.contains(part) || !has_ring, "{part}: {text}");
+    }
+    accepted(directory.path(), &text, &data);
+    let left: Vec<_> = fs::read_dir(directory.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(left.len(), 4, "{left:?}");
+}
+
+#[test]
+fn without_io_uring_the_rest_is_calibrated() {
+    // Scenario: the kernel answers EPERM to io_uring_setup, as a container's seccomp profile does.
+    // Expected: exit code 0, the reason told, only mmap and pread measured, YAML that the daemon takes.
+    let (directory, data) = place();
+    let mut traced = Command::new("strace");
+    let traced = traced
+        .args([
+            "-f",
+            "--seccomp-bpf",
+            "-qq",
+            "-o",
+            "/dev/null",
+            "-e",
+            "trace=io_uring_setup",
+        ])
+        .args(["-e", "inject=io_uring_setup:error=EPERM"])
+        .arg(env!("CARGO_BIN_EXE_ringfetch"))
+        .args(["--json", "calibrate", "--seconds", "3"])
+        .arg(&data);
+    let report: Value = serde_json::from_str(&good(traced.output().unwrap())).unwrap();
+    assert!(report["findings"]["ring_refusal"].is_string(), "{report}");
+    for step in report["findings"]["steps"].as_array().unwrap() {
+        let backend = step["setup"]["backend"].as_str().unwrap();
+        assert!(["mmap", "pread"].contains(&backend), "{step}");
+    }
+    let found = phases(&report);
+    let expected = ["depth", "mmap_threads", "mmap_announce", "backends_cold"];
+    assert!(found.is_superset(&BTreeSet::from(expected)), "{found:?}");
+    let yaml = report["yaml"].as_str().unwrap();
+    assert!(yaml.contains("there is no io_uring here"), "{yaml}");
+    let backend = accepted(directory.path(), yaml, &data);
+    assert!(["mmap", "pread"].contains(&backend.as_str()), "{backend}");
+}
+
+/// The thread id of the first core of an engine in this process, if there is one now.
+fn core_thread(pid: u32) -> Option<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    tasks.filter_map(Result::ok).find_map(|task| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        (name.trim() == "rf-core-0").then(|| task.file_name().to_string_lossy().into_owned())
+    })
+}
+
+#[test]
+fn ctrl_c_ends_it_with_what_was_measured() {
+    // Scenario: SIGINT to a calibration of ten minutes once its second step has begun.
+    // Expected: it ends soon, with exit code 0, the steps so far, a note that says so, and YAML that the daemon takes.
+    let (directory, data) = place();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
+    let child = command
+        .args(["--json", "calibrate", "--seconds", "600"])
+        .arg(&data)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    // One engine is started to ask for its depth, and one for each step.
+    let mut engines = BTreeSet::new();
+    while engines.len() < 3 {
+        engines.extend(core_thread(child.id()));
+        assert!(Instant::now() < deadline, "no second step: {engines:?}");
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let report: Value = serde_json::from_str(&good(child.wait_with_output().unwrap())).unwrap();
+    assert!(Instant::now() < deadline);
+    let findings = &report["findings"];
+    assert_eq!(findings["stopped"], true, "{report}");
+    let steps = findings["steps"].as_array().unwrap().len();
+    assert!((1..100).contains(&steps), "{steps}");
+    let notes = findings["notes"].to_string();
+    assert!(notes.contains("STOPPED"), "{notes}");
+    accepted(directory.path(), report["yaml"].as_str().unwrap(), &data);
+}
+
+#[test]
+fn what_cannot_be_calibrated_is_refused_in_one_line() {
+    // Scenario: no file, a directory, a fifo's like, an empty and a small file, one that is all holes, one in memory,
+    // an output that is there or cannot be, budgets and blocks out of bounds.
+    // Expected: exit code 1 (2 for the command line) and a line that names the cause; no file left behind.
+    let (directory, data) = place();
+    let at = |name: &str| directory.path().join(name);
+    fs::write(at("empty"), "").unwrap();
+    fs::write(at("small"), vec![1; 1 << 20]).unwrap();
+    let holes = fs::File::create(at("holes")).unwrap();
+    holes.set_len(64 << 20).unwrap();
+    let memory = rustix::fs::memfd_create("ringfetch-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&memory, 32 << 20).unwrap();
+    let in_memory = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+    let refused = |args: &str, word: &str| {
+        let error = failure(None, &format!("calibrate {args}"), 1);
+        assert!(error.contains(word), "{args}: {error}");
+    };
+    refused(&at("nothing").display().to_string(), "does not exist");
+    refused(&directory.path().display().to_string(), "is a directory");
+    refused("/dev/null", "a character device");
+    refused(&at("empty").display().to_string(), "is empty");
+    refused(&at("small").display().to_string(), "at least 16.0 MiB");
+    refused(&at("holes").display().to_string(), "holes");
+    refused(&in_memory, "tmpfs");
+    let data = data.display();
+    let directory_out = directory.path().display();
+    refused(&format!("{data} --out {}", at("small").display()), "--force");
+    refused(&format!("{data} --plot {}", at("small").display()), "--force");
+    refused(&format!("{data} --out {directory_out}"), "no regular file");
+    refused(
+        &format!("{data} --out {}", at("none/x.yaml").display()),
+        "cannot write",
+    );
+    for (args, word) in [
+        (format!("{data} --seconds 2"), "at least 3"),
+        (format!("{data} --block-bytes 100"), "512B"),
+        (format!("{data} --quick --seconds 5"), "--quick"),
+        (format!("{data} --out x --plot x"), "same file"),
+        (String::new(), "<PATH>"),
+    ] {
+        let output = ringfetch(None, &format!("calibrate {args}"));
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(2) && error.contains(word),
+            "{args}: {error}"
+        );
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 4);
+}

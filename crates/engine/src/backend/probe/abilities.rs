@@ -1,0 +1,270 @@
+//! What a ring can do beyond what the engine must have: each thing the uring backend uses where it can, tried alone, so
+//! that what is missing is named. For who examines a host; the engine itself tries them as it goes.
+
+use super::{Errno, completed, kernel_release, refused};
+use super::{UringRefusal, file_in_memory};
+use io_uring::{IoUring, opcode, types};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Smallest and most pieces of memory that are registered in place of a large one (io_uring_register(2): at most
+/// 16384 buffers since kernel 5.13, 1024 before).
+const PIECE_BYTES_MIN: usize = 1 << 20;
+const PIECES_MAX: usize = 1024;
+/// Largest piece of memory that can be registered as one buffer (io_uring_register(2)).
+const PIECE_BYTES_MAX: usize = 1 << 30;
+
+/// Things that the uring backend uses where it can; `Err` says why not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Abilities {
+    /// IORING_SETUP_COOP_TASKRUN (kernel 5.19): completions wait for the thread rather than interrupt it.
+    pub coop_taskrun: Result<(), String>,
+    /// IORING_SETUP_SINGLE_ISSUER (kernel 6.0): no locks for other submitters.
+    pub single_issuer: Result<(), String>,
+    /// A read of a file that is registered with the ring, so that its descriptor is not looked up each time.
+    pub registered_files: Result<(), String>,
+}
+
+/// Tries each ability with a ring of its own.
+///
+/// # Errors
+/// Why no ring is to be had at all.
+pub fn abilities() -> Result<Abilities, UringRefusal> {
+    // Without a plain ring, nothing is said by one with flags.
+    drop(IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?);
+    let with = |set: fn(&mut io_uring::Builder)| {
+        let mut builder = IoUring::builder();
+        set(&mut builder);
+        match builder.build(8) {
+            Ok(_) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                Err(format!("kernel {} does not know it", kernel_release()))
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    Ok(Abilities {
+        coop_taskrun: with(|builder| {
+            builder.setup_coop_taskrun();
+        }),
+        single_issuer: with(|builder| {
+            builder.setup_single_issuer();
+        }),
+        registered_files: registered_file().map_err(|error| error.to_string()),
+    })
+}
+
+/// As the backend does it: an empty table, a place of it filled, a read from that place.
+fn registered_file() -> io::Result<()> {
+    let file = file_in_memory().map_err(io::Error::other)?;
+    let ring = IoUring::new(8)?;
+    ring.submitter().register_files(&[-1; 8])?;
+    ring.submitter().register_files_update(3, &[file.as_raw_fd()])?;
+    let read = read_with(ring, 0, 4096, 4096, |memory, length| {
+        opcode::Read::new(types::Fixed(3), memory, length).build()
+    })?;
+    if read == 4096 {
+        Ok(())
+    } else {
+        Err(Errno::IO.into())
+    }
+}
+
+/// Reads `length_bytes` at an offset of an open file through a ring, into memory that is aligned to
+/// `memory_alignment_bytes` (a power of two) and no better. Returns the bytes read; the bytes themselves are dropped.
+///
+/// # Errors
+/// What io_uring_setup, io_uring_enter or the read answered.
+pub fn read_through_ring(
+    file: impl AsFd,
+    offset: u64,
+    length_bytes: u32,
+    memory_alignment_bytes: u32,
+) -> io::Result<u32> {
+    let fd = types::Fd(file.as_fd().as_raw_fd());
+    read_with(
+        IoUring::new(8)?,
+        offset,
+        length_bytes,
+        memory_alignment_bytes,
+        |memory, length| opcode::Read::new(fd, memory, length).offset(offset).build(),
+    )
+}
+
+fn read_with(
+    mut ring: IoUring,
+    offset: u64,
+    length_bytes: u32,
+    memory_alignment_bytes: u32,
+    entry: impl FnOnce(*mut u8, u32) -> io_uring::squeue::Entry,
+) -> io::Result<u32> {
+    const STEP: &str = "a read";
+    if !memory_alignment_bytes.is_power_of_two() || i64::try_from(offset).is_err() {
+        return Err(Errno::INVAL.into());
+    }
+    let (length, alignment) = (length_bytes as usize, memory_alignment_bytes as usize);
+    // Leaked where no completion came, since the kernel may still write to it.
+    let mut memory = ManuallyDrop::new(vec![0_u8; length.saturating_add(3 * alignment)]);
+    // With 512: the next multiple of 1024, plus 512, is a multiple of 512 and not of 1024.
+    let start = memory
+        .as_ptr()
+        .align_offset(2 * alignment)
+        .saturating_add(alignment);
+    let Some(place) = memory.get_mut(start..start.saturating_add(length)) else {
+        return Err(Errno::NOMEM.into());
+    };
+    let entry = entry(place.as_mut_ptr(), length_bytes);
+    let result = completed(STEP, &mut ring, &entry).map_err(|refusal| match refusal {
+        UringRefusal::Other { errno, .. } => io::Error::from_raw_os_error(errno),
+        UringRefusal::Kernel { .. }
+        | UringRefusal::Sysctl { .. }
+        | UringRefusal::Seccomp { .. }
+        | UringRefusal::Denied { .. }
+        | UringRefusal::Memlock { .. }
+        | UringRefusal::Files { .. } => io::Error::other(refusal),
+    })?;
+    drop(ring);
+    drop(ManuallyDrop::into_inner(memory));
+    u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(result.saturating_neg()))
+}
+
+/// Whether `bytes` of memory could be registered with each of so many rings at once, as the engine does with its answer
+/// memory. Takes little memory for it: the kernel counts every registration against RLIMIT_MEMLOCK, also of pages that
+/// it knows already, so a small piece is registered over and over.
+///
+/// # Errors
+/// ENOMEM: RLIMIT_MEMLOCK is below what it takes. Else what io_uring_setup or io_uring_register answered.
+pub fn register_memory(bytes: u64, rings: u32) -> io::Result<()> {
+    let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+    let piece = PIECE_BYTES_MIN
+        .max(bytes.div_ceil(PIECES_MAX))
+        .next_multiple_of(1 << 12)
+        .min(PIECE_BYTES_MAX);
+    let memory = Piece::new(piece)?;
+    let full = libc::iovec {
+        iov_base: memory.base,
+        iov_len: piece,
+    };
+    let mut pieces = vec![full; bytes / piece];
+    if bytes % piece > 0 {
+        pieces.push(libc::iovec {
+            iov_base: memory.base,
+            iov_len: bytes % piece,
+        });
+    }
+    // All at once, since they count together.
+    let mut held = Vec::new();
+    for _ in 0..rings {
+        let ring = IoUring::new(8)?;
+        // SAFETY: the rings go before the memory does, and nothing is ever read into it.
+        unsafe { ring.submitter().register_buffers(&pieces) }?;
+        held.push(ring);
+    }
+    drop(held);
+    Ok(())
+}
+
+/// Private memory of small pages: of a huge page, however often it is registered, only the first time counts.
+struct Piece {
+    base: *mut libc::c_void,
+    bytes: usize,
+}
+
+impl Piece {
+    fn new(bytes: usize) -> io::Result<Self> {
+        // SAFETY: no fixed address, so no existing mapping is replaced; the memory is never referenced by Rust.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }?;
+        let piece = Self { base, bytes };
+        // It fails where the kernel has no huge pages, and then nothing is lost.
+        // SAFETY: exactly the range mapped above; the advice changes no contents.
+        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxNoHugepage) };
+        Ok(piece)
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that `new` mapped, with no address into it left.
+        let _ = unsafe { rustix::mm::munmap(self.base, self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::probe::{probe, resident_pages};
+
+    #[test]
+    fn a_ring_reads_what_is_there() {
+        // Scenario: a file of 5000 bytes read through a ring whole, at its end, past it, and with an alignment that is
+        // none. Expectation: the bytes that there are, 0, an error; where there is no ring, its errno.
+        if probe().is_err() {
+            assert!(read_through_ring(io::stdin(), 0, 512, 512).is_err());
+            return;
+        }
+        let file = tempfile::NamedTempFile::new().expect("file");
+        std::fs::write(file.path(), vec![7; 5000]).expect("write");
+        let read = |offset, alignment| read_through_ring(file.as_file(), offset, 4096, alignment);
+        assert_eq!(read(0, 1).expect("read"), 4096);
+        assert_eq!(read(4096, 512).expect("read"), 904);
+        assert_eq!(read(8192, 4096).expect("read"), 0);
+        assert!(read(0, 3).is_err());
+        let error = read_through_ring(std::fs::File::open("/").expect("directory"), 0, 512, 1);
+        assert_eq!(error.expect_err("a directory").raw_os_error(), Some(libc::EISDIR));
+    }
+
+    #[test]
+    fn abilities_come_with_the_kernel() {
+        // Scenario: this machine. Expectation: each ability is there, or says why not; with SINGLE_ISSUER (6.0) comes
+        // COOP_TASKRUN (5.19), and files can be registered ever since 5.5.
+        let Ok(found) = abilities() else {
+            assert!(probe().is_err());
+            return;
+        };
+        assert_eq!(found.registered_files, Ok(()));
+        assert!(
+            found.single_issuer.is_err() || found.coop_taskrun.is_ok(),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn memory_is_registered_without_being_there() {
+        // Scenario: 3 GiB and a bit for two rings, as whoever runs the tests. Expectation: it works, or fails for the
+        // limit on locked memory only; and this process grew by far less.
+        if probe().is_err() {
+            return;
+        }
+        if let Err(error) = register_memory((3 << 30) + 4097, 2) {
+            assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{error}");
+        }
+        let status = std::fs::read_to_string("/proc/self/status").expect("status");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak: u64 = peak
+            .and_then(|text| text.trim().strip_suffix(" kB")?.trim().parse().ok())
+            .expect("VmHWM");
+        assert!(peak < 2 << 20, "{peak} KiB");
+    }
+
+    #[test]
+    fn fresh_pages_are_resident() {
+        // Scenario: a file just written; nothing asked of it. Expectation: its pages are resident, none of no bytes;
+        // or the kernel is too old to say.
+        let file = tempfile::NamedTempFile::new().expect("file");
+        std::fs::write(file.path(), vec![7; 10_000]).expect("write");
+        match resident_pages(file.as_file(), 10_000) {
+            Ok(pages) => assert_eq!(pages, 10_000_u64.div_ceil(rustix::param::page_size() as u64)),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOSYS)),
+        }
+        assert_eq!(resident_pages(file.as_file(), 0).expect("nothing asked"), 0);
+    }
+}

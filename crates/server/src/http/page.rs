@@ -1,0 +1,210 @@
+//! The page at `/`: what is served, by which backend and why, and how it goes, for people without a dashboard.
+//!
+//! Markup, style, scripts and an icon, compiled in; the figures come from `/v1/status`. The page may load nothing but these and
+//! run nothing inline, which its Content-Security-Policy makes the browser enforce, and all its addresses are relative,
+//! so that it works below a proxy's prefix. Deliberately absent: templates (no byte of an answer depends on a request),
+//! frameworks, and anything that changes the daemon.
+
+use super::App;
+use super::conditional::{ETag, Precondition, evaluate};
+use super::problem::{Problem, Segments, no_such_path};
+use super::representation::precondition_failed;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use std::sync::Arc;
+
+/// Nothing from elsewhere, nothing inline, no frames around it, no markup made from strings.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
+
+/// For whoever comes with curl: where machines look (RFC 8631 and IANA's link relations).
+const LINKS: &str = concat!(
+    r#"<openapi.json>; rel="service-desc"; type="application/json", "#,
+    r#"<v1/status>; rel="status"; type="application/json""#,
+);
+
+#[derive(Debug)]
+struct Asset {
+    name: &'static str,
+    content_type: &'static str,
+    text: &'static str,
+    etag: ETag,
+}
+
+/// Every file of the page, with its tag.
+#[derive(Debug)]
+pub(super) struct Page([Asset; 8]);
+
+const INDEX: &str = "index.html";
+
+impl Page {
+    pub(super) fn new() -> Self {
+        let asset = |name, content_type, text: &'static str| Asset {
+            name,
+            content_type,
+            text,
+            etag: ETag::new(&format!("{:016x}", digest(text.as_bytes()))),
+        };
+        let script = |name, text| asset(name, "text/javascript; charset=utf-8", text);
+        Self([
+            asset(INDEX, "text/html; charset=utf-8", include_str!("page/index.html")),
+            asset(
+                "style.css",
+                "text/css; charset=utf-8",
+                include_str!("page/style.css"),
+            ),
+            script("script.js", include_str!("page/script.js")),
+            script("numbers.js", include_str!("page/numbers.js")),
+            script("points.js", include_str!("page/points.js")),
+            script("draw.js", include_str!("page/draw.js")),
+            script("tables.js", include_str!("page/tables.js")),
+            asset("icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
+        ])
+    }
+
+    async fn answer(&self, name: &str, conditions: &HeaderMap) -> Result<Response, Problem> {
+        match self.find(name) {
+            Some(asset) => asset.answer(conditions),
+            None => Err(no_such_path().await),
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<&Asset> {
+        self.0.iter().find(|asset| asset.name == name)
+    }
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll and Vo): tells versions of our own files apart; nobody else's bytes get here.
+fn digest(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+impl Asset {
+    fn answer(&self, conditions: &HeaderMap) -> Result<Response, Problem> {
+        let (status, body) = match evaluate(conditions, &self.etag) {
+            Precondition::Holds => (
+                StatusCode::OK,
+                Body::from(Bytes::from_static(self.text.as_bytes())),
+            ),
+            Precondition::NotModified => (StatusCode::NOT_MODIFIED, Body::empty()),
+            Precondition::Failed => return Err(precondition_failed(&self.etag)),
+        };
+        let mut response = (status, body).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::ETAG, self.etag.value());
+        // Kept, but asked for again each time: after an upgrade nobody runs yesterday's script on today's figures.
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        if status == StatusCode::OK {
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
+        }
+        let fixed = [
+            (header::CONTENT_SECURITY_POLICY, POLICY),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (header::REFERRER_POLICY, "no-referrer"),
+        ];
+        for (name, value) in fixed {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        if self.name == INDEX {
+            headers.insert(header::LINK, HeaderValue::from_static(LINKS));
+        }
+        Ok(response)
+    }
+}
+
+/// A page for people: datasets, backend and reason, live IOPS, queue depth and latency.
+#[utoipa::path(get, path = "/", tag = "operation", operation_id = "Page",
+    responses(
+        (status = 200, description = "The page.", body = String, content_type = "text/html"),
+        (status = 304, description = "The page of If-None-Match is the current one."),
+    ))]
+pub(super) async fn index(State(app): State<Arc<App>>, headers: HeaderMap) -> Result<Response, Problem> {
+    app.page.answer(INDEX, &headers).await
+}
+
+/// What the page is made of.
+#[utoipa::path(get, path = "/page/{asset}", tag = "operation", operation_id = "PageAsset",
+    params(("asset" = String, Path, description = "A file that the page names.")),
+    responses(
+        (status = 200, description = "The file.", body = String, content_type = "text/plain"),
+        (status = 304, description = "The file of If-None-Match is the current one."),
+    ))]
+pub(super) async fn asset(
+    State(app): State<Arc<App>>,
+    Segments(name): Segments<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    match &*name {
+        // It has one address: from this one its relative links would lead nowhere.
+        INDEX => Err(no_such_path().await),
+        name => app.page.answer(name, &headers).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_names_only_what_is_served_and_runs_nothing_inline() {
+        // The markup: each src and href is a file of the page or a resource of the daemon, relative; no script, style or
+        // handler stands in it, which the policy would block.
+        let page = Page::new();
+        let markup = page.find(INDEX).unwrap().text;
+        let mut named = 0;
+        for attribute in [" src=\"", " href=\""] {
+            for rest in markup.split(attribute).skip(1) {
+                let target = rest.split('"').next().unwrap();
+                let is_asset = target
+                    .strip_prefix("page/")
+                    .is_some_and(|name| name != INDEX && page.find(name).is_some());
+                let is_resource =
+                    super::super::routes::methods_of(Some(&format!("/{target}"))).contains(&"GET");
+                assert!(is_asset || is_resource || target.starts_with('#'), "{target}");
+                named += 1;
+            }
+        }
+        // What scripts import stands beside them.
+        for asset in page.0.iter().filter(|asset| asset.name.ends_with(".js")) {
+            for rest in asset.text.split(" from \"").skip(1) {
+                let target = rest.split('"').next().unwrap();
+                let name = target.strip_prefix("./").unwrap_or_else(|| panic!("{target}"));
+                assert!(page.find(name).is_some(), "{} imports {target}", asset.name);
+                named += 1;
+            }
+        }
+        assert!(named >= 13, "{named}");
+        for inline in [
+            "<script>",
+            "<style",
+            " style=\"",
+            " onclick=",
+            " onload=",
+            "javascript:",
+        ] {
+            assert!(!markup.contains(inline), "{inline}");
+        }
+    }
+
+    #[test]
+    fn versions_of_a_file_have_tags_of_their_own() {
+        // FNV-1a's published test vectors, so that the tag is what it says; files of the page: no two tags alike.
+        assert_eq!(digest(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(digest(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(digest(b"foobar"), 0x8594_4171_f739_67e8);
+        let Page(assets) = Page::new();
+        for (index, asset) in assets.iter().enumerate() {
+            let others = assets.iter().skip(index + 1);
+            assert!(
+                others.clone().all(|other| other.etag != asset.etag),
+                "{}",
+                asset.name
+            );
+        }
+    }
+}

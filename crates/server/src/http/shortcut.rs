@@ -1,0 +1,127 @@
+//! The reads that come by the ten thousand, answered without the router: GET of a block, of a vector, of bytes.
+//!
+//! What is answered is what the router would answer, by the same functions; only the way there is shorter. So it takes
+//! nothing that would need more than a look at the path: nothing percent-encoded, no HEAD, no body. Every layer around
+//! the router that must see these requests has to be here too: now that is `edge`.
+
+use super::routes::{self, Route};
+use super::{items, objects, problem};
+use crate::fetch::Fetcher;
+use crate::listener::{Answer, ConnectionShare, Shortcut};
+use crate::rpc_metrics::{HttpRoute, RpcMetrics};
+use axum::response::IntoResponse as _;
+use http::{Method, Request};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The shortcut beside [`super::service`], with the same fetcher and counts.
+pub fn shortcut(fetcher: Fetcher, rpc: RpcMetrics) -> Arc<dyn Shortcut> {
+    Arc::new(Reads { fetcher, rpc })
+}
+
+#[derive(Debug, Clone)]
+struct Reads {
+    fetcher: Fetcher,
+    rpc: RpcMetrics,
+}
+
+/// What is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Target<'a> {
+    operation: HttpRoute,
+    dataset: &'a str,
+    /// Block or vector, as it stands in the path; empty for bytes.
+    item: &'a str,
+}
+
+impl<'a> Target<'a> {
+    /// Of a path that needs no decoding.
+    fn of(path: &'a str) -> Option<Self> {
+        let (dataset, rest) = path.strip_prefix("/v1/datasets/")?.split_once('/')?;
+        let (operation, item) = match rest.split_once('/') {
+            Some(("blocks", item)) => (HttpRoute::GetBlock, item),
+            Some(("vectors", item)) => (HttpRoute::GetVector, item),
+            None if rest == "bytes" => (HttpRoute::GetBytes, ""),
+            Some(_) | None => return None,
+        };
+        let is_plain = |text: &str| !text.contains(['%', '/']);
+        let is_whole = !dataset.is_empty() && (operation == HttpRoute::GetBytes || !item.is_empty());
+        (is_whole && is_plain(dataset) && is_plain(item)).then_some(Self {
+            operation,
+            dataset,
+            item,
+        })
+    }
+}
+
+impl Shortcut for Reads {
+    fn takes(&self, request: &Request<Incoming>) -> bool {
+        request.method() == Method::GET
+            && request.body().is_end_stream()
+            && Target::of(request.uri().path()).is_some()
+    }
+
+    fn answer(&self, request: Request<Incoming>, share: &ConnectionShare) -> Answer {
+        let (reads, share) = (self.clone(), Arc::clone(&share.0));
+        Box::pin(async move {
+            let arrival = Instant::now();
+            let (parts, _no_body) = request.into_parts();
+            let (path, share) = (parts.uri.path(), Some(share));
+            let target = Target::of(path);
+            let Reads { fetcher, rpc } = &reads;
+            let result = match target {
+                Some(Target {
+                    operation: HttpRoute::GetBlock,
+                    dataset,
+                    item,
+                }) => items::block(fetcher, dataset, item, &parts, share).await,
+                Some(Target {
+                    operation: HttpRoute::GetVector,
+                    dataset,
+                    item,
+                }) => items::vector(fetcher, dataset, item, &parts, share).await,
+                Some(Target { dataset, .. }) => objects::bytes(fetcher, dataset, &parts, share).await,
+                None => Err(problem::no_such_path().await),
+            };
+            let operation = target.map_or(HttpRoute::Other, |target| target.operation);
+            let matched = routes::ROUTES.iter().find(|route| route.operation == operation);
+            let matched = matched.map(|Route { pattern, .. }| *pattern);
+            let response = problem::render(result.into_response(), path, matched, &parts.method);
+            rpc.http(operation).observe(response.status(), arrival.elapsed());
+            response
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_glance_can_tell_is_taken() {
+        // Paths of the three reads; and the same with something to decode, to much, too little, or another operation.
+        let of = |path| Target::of(path).map(|target| (target.operation, target.dataset, target.item));
+        for (path, expected) in [
+            ("/v1/datasets/d/blocks/7", Some((HttpRoute::GetBlock, "d", "7"))),
+            ("/v1/datasets/d/blocks/x", Some((HttpRoute::GetBlock, "d", "x"))),
+            ("/v1/datasets/d/vectors/7", Some((HttpRoute::GetVector, "d", "7"))),
+            ("/v1/datasets/d/bytes", Some((HttpRoute::GetBytes, "d", ""))),
+            ("/v1/datasets/%64/bytes", None),
+            ("/v1/datasets/d/blocks/%37", None),
+            ("/v1/datasets//blocks/7", None),
+            ("/v1/datasets/d/blocks/", None),
+            ("/v1/datasets/d/blocks", None),
+            ("/v1/datasets/d/blocks/7/", None),
+            ("/v1/datasets/d/blocks/7/8", None),
+            ("/v1/datasets/d/bytes/", None),
+            ("/v1/datasets/d/objects/7", None),
+            ("/v1/datasets/d/blocks:batchFetch", None),
+            ("/v1/datasets/d", None),
+            ("/v2/datasets/d/bytes", None),
+        ] {
+            assert_eq!(of(path), expected, "{path}");
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The metrics that a daemon exports against those that docs/OPERATIONS.md explains.
+
+use crate::daemon::{BACKENDS, Setup};
+use crate::data::plain_blocks;
+use std::collections::BTreeSet;
+
+/// The names in the first cells of the handbook's tables of metrics.
+fn explained() -> BTreeSet<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/OPERATIONS.md");
+    let text = std::fs::read_to_string(path).expect("the handbook");
+    let (_, section) = text.split_once("\n## Metrics\n").expect("a section Metrics");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let names = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split(['`', '{']).next());
+    names.map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn every_metric_is_explained_and_no_other() {
+    // Scenario: a daemon on each backend, after a read and a refusal by each transport. Expectation: together they export
+    // exactly the metrics that the handbook explains.
+    let mut exported = BTreeSet::new();
+    for backend in BACKENDS.iter().chain(&["auto"]) {
+        let (setup, _) = plain_blocks(Setup::new(backend), 16);
+        let daemon = setup.start();
+        daemon.assert_serves("blocks").await;
+        let http = daemon.http_client();
+        assert_eq!(http.get("/v1/datasets/blocks/blocks/1").await.status, 200);
+        let scrape = daemon.scrape().await;
+        let types = scrape
+            .text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE "));
+        exported.extend(types.filter_map(|line| line.split(' ').next().map(str::to_owned)));
+        daemon.stop().await;
+    }
+    let explained = explained();
+    assert!(exported.len() > 20, "{exported:?}");
+    let missing: Vec<_> = exported.difference(&explained).collect();
+    let stale: Vec<_> = explained.difference(&exported).collect();
+    assert!(
+        missing.is_empty() && stale.is_empty(),
+        "docs/OPERATIONS.md, Metrics: not explained: {missing:?}; not exported: {stale:?}"
+    );
+}

@@ -1,0 +1,101 @@
+//! The shortcut past the router answers as the router does.
+
+use crate::daemon::Setup;
+use crate::data::everything;
+use crate::wire::Answer;
+use http::Method;
+
+/// An answer without what tells the time and the path that was asked for.
+fn comparable(answer: &Answer) -> (u16, Vec<(String, String)>, Vec<u8>) {
+    let mut headers: Vec<(String, String)> = answer
+        .headers
+        .iter()
+        .filter(|(name, _)| *name != "date")
+        .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
+        .collect();
+    headers.sort();
+    if answer.header("content-type") != "application/problem+json" {
+        return (answer.status.as_u16(), headers, answer.body.to_vec());
+    }
+    // It is as long as the path that it repeats.
+    headers.retain(|(name, _)| name != "content-length");
+    if answer.body.is_empty() {
+        return (answer.status.as_u16(), headers, Vec::new());
+    }
+    let mut body = answer.json();
+    body["instance"].take();
+    (answer.status.as_u16(), headers, body.to_string().into_bytes())
+}
+
+#[tokio::test]
+async fn both_ways_give_the_same_answer() {
+    // Scenario: blocks, vectors and bytes, good and bad, with and without conditions, ranges, Accept and a body; each
+    // asked for by its plain path, which the shortcut takes, and by one with a letter percent-encoded, which only the
+    // router can read. Expectation: the same status, headers and bytes, and each request counted as the same operation.
+    let (setup, _) = everything(Setup::new("mmap"));
+    let daemon = setup.start();
+    let http = daemon.http_client();
+    let tag = http.get("/v1/datasets/ragged/blocks/3").await;
+    let tag = tag.header("etag").to_owned();
+    let headers: [&[(&str, &str)]; 10] = [
+        &[],
+        &[("if-none-match", &tag)],
+        &[("if-none-match", "*")],
+        &[("if-match", "\"another\"")],
+        &[("if-match", &tag)],
+        &[("range", "bytes=10-19")],
+        &[("range", "bytes=99999999-")],
+        &[("range", "bytes=0-0"), ("if-range", "\"another\"")],
+        &[("accept", "application/json")],
+        &[("accept", "image/png")],
+    ];
+    let paths = [
+        ("ragged", "blocks/3"),
+        ("ragged", "blocks/3?a=b"),
+        ("ragged", "blocks/17"),
+        ("ragged", "blocks/x"),
+        ("ragged", "blocks/+3"),
+        ("ragged", "blocks/99999999999999999999"),
+        ("ragged", "blocks/3/"),
+        ("ragged", "vectors/3"),
+        ("ragged", "bytes"),
+        ("npy-f16", "vectors/3"),
+        ("npy-f16", "vectors/61"),
+        ("npy-f16", "blocks/3"),
+        ("npy-f16", "bytes"),
+        ("objects", "blocks/3"),
+        ("objects", "bytes"),
+        ("nothing", "blocks/3"),
+        ("nothing", "vectors/3"),
+        ("nothing", "bytes"),
+    ];
+    for (dataset, rest) in paths {
+        let (first, others) = dataset.split_at(1);
+        let plain = format!("/v1/datasets/{dataset}/{rest}");
+        let encoded = format!("/v1/datasets/%{:02x}{others}/{rest}", first.as_bytes()[0]);
+        for headers in headers {
+            for (method, body) in [(Method::GET, ""), (Method::GET, "a body"), (Method::HEAD, "")] {
+                let shortcut = http.send(method.clone(), &plain, headers, body).await;
+                let routed = http.send(method.clone(), &encoded, headers, body).await;
+                let (shortcut, routed) = (comparable(&shortcut), comparable(&routed));
+                assert!(
+                    shortcut == routed,
+                    "{method} {plain} {headers:?} {body:?}:\n{:?}\n{:?}",
+                    (shortcut.0, shortcut.1, String::from_utf8_lossy(&shortcut.2)),
+                    (routed.0, routed.1, String::from_utf8_lossy(&routed.2))
+                );
+            }
+        }
+    }
+    let scrape = daemon.scrape().await;
+    for (operation, resources) in [("GetBlock", 9), ("GetVector", 4), ("GetBytes", 4)] {
+        let counted = scrape.sum(
+            "ringfetch_rpc_requests_total",
+            &[("transport", "http"), ("method", operation)],
+        );
+        // The request for the tag was one, too.
+        let tags = if operation == "GetBlock" { 1.0 } else { 0.0 };
+        assert_eq!(counted, f64::from(resources * 10 * 3 * 2) + tags, "{operation}");
+    }
+    daemon.stop().await;
+}

@@ -1,0 +1,305 @@
+//! The daemon under a service manager, as far as sd_notify(3) goes: a datagram socket stands for systemd's. Threads are
+//! stopped with ptrace(2), one at a time, which needs root or the daemon's own user.
+
+use crate::daemon::{BACKENDS, Daemon, PATIENCE, Setup, eventually};
+use crate::data::plain_blocks;
+use rustix::process::Signal;
+use rustix::time::{ClockId, clock_gettime};
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+/// A watchdog that is fed at least once a second.
+const WATCHDOG: Duration = Duration::from_secs(2);
+
+/// Stops one thread of another process until its own standard input ends: PTRACE_SEIZE, PTRACE_INTERRUPT, and a
+/// waitpid for it (__WALL).
+const STOP: &str = r#"
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+thread = int(sys.argv[1])
+for request in (0x4206, 0x4207):
+    assert libc.ptrace(request, thread, None, None) == 0, ctypes.get_errno()
+assert libc.waitpid(thread, None, 0x40000000) == thread, ctypes.get_errno()
+print("stopped", flush=True)
+sys.stdin.read()
+"#;
+
+/// A thread that does not run until this is dropped.
+struct Stopped(Child);
+
+impl Stopped {
+    /// The daemon's thread of this name.
+    fn thread(daemon: &Daemon, name: &str) -> Self {
+        let tasks = format!("/proc/{}/task", daemon.pid().as_raw_nonzero());
+        let mut tasks = fs::read_dir(tasks)
+            .expect("threads")
+            .map(|task| task.expect("a thread"));
+        let is_named = |task: &fs::DirEntry| {
+            fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)
+        };
+        let task = tasks.find(is_named).unwrap_or_else(|| panic!("no thread {name}"));
+        let mut child = Command::new("python3")
+            .args(["-c", STOP])
+            .arg(task.file_name())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3");
+        let mut line = String::new();
+        let mut said = BufReader::new(child.stdout.take().expect("a pipe"));
+        said.read_line(&mut line).expect("a line");
+        assert_eq!(line.trim(), "stopped", "ptrace must be allowed (run as root)");
+        Self(child)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ended = self.0.wait();
+    }
+}
+
+/// What a service manager hears.
+struct Manager(UnixDatagram);
+
+impl Manager {
+    /// One listens in the set-up's directory, and the daemon is told so.
+    fn beside(setup: Setup) -> (Self, Setup) {
+        let path = setup.path("notify");
+        let socket = UnixDatagram::bind(&path).expect("a socket");
+        let setup = setup.variable("NOTIFY_SOCKET", path.to_str().expect("a path"));
+        (Self(socket), setup)
+    }
+
+    /// The next message's lines, if one comes in time.
+    fn hears(&self, within: Duration) -> Option<Vec<String>> {
+        let mut buffer = [0; 4096];
+        self.0.set_read_timeout(Some(within)).expect("a timeout");
+        let length = self.0.recv(&mut buffer).ok()?;
+        let text = std::str::from_utf8(&buffer[..length]).expect("UTF-8");
+        Some(text.lines().map(str::to_owned).collect())
+    }
+
+    /// Waits for a message with a line that begins like this; answers it, and how many signs of life came before.
+    fn waits_for(&self, beginning: &str) -> (Vec<String>, usize) {
+        let mut beats = 0;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "within {PATIENCE:?}: {beginning}");
+            let Some(lines) = self.hears(left) else { continue };
+            if lines.iter().any(|line| line.starts_with(beginning)) {
+                return (lines, beats);
+            }
+            beats += usize::from(lines.contains(&"WATCHDOG=1".to_owned()));
+        }
+    }
+
+    /// Signs of life within a time.
+    fn beats(&self, within: Duration) -> usize {
+        let deadline = Instant::now() + within;
+        let mut beats = 0;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return beats;
+            }
+            let lines = self.hears(left).unwrap_or_default();
+            beats += usize::from(lines.contains(&"WATCHDOG=1".to_owned()));
+        }
+    }
+}
+
+fn usec(duration: Duration) -> String {
+    duration.as_micros().to_string()
+}
+
+#[tokio::test]
+async fn ready_is_told_once_every_port_answers() {
+    // Scenario: a daemon with NOTIFY_SOCKET and no watchdog, on every backend; whoever hears READY connects to all three
+    // ports at once. Expectation: they take the connection; the status names backend and reason; no signs of life
+    // that nobody asked for; SIGTERM is told as STOPPING with the drain's time, and the exit code is 0.
+    for backend in BACKENDS {
+        let (setup, _) = plain_blocks(Setup::new(backend), 16);
+        let (manager, setup) = Manager::beside(setup.set("shutdown.drain_timeout_ms", "20000"));
+        let addresses = setup.path("addresses.json");
+        let listening = thread::spawn(move || {
+            let (ready, _) = manager.waits_for("READY=1");
+            let text = fs::read_to_string(addresses).expect("ready, and no addresses");
+            let addresses: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            for name in ["grpc", "http", "admin"] {
+                let address = addresses[name].as_str().expect("an address");
+                TcpStream::connect(address).unwrap_or_else(|error| panic!("ready, but {name}: {error}"));
+            }
+            (manager, ready)
+        });
+        let daemon = setup.start();
+        let (manager, ready) = listening.join().expect("the listener");
+        let begins = format!("STATUS=serving on {backend}: ");
+        assert!(ready.iter().any(|line| line.starts_with(&begins)), "{ready:?}");
+        assert!(daemon.http_client().get("/readyz").await.status == 200);
+        daemon.stop().await;
+        let (last, beats) = manager.waits_for("STOPPING=1");
+        assert_eq!(beats, 0, "{backend}");
+        assert!(
+            last.contains(&"EXTEND_TIMEOUT_USEC=25000000".to_owned()),
+            "{last:?}"
+        );
+        assert!(last.contains(&"STATUS=draining".to_owned()), "{last:?}");
+        assert_eq!(
+            manager.hears(Duration::from_millis(1)),
+            None,
+            "STOPPING is the last word"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_watchdog_is_fed_by_the_shards_themselves() {
+    // Scenario: a watchdog of two seconds; then one thread that has a shard is stopped, all others run on, and later it
+    // goes on. Expectation: signs of life while all is well; none while one shard is stuck, whatever the others do, but
+    // a status and a line in the log that name it; signs of life again afterwards.
+    for (backend, thread, part) in [
+        ("uring", "rf-core-1", "shard 1"),
+        ("mmap", "rf-shard-1", "shard 1"),
+        ("mmap", "rf-core-0", "core 0"),
+        ("pread", "rf-shard-0", "shard 0"),
+    ] {
+        let (setup, _) = plain_blocks(Setup::new(backend), 16);
+        let (manager, setup) = Manager::beside(setup);
+        let daemon = setup.variable("WATCHDOG_USEC", &usec(WATCHDOG)).start();
+        manager.waits_for("WATCHDOG=1");
+        manager.waits_for("WATCHDOG=1");
+        let stopped = Stopped::thread(&daemon, thread);
+        let (_, before) = manager.waits_for(&format!("STATUS={part} gives no sign of life"));
+        // One may have been on its way.
+        assert!(before <= 1, "{backend}: {before} after {thread} was stopped");
+        daemon.logged(&["ERROR", "no sign of life", part]);
+        assert_eq!(manager.beats(WATCHDOG * 2), 0, "{backend}: {thread} is stopped");
+        drop(stopped);
+        manager.waits_for("STATUS=serving on ");
+        manager.waits_for("WATCHDOG=1");
+        daemon.logged(&["INFO", "signs of life again"]);
+        daemon.assert_serves("blocks").await;
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_reload_is_told_from_its_beginning_to_its_end() {
+    // Scenario: SIGHUP with a configuration that is as it was, with one that is invalid, and with a good one again.
+    // Expectation: each time RELOADING with the time it began, no earlier than the signal, then READY; after the
+    // invalid one the status says so, and after the good one no more.
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
+    let (manager, setup) = Manager::beside(setup);
+    let daemon = setup.start();
+    manager.waits_for("READY=1");
+    let file = daemon.path("ringfetchd.yaml");
+    let good = fs::read_to_string(&file).expect("the configuration");
+    let bad = format!("{good}nonsense: 1\n");
+    for (text, status) in [
+        (&good, None),
+        (&bad, Some("STATUS=the last reload was refused: ")),
+        (&good, Some("STATUS=serving on mmap: ")),
+    ] {
+        fs::write(&file, text).expect("a file");
+        let before = clock_gettime(ClockId::Monotonic);
+        daemon.signal(Signal::HUP);
+        let (lines, _) = manager.waits_for("RELOADING=1");
+        let at = lines.iter().find_map(|line| line.strip_prefix("MONOTONIC_USEC="));
+        let at: i64 = at.expect("a time").parse().expect("a number");
+        assert!(
+            at >= before.tv_sec * 1_000_000 + before.tv_nsec / 1000,
+            "{at}: {before:?}"
+        );
+        let (lines, _) = manager.waits_for("READY=1");
+        let said = lines.iter().find(|line| line.starts_with("STATUS="));
+        match status {
+            None => assert_eq!(said, None, "nothing has changed"),
+            Some(begins) => assert!(said.is_some_and(|line| line.starts_with(begins)), "{said:?}"),
+        }
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn only_the_process_that_the_watchdog_names_feeds_it() {
+    // Scenario: WATCHDOG_PID names the daemon, or another process. Expectation: fed in the first case only; READY in both.
+    for (pid, fed) in [("$$", true), ("1", false)] {
+        let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
+        let (manager, setup) = Manager::beside(setup);
+        // The shell keeps its process id when it replaces itself.
+        let shell = format!("WATCHDOG_PID={pid} exec \"$@\"");
+        let daemon = setup
+            .variable("WATCHDOG_USEC", &usec(WATCHDOG))
+            .through(&["sh", "-c", &shell, "sh"])
+            .start();
+        manager.waits_for("READY=1");
+        if fed {
+            manager.waits_for("WATCHDOG=1");
+        } else {
+            assert_eq!(manager.beats(WATCHDOG * 2), 0);
+        }
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_abstract_socket_is_a_socket_too() {
+    // Scenario: NOTIFY_SOCKET names an abstract socket, as inside some containers. Expectation: READY arrives.
+    let name = format!("ringfetch-test-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).expect("a name");
+    let manager = Manager(UnixDatagram::bind_addr(&address).expect("a socket"));
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
+    let daemon = setup.variable("NOTIFY_SOCKET", &format!("@{name}")).start();
+    manager.waits_for("READY=1");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn nobody_to_tell_is_no_reason_not_to_serve() {
+    // Scenario: NOTIFY_SOCKET unset; set to a path where nobody is; set to something that is no address; a socket that
+    // is full, since nobody reads it. Expectation: the daemon serves and stops with 0 each time, with one warning that
+    // names the variable where there is something to warn of.
+    fn full(setup: Setup) -> (Option<Manager>, Setup) {
+        let (manager, setup) = Manager::beside(setup);
+        let path = setup.path("notify");
+        let sender = UnixDatagram::unbound().expect("a socket");
+        sender.set_nonblocking(true).expect("fcntl");
+        eventually("the socket is full", PATIENCE, || {
+            sender.send_to(b"x", &path).err().map(drop)
+        });
+        (Some(manager), setup)
+    }
+    fn named(setup: Setup, socket: &str) -> (Option<Manager>, Setup) {
+        // Many messages, of which only the first may be complained of.
+        let setup = setup.variable("WATCHDOG_USEC", &usec(WATCHDOG / 20));
+        (None, setup.variable("NOTIFY_SOCKET", socket))
+    }
+    type Prepare = fn(Setup) -> (Option<Manager>, Setup);
+    let cases: [(&str, Prepare, usize); 4] = [
+        ("unset", |setup| (None, setup), 0),
+        ("nobody", |setup| named(setup, "/nonexistent/notify"), 1),
+        ("nonsense", |setup| named(setup, "nonsense"), 1),
+        ("full", full, 1),
+    ];
+    for (case, prepare, warnings) in cases {
+        let (setup, _) = plain_blocks(Setup::new("mmap"), 16);
+        let (_manager, setup) = prepare(setup);
+        let daemon = setup.start();
+        if warnings > 0 {
+            daemon.logged(&["WARN", "NOTIFY_SOCKET"]);
+        }
+        daemon.assert_serves("blocks").await;
+        let said = daemon.log().iter().filter(|line| line.contains("WARN")).count();
+        assert_eq!(said, warnings, "{case}: {:?}", daemon.log());
+        daemon.stop().await;
+    }
+}

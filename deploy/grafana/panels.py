@@ -1,0 +1,189 @@
+"""The vocabulary of the dashboards: panels, variables and links as Grafana's JSON, written once.
+
+`pick` is the only place that writes a selector, so that every series is chosen by job and instance. Colours belong to
+backends, so that a backend looks the same on every panel.
+"""
+
+SCHEMA_VERSION = 41  # Grafana 12.0 and 12.1
+HERE = 'job=~"$job", instance=~"$instance"'
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+COLOURS = {"uring": "blue", "mmap": "orange", "auto": "green", "pread": "purple"}
+
+
+def pick(metric, *conditions):
+    """A selector: the variables of every dashboard, and conditions of its own."""
+    return f'{metric}{{{", ".join([HERE, *conditions])}}}'
+
+
+def rate(metric, *conditions):
+    return f"rate({pick(metric, *conditions)}[$__rate_interval])"
+
+
+# Where nothing happened, a quantile and a quotient are NaN. `>= 0` leaves those out: a line then ends, and no legend
+# says NaN.
+
+def quantile(share, by, metric, *conditions):
+    grouped = ", ".join(filter(None, (by, "le")))
+    return f"histogram_quantile({share}, sum by ({grouped}) ({rate(metric + '_bucket', *conditions)})) >= 0"
+
+
+def quotient(above, below, by=""):
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} ({above}) / sum{grouped} ({below}) >= 0"
+
+
+def mean(by, metric, *conditions):
+    """The mean of a histogram."""
+    return quotient(rate(metric + "_sum", *conditions), rate(metric + "_count", *conditions), by)
+
+
+def or_none(expression, label):
+    """`expression`, or where it has no series one that says none and is 0: a panel that is empty when all is well would
+    read "No data", which is also what it reads when nothing is measured."""
+    return f'{expression} or on () label_replace(vector(0), "{label}", "none", "", "")'
+
+
+def target(expression, legend="", **others):
+    return {"expr": expression, "legendFormat": legend, **others}
+
+
+def _panel(kind, title, description, unit, size, targets, options, **defaults):
+    width, height = size
+    queries = [{"refId": chr(ord("A") + place), "datasource": DATASOURCE, "editorMode": "code", **query}
+               for place, query in enumerate(targets)]
+    return {
+        "type": kind, "title": title, "description": description, "datasource": DATASOURCE,
+        "gridPos": {"w": width, "h": height},
+        "fieldConfig": {"defaults": {"unit": unit, **defaults}, "overrides": []},
+        "targets": queries, "options": options,
+    }
+
+
+def series(title, description, unit, size, *targets, stacked=False, by_backend=False, logarithmic=False, **defaults):
+    """Values over time, from 0 on or logarithmic."""
+    custom = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 40 if stacked else 8, "showPoints": "never",
+              "spanNulls": False, "scaleDistribution": {"type": "log", "log": 10} if logarithmic else {"type": "linear"},
+              "stacking": {"mode": "normal" if stacked else "none", "group": "A"}}
+    options = {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
+               "tooltip": {"mode": "multi", "sort": "desc"}}
+    ranged = [{**query, "range": True} for query in targets]
+    panel = _panel("timeseries", title, description, unit, size, ranged, options, custom=custom,
+                   **({} if logarithmic else {"min": 0}), **defaults)
+    if by_backend:
+        panel["fieldConfig"]["overrides"] = [
+            {"matcher": {"id": "byRegexp", "options": f"/\\b{backend}\\b/"},
+             "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}]}
+            for backend, colour in COLOURS.items()]
+    return panel
+
+
+def stat(title, description, unit, size, expression, legend="", bad_from=None, **defaults):
+    """One number. Green, and red from `bad_from` on."""
+    steps = [{"color": "green" if bad_from is not None else "text", "value": None}]
+    if bad_from is not None:
+        steps.append({"color": "red", "value": bad_from})
+    options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "colorMode": "value",
+               "graphMode": "none", "textMode": "value", "justifyMode": "auto", "orientation": "auto",
+               "wideLayout": True, "showPercentChange": False, "percentChangeColorMode": "standard"}
+    query = {**target(expression, legend), "instant": True}
+    return _panel("stat", title, description, unit, size, [query], options, color={"mode": "thresholds"},
+                  thresholds={"mode": "absolute", "steps": steps}, **defaults)
+
+
+def table(title, description, size, *targets, columns, hidden=(), units=()):
+    """Rows of the series' labels. `columns`: what they are called and in which order."""
+    queries = [{**query, "instant": True, "format": "table"} for query in targets]
+    options = {"frameIndex": 0, "showHeader": True, "cellHeight": "sm",
+               "footer": {"show": False, "reducer": ["sum"], "countRows": False}}
+    panel = _panel("table", title, description, "none", size, queries, options)
+    panel["transformations"] = [
+        {"id": "merge", "options": {}},
+        {"id": "organize", "options": {
+            "excludeByName": {name: True for name in ("Time", "__name__", *hidden)},
+            "indexByName": {name: place for place, name in enumerate(columns)},
+            "renameByName": dict(columns), "includeByName": {}}},
+    ]
+    panel["fieldConfig"]["overrides"] = [
+        {"matcher": {"id": "byName", "options": column}, "properties": [{"id": "unit", "value": unit}]}
+        for column, unit in dict(units).items()]
+    return panel
+
+
+def heatmap(title, description, unit, size, expression):
+    """How many reads at a time had which value: a histogram's buckets."""
+    query = {**target(expression, "{{le}}"), "format": "heatmap", "range": True}
+    options = {
+        "calculate": False, "cellGap": 1, "showValue": "never",
+        "cellValues": {"unit": "short"}, "filterValues": {"le": 1e-9}, "exemplars": {"color": "rgba(255,0,255,0.7)"},
+        "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64, "reverse": False, "exponent": 0.5,
+                  "scale": "exponential", "fill": "dark-orange"},
+        "yAxis": {"axisPlacement": "left", "unit": unit, "reverse": False}, "rowsFrame": {"layout": "auto"},
+        "legend": {"show": True}, "tooltip": {"mode": "single", "showColorScale": False, "yHistogram": False},
+    }
+    return _panel("heatmap", title, description, unit, size, [query], options)
+
+
+def variable(name, label, metric, conditions="", default=None):
+    """A variable whose values are a label's. Without a default it begins as all of them."""
+    query = f"label_values({metric}{{{conditions}}}, {name if default is None else 'backend'})"
+    everything = default is None
+    return {
+        "name": name, "label": label, "type": "query", "datasource": DATASOURCE,
+        "query": {"query": query, "refId": name}, "refresh": 2, "sort": 1, "hide": 0, "regex": "",
+        "multi": everything, "includeAll": everything, "skipUrlSync": False, "options": [],
+        **({"allValue": ".+"} if everything else {}),
+        "current": {"text": "All", "value": "$__all"} if everything else {"text": default, "value": default},
+    }
+
+
+JOB = variable("job", "Job", "ringfetch_build_info")
+INSTANCE = variable("instance", "Instance", "ringfetch_build_info", 'job=~"$job"')
+DATASET = variable("dataset", "Dataset", "ringfetch_reads_total", HERE)
+BACKEND = variable("backend", "Backend", "ringfetch_read_duration_seconds_count", HERE)
+
+
+def side(name, label, default):
+    """A variable for one backend of a comparison."""
+    return variable(name, label, "ringfetch_read_duration_seconds_count", HERE, default)
+
+
+def _placed(rows):
+    """Panels with their numbers and places: rows from top to bottom, each from left to right."""
+    top, panels = 0, []
+    for row in rows:
+        left = 0
+        for panel in row:
+            panel = {"id": len(panels) + 1, **panel}
+            panel["gridPos"] = {"x": left, "y": top, **panel["gridPos"]}
+            left += panel["gridPos"]["w"]
+            panels.append(panel)
+        top += max(panel["gridPos"]["h"] for panel in row)
+    return panels
+
+
+def dashboard(name, title, description, variables, rows, others):
+    """A whole dashboard. `others`: names and titles of those it links to."""
+    switched = pick("ringfetch_backend_info")
+    return {
+        "uid": f"ringfetch-{name}", "title": title, "description": description, "tags": ["ringfetch"],
+        "schemaVersion": SCHEMA_VERSION, "version": 1, "editable": False, "graphTooltip": 1, "refresh": "5s",
+        "fiscalYearStartMonth": 0, "time": {"from": "now-15m", "to": "now"}, "timezone": "browser", "timepicker": {},
+        "links": [
+            {"type": "link", "title": other_title, "url": f"/d/ringfetch-{other}", "icon": "dashboard", "tooltip": "",
+             "tags": [], "asDropdown": False, "targetBlank": False, "includeVars": True, "keepTime": True}
+            for other, other_title in others],
+        "templating": {"list": [
+            {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1,
+             "hide": 0, "regex": "", "multi": False, "includeAll": False, "skipUrlSync": False, "options": [],
+             # The one that is provisioned beside this; elsewhere Grafana takes its default.
+             "current": {"text": "Prometheus", "value": "prometheus"}},
+            *variables]},
+        "annotations": {"list": [{
+            "name": "Backend switched, or daemon started", "datasource": DATASOURCE, "enable": True, "hide": False,
+            "iconColor": "purple",
+            # In the first minute of a backend: the series is there, and was not a minute before.
+            "target": {"refId": "Anno", "expr": f"{switched} unless {switched} offset 1m", "interval": ""},
+            "titleFormat": "{{instance}}: {{backend}}", "textFormat": "{{reason}}", "tagKeys": "backend",
+            "useValueForTime": False}]},
+        "panels": _placed(rows),
+    }
