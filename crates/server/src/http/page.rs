@@ -46,7 +46,7 @@ impl Page {
             name,
             content_type,
             text,
-            etag: ETag::new(&format!("{:016x}", digest(text.as_bytes()))),
+            etag: ETag::new(format!("{:016x}", digest(text.as_bytes()))),
         };
         let script = |name, text| asset(name, "text/javascript; charset=utf-8", text);
         Self([
