@@ -12,6 +12,7 @@ read it.
 import argparse
 import collections
 import html
+import os
 import pathlib
 import re
 import subprocess
@@ -245,7 +246,9 @@ def main():
     path = options.file.resolve()
     machine.check_file(path)
     if not options.no_build:
-        say("building the release binaries")
+        say("building the release binaries, with their debug information inside")
+        # perf does not look for inlined functions in a .dwp file.
+        os.environ["CARGO_PROFILE_RELEASE_SPLIT_DEBUGINFO"] = "off"
         ringfetch.build()
     warm = cache.WarmFile(path, 1 << 30)
     every = rows.every(path, warm.path, 0, path.stat().st_size, warm.size)
