@@ -61,6 +61,7 @@ impl AutoBackend {
     fn is_resident(&mut self, attempt: &Attempt) -> Option<bool> {
         let place = usize::try_from(attempt.file.id).unwrap_or(0) % REMEMBERED_FILES;
         let temperature = self.temperatures.get_mut(place)?;
+        temperature.is_of(attempt.file.id);
         match temperature.guess() {
             Guess::Ask => {}
             Guess::Resident => {
@@ -108,8 +109,12 @@ impl Backend for AutoBackend {
     }
 
     fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
-        let faults = std::mem::take(&mut self.unasked).then(major_faults);
+        let faults = self.unasked.then(major_faults);
         let copied = self.mapped.poll_finished(cx, finished);
+        if copied.is_pending() {
+            // It makes some at a time: until it has made all, what was not asked about may be among them.
+            self.unasked = false;
+        }
         if faults.is_some_and(|before| major_faults() > before) {
             // Something was trusted that is not resident any more: everything is asked about again.
             self.temperatures
@@ -127,6 +132,8 @@ struct Temperature {
     /// Moving average over some 64 answers.
     hits_per_mille: u32,
     hits_in_a_row: u32,
+    /// The file that the hits in a row are of: files that share a place do not share trust.
+    file: u64,
     unasked: u32,
 }
 
@@ -147,12 +154,21 @@ impl Default for Temperature {
         Self {
             hits_per_mille: 1000,
             hits_in_a_row: 0,
+            file: 0,
             unasked: 0,
         }
     }
 }
 
 impl Temperature {
+    /// Tells which file comes next.
+    fn is_of(&mut self, file: u64) {
+        if self.file != file {
+            self.file = file;
+            self.hits_in_a_row = 0;
+        }
+    }
+
     fn guess(&mut self) -> Guess {
         let (one_in, otherwise) = if self.hits_in_a_row >= TRUSTED_AFTER {
             (TRUSTED_ASKS_ONE_IN, Guess::Resident)
@@ -298,6 +314,58 @@ mod tests {
         assert_eq!(temperature.guess(), Guess::Ask);
     }
 
+    /// Makes the backend trust a file.
+    fn trust(backend: &mut AutoBackend, file: u64) {
+        for temperature in &mut backend.temperatures {
+            (temperature.file, temperature.hits_per_mille) = (file, 1000);
+            temperature.hits_in_a_row = TRUSTED_AFTER;
+        }
+    }
+
+    /// A hundred reads of a trusted file at once, more than are copied in one go, of which the last one's page was
+    /// evicted: its fault is noticed too. Another file that shares the place is not trusted.
+    #[test]
+    fn a_fault_behind_many_copies_ends_the_trust() {
+        const PAGE: u32 = 4096;
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        std::fs::write(file.path(), vec![7_u8; 32 << 20]).unwrap();
+        rustix::fs::fsync(file.as_file()).unwrap();
+        fadvise(file.as_file(), 16 << 20, None, Advice::DontNeed).unwrap();
+        let open = Arc::new(OpenFile::open(file.path(), DirectIo::Preferred).unwrap());
+        let ring = RingRuntime::new(128).unwrap();
+        ring.block_on(async {
+            let mut backend = AutoBackend::new(ring.handle().backend(128));
+            trust(&mut backend, open.id);
+            let mut memory = vec![0_u8; 128 * PAGE as usize];
+            let mut offsets: Vec<u64> = (0..99).map(|number| number * u64::from(PAGE)).collect();
+            offsets.push(24 << 20);
+            for (slot, offset) in (0_u32..).zip(offsets) {
+                // None of them is to be the one in 16 that is asked about.
+                backend.temperatures.iter_mut().for_each(|file| file.unasked = 0);
+                let route = backend.start(Attempt {
+                    slot,
+                    file: Arc::clone(&open),
+                    direct: true,
+                    may_copy: true,
+                    offset,
+                    destination: memory[(slot * PAGE) as usize..].as_mut_ptr(),
+                    length: PAGE,
+                });
+                assert_eq!(route, Route::PageCache);
+            }
+            let mut finished = Vec::new();
+            while finished.len() < 100 {
+                std::future::poll_fn(|cx| backend.poll_finished(cx, &mut finished)).await;
+            }
+            assert!(finished.iter().all(|finished| finished.result == Ok(PAGE)));
+            assert!(backend.temperatures.iter().all(|file| file.hits_in_a_row == 0));
+            trust(&mut backend, open.id);
+            let mut shared = backend.temperatures[0];
+            shared.is_of(open.id + 64);
+            assert_eq!(shared.guess(), Guess::Ask);
+        });
+    }
+
     /// Of a file that nobody has asked about yet, the reads that miss fill the page cache; of one that has stayed cold,
     /// one in 16 does. (Pages of 4 KiB at distances that no readahead bridges.)
     #[test]
@@ -342,10 +410,7 @@ mod tests {
             let filled = (0..16_u64).filter(|number| resident(&open, (2 << 20) + number * (1 << 20), PAGE));
             assert_eq!(filled.count(), 1);
             // Trusted, and evicted all the same: read right, by a fault, which ends the trust.
-            for temperature in &mut backend.temperatures {
-                temperature.hits_per_mille = 1000;
-                temperature.hits_in_a_row = TRUSTED_AFTER;
-            }
+            trust(&mut backend, open.id);
             fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
             let trusted = read(&mut backend, 25 << 20).await;
             assert!(backend.temperatures.iter().all(|file| file.hits_in_a_row == 0));
