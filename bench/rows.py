@@ -35,7 +35,8 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0):
     # One core: the load generator has the other CPU of a two-CPU machine (docs/BENCHMARKING.md, "cores").
     uring = {"backend": "uring", "cores": 1}
     mmap = {"backend": "mmap", "cores": 1, "mmap": {"threads": 2}}
-    # Where the device is not the bound, a second core pays for mmap too: 800k against 680k reads/s, all warm.
+    # Where the device is not the bound, a second core pays for mmap too: 797k to 827k against 552k to 748k reads/s, all warm
+    # (three alternating runs of `ringfetch load --batch 64 --outstanding 16 --connections 4 --seconds 2`).
     mmap_wide = {"backend": "mmap", "mmap": {"threads": 2}}
     one_thread = {"backend": "mmap", "cores": 1, "mmap": {"threads": 1}}
     unannounced = {"backend": "mmap", "cores": 1, "mmap": {"threads": 1, "announce": False}}
