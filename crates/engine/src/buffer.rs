@@ -1,4 +1,4 @@
-//! Response memory: one page-aligned arena under one byte budget, and each connection's share of it.
+//! Response memory: one page-aligned arena under one byte budget.
 //!
 //! The arena is a single anonymous mapping, cut into 4 KiB pages by `offset-allocator` (constant time, best fit by bins).
 //! The budget *is* the arena, so that nothing else has to count, and one region is all that a ring has to register.
@@ -7,13 +7,13 @@
 //! Absent on purpose: zeroing. A buffer's bytes become visible only up to what a read reported as arrived.
 
 use crate::error::{ReadError, Resource};
+use crate::share::{Budget, Charge, Refused, Share};
 use bytes::Bytes;
 use offset_allocator::{Allocation, Allocator};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntGauge, Registry};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Granularity of the arena, and the strictest memory alignment a direct read may ask for here.
@@ -29,7 +29,7 @@ struct ArenaInner {
     base: NonNull<u8>,
     length: usize,
     allocator: Mutex<Allocator<u32>>,
-    in_use_bytes: AtomicU64,
+    budget: Arc<Budget>,
 }
 
 // SAFETY: `base` points to a mapping that lives as long as the value and is only handed out in disjoint pieces, each
@@ -42,7 +42,7 @@ impl std::fmt::Debug for ArenaInner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Arena")
             .field("length", &self.length)
-            .field("in_use", &self.in_use_bytes)
+            .field("budget", &self.budget)
             .finish()
     }
 }
@@ -89,20 +89,57 @@ impl Arena {
                 base,
                 length,
                 allocator,
-                in_use_bytes: AtomicU64::new(0),
+                budget: Budget::new(length as u64),
             }),
         })
     }
 
-    /// Takes `bytes` (rounded up to pages), charged to `share` as well.
+    /// Takes `bytes` (rounded up to pages), charged to `share`.
     ///
     /// # Errors
     /// `Overloaded`: the arena has no such piece free, or the share is used up.
     pub fn reserve(&self, bytes: u64, share: Option<&Arc<Share>>) -> Result<PooledBuffer, ReadError> {
-        let pages = bytes.div_ceil(PAGE_BYTES).max(1);
-        let charge = share
-            .map(|share| Share::charge(share, pages * PAGE_BYTES))
-            .transpose()?;
+        let charge = self.charge(in_pages(bytes), share)?;
+        self.cut(bytes, charge)
+    }
+
+    /// A piece for a response and one for its scratch memory, either of which may be of no bytes: both or none.
+    ///
+    /// # Errors
+    /// As [`Arena::reserve`].
+    pub(crate) fn reserve_both(
+        &self,
+        bytes: [u32; 2],
+        share: Option<&Arc<Share>>,
+    ) -> Result<[Option<PooledBuffer>; 2], ReadError> {
+        let [data, scratch] = bytes.map(u64::from);
+        let pages = |bytes: u64| if bytes == 0 { 0 } else { in_pages(bytes) };
+        // In one charge, since the second alone might be refused for what the first one holds.
+        let charge = self.charge(pages(data) + pages(scratch), share)?;
+        let (for_data, for_scratch) = charge.split(pages(data));
+        let piece = |bytes, charge| match bytes {
+            0 => Ok(None),
+            bytes => self.cut(bytes, charge).map(Some),
+        };
+        Ok([piece(data, for_data)?, piece(scratch, for_scratch)?])
+    }
+
+    fn charge(&self, bytes: u64, share: Option<&Arc<Share>>) -> Result<Charge, ReadError> {
+        let charged = match share {
+            Some(share) => share.charge(bytes),
+            None => self.inner.budget.charge(bytes),
+        };
+        charged.map_err(|refused| ReadError::Overloaded {
+            resource: match refused {
+                Refused::Budget => Resource::Memory,
+                Refused::Caller => Resource::CallerMemory,
+                Refused::Connection => Resource::ConnectionMemory,
+            },
+        })
+    }
+
+    fn cut(&self, bytes: u64, charge: Charge) -> Result<PooledBuffer, ReadError> {
+        let pages = in_pages(bytes) / PAGE_BYTES;
         let overloaded = ReadError::Overloaded {
             resource: Resource::Memory,
         };
@@ -119,7 +156,6 @@ impl Arena {
         };
         drop(allocator);
         let capacity = pages * PAGE_BYTES;
-        self.inner.in_use_bytes.fetch_add(capacity, Ordering::Relaxed);
         // Worked: allocation.offset 3 -> bytes 12288..; below `length`, which is a usize.
         let offset = u64::from(allocation.offset) * PAGE_BYTES;
         #[expect(
@@ -139,9 +175,14 @@ impl Arena {
         })
     }
 
+    /// What pieces are charged to.
+    pub fn budget(&self) -> &Arc<Budget> {
+        &self.inner.budget
+    }
+
     /// Bytes handed out now.
     pub fn in_use_bytes(&self) -> u64 {
-        self.inner.in_use_bytes.load(Ordering::Relaxed)
+        self.inner.budget.used()
     }
 
     /// The budget.
@@ -165,6 +206,11 @@ impl Arena {
     pub(crate) fn region(&self) -> (*mut u8, usize) {
         (self.inner.base.as_ptr(), self.inner.length)
     }
+}
+
+/// Rounded up to pages; at least one.
+fn in_pages(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE_BYTES).max(1).saturating_mul(PAGE_BYTES)
 }
 
 impl Arena {
@@ -214,7 +260,7 @@ pub struct PooledBuffer {
     base: NonNull<u8>,
     capacity: usize,
     visible: std::ops::Range<usize>,
-    _charge: Option<Charge>,
+    _charge: Charge,
 }
 
 impl std::fmt::Debug for PooledBuffer {
@@ -288,69 +334,10 @@ impl AsRef<[u8]> for PooledBuffer {
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
         self.arena
-            .in_use_bytes
-            .fetch_sub(self.capacity as u64, Ordering::Relaxed);
-        self.arena
             .allocator
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .free(self.allocation);
-    }
-}
-
-/// A connection's share of the response memory, so that one slow client cannot hold the pool.
-#[derive(Debug)]
-pub struct Share {
-    limit_bytes: u64,
-    used_bytes: AtomicU64,
-}
-
-impl Share {
-    /// A share of `limit_bytes`.
-    pub fn new(limit_bytes: u64) -> Arc<Self> {
-        Arc::new(Self {
-            limit_bytes,
-            used_bytes: AtomicU64::new(0),
-        })
-    }
-
-    /// The most that may be charged.
-    pub fn limit_bytes(&self) -> u64 {
-        self.limit_bytes
-    }
-
-    /// Bytes charged now.
-    pub fn used_bytes(&self) -> u64 {
-        self.used_bytes.load(Ordering::Relaxed)
-    }
-
-    fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, ReadError> {
-        let charged = self
-            .used_bytes
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                used.checked_add(bytes).filter(|sum| *sum <= self.limit_bytes)
-            });
-        match charged {
-            Ok(_) => Ok(Charge {
-                share: Arc::clone(self),
-                bytes,
-            }),
-            Err(_) => Err(ReadError::Overloaded {
-                resource: Resource::ConnectionMemory,
-            }),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Charge {
-    share: Arc<Share>,
-    bytes: u64,
-}
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        self.share.used_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -404,9 +391,9 @@ mod tests {
     #[test]
     fn a_share_is_charged_until_the_last_slice_is_gone() {
         let arena = Arena::new(1 << 20).unwrap();
-        let share = Share::new(8192);
+        let share = arena.budget().caller().connection(8192);
         let mut buffer = arena.reserve(5000, Some(&share)).unwrap();
-        assert_eq!(share.used_bytes(), 8192);
+        assert_eq!(share.held(), 8192);
         assert_eq!(
             arena.reserve(1, Some(&share)).unwrap_err(),
             ReadError::Overloaded {
@@ -417,9 +404,26 @@ mod tests {
         let bytes = buffer.into_bytes();
         let slice = bytes.slice(10..20);
         drop(bytes);
-        assert_eq!(share.used_bytes(), 8192);
+        assert_eq!(share.held(), 8192);
         drop(slice);
-        assert_eq!(share.used_bytes(), 0);
+        assert_eq!(share.held(), 0);
         assert_eq!(arena.in_use_bytes(), 0);
+    }
+
+    /// A response and its scratch memory are reserved together, each piece given back on its own; or neither is.
+    #[test]
+    fn two_pieces_are_reserved_together_or_not_at_all() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let share = arena.budget().caller().connection(512 << 10);
+        let [data, scratch] = arena.reserve_both([256 << 10, 256 << 10], Some(&share)).unwrap();
+        assert_eq!(share.held(), 512 << 10);
+        drop(scratch);
+        assert_eq!(share.held(), 256 << 10);
+        assert!(arena.reserve_both([4096, 512 << 10], Some(&share)).is_err());
+        drop(data);
+        assert_eq!((share.held(), arena.in_use_bytes()), (0, 0));
+        let [none, scratch] = arena.reserve_both([0, 1], Some(&share)).unwrap();
+        assert!(none.is_none() && scratch.is_some());
+        assert_eq!(share.held(), 4096);
     }
 }

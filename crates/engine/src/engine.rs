@@ -4,7 +4,7 @@ mod switch;
 
 use self::switch::show;
 use crate::batch::{Batch, Fetched};
-use crate::buffer::{Arena, PAGE_BYTES, Share};
+use crate::buffer::{Arena, PAGE_BYTES};
 use crate::config::{BackendKind, EngineConfig};
 use crate::cores::{self, Alarm, Errand, Job};
 use crate::dataset::Dataset;
@@ -13,6 +13,7 @@ use crate::metrics::{Board, EngineCollector, ShardMetrics};
 use crate::plan;
 use crate::routes::{Route, Routes};
 use crate::shard::Message;
+use crate::share::{Account, Budget, CallerAccount, Charge, Refused};
 use crate::start::{self, Cores, Group, Sim, Starter};
 use crate::work::Work;
 use arc_swap::ArcSwap;
@@ -87,8 +88,8 @@ pub struct Totals {
 pub struct SubmitOptions {
     /// Past this, a batch that was not taken up is answered `DeadlineExceeded` without a read.
     pub deadline: Option<Instant>,
-    /// The connection's share of the response memory.
-    pub share: Option<Arc<Share>>,
+    /// On whose account: what it may hold, and whose turn it takes.
+    pub account: Option<Arc<Account>>,
     /// Answer the first item error in place of the batch.
     pub fail_fast: bool,
 }
@@ -108,6 +109,8 @@ pub struct Engine {
 
 struct Inner {
     arena: Arena,
+    /// What callers may have queued on all shards together: as much as one shard takes.
+    reads: Arc<Budget>,
     config: EngineConfig,
     routes: ArcSwap<Routes>,
     /// Held through a switch, so that they come one at a time.
@@ -221,6 +224,7 @@ impl Engine {
         Ok(Self {
             inner: Arc::new(Inner {
                 arena,
+                reads: Budget::new(config.queued_reads.into()),
                 config: config.clone(),
                 routes: ArcSwap::from_pointee(routes),
                 switching: Mutex::new(()),
@@ -274,8 +278,10 @@ impl Engine {
         if let (true, Some(first)) = (options.fail_fast, batch.errors().first()) {
             return Err(first.error.clone());
         }
-        let share = options.share.as_ref();
-        let share_bytes = share.map_or(u64::MAX, |share| share.limit_bytes() / PAGE_BYTES * PAGE_BYTES);
+        let account = options.account.as_deref();
+        let share_bytes = account.map_or(u64::MAX, |account| {
+            account.memory().most() / PAGE_BYTES * PAGE_BYTES
+        });
         let max = self.response_bytes_max().min(share_bytes);
         if batch.data_bytes() > max {
             return Err(ReadError::ItemTooLarge {
@@ -293,12 +299,11 @@ impl Engine {
                 && pages(plan.data_bytes) + pages(plan.scratch_bytes) <= share_bytes
         };
         let plan = plan::plan_within(&batch, route.rules, fits);
-        let reserve = |bytes: u32| match bytes {
-            0 => Ok(None),
-            bytes => inner.arena.reserve(u64::from(bytes), share).map(Some),
-        };
-        let buffer = reserve(plan.data_bytes)?;
-        let scratch = reserve(plan.scratch_bytes)?;
+        let turn = inner.charge_reads(plan.reads.len(), account)?;
+        let share = account.map(Account::memory);
+        let [buffer, scratch] = inner
+            .arena
+            .reserve_both([plan.data_bytes, plan.scratch_bytes], share)?;
         let reads = i64::try_from(plan.reads.len()).unwrap_or(i64::MAX);
         // A read that was queued alone may always go, or a limit below one batch would refuse everything.
         let queued = shard.metrics.queued.fetch_add(reads, Ordering::Relaxed);
@@ -328,6 +333,7 @@ impl Engine {
             plan,
             buffer,
             scratch,
+            _reads: turn,
             accepted: Instant::now(),
             deadline: options.deadline,
             fail_fast: options.fail_fast,
@@ -449,9 +455,9 @@ impl Engine {
         (self.inner.arena.budget_bytes() / 4).clamp(1, 1 << 31)
     }
 
-    /// A connection's share of the response memory.
-    pub fn new_share(&self) -> Arc<Share> {
-        Share::new(self.inner.config.connection_bytes)
+    /// The account of one more caller; `id` tells callers apart.
+    pub fn caller_account(&self, id: u64) -> Arc<CallerAccount> {
+        CallerAccount::new(id, self.inner.arena.budget(), &self.inner.reads)
     }
 
     /// Registers the engine's metrics.
@@ -529,6 +535,21 @@ impl Engine {
 }
 
 impl Inner {
+    /// A caller's reads, charged until they are answered. A batch larger than any share may go alone.
+    fn charge_reads(&self, reads: usize, account: Option<&Account>) -> Result<Option<Charge>, ReadError> {
+        let Some(share) = account.map(Account::reads) else {
+            return Ok(None);
+        };
+        let reads = u64::try_from(reads).unwrap_or(u64::MAX).min(share.most());
+        let charged = share.charge(reads).map_err(|refused| ReadError::Overloaded {
+            resource: match refused {
+                Refused::Budget => Resource::QueuedReads,
+                Refused::Caller | Refused::Connection => Resource::CallerReads,
+            },
+        })?;
+        Ok(Some(charged))
+    }
+
     fn groups(&self) -> Vec<Arc<Group>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

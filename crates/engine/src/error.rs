@@ -114,8 +114,12 @@ pub enum Resource {
     QueuedReads,
     /// The response memory of the whole daemon (`engine.memory_budget_bytes`).
     Memory,
+    /// One caller's share of that memory: half of what is free.
+    CallerMemory,
     /// One connection's share of that memory (`limits.connection_bytes`).
     ConnectionMemory,
+    /// One caller's share of the queue: half of what is free.
+    CallerReads,
 }
 
 impl Resource {
@@ -124,7 +128,9 @@ impl Resource {
         match self {
             Self::QueuedReads => "queued_reads",
             Self::Memory => "memory",
+            Self::CallerMemory => "caller_memory",
             Self::ConnectionMemory => "connection_memory",
+            Self::CallerReads => "caller_reads",
         }
     }
 }
@@ -134,6 +140,11 @@ impl std::fmt::Display for Resource {
         f.write_str(match self {
             Self::QueuedReads => "the queue of reads is full (limits.queued_reads)",
             Self::Memory => "the response memory is used up (engine.memory_budget)",
+            Self::CallerMemory => {
+                "this caller holds as much response memory as is free (engine.memory_budget): read the answers that are \
+                 under way"
+            }
+            Self::CallerReads => "this caller has as many reads queued as there is room for (limits.queued_reads)",
             Self::ConnectionMemory => {
                 "this connection's share of the response memory is used up (limits.connection_bytes)"
             }

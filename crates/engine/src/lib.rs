@@ -20,6 +20,7 @@ pub mod pattern;
 mod plan;
 mod routes;
 mod shard;
+pub mod share;
 mod start;
 mod work;
 

@@ -10,6 +10,7 @@ use crate::config::BackendKind;
 use crate::dataset::{Dataset, OpenFile};
 use crate::error::{ItemError, ReadError};
 use crate::plan::{Piece, Place, Plan, PlannedRead};
+use crate::share::Charge;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
@@ -27,6 +28,8 @@ pub(crate) struct Work {
     pub(crate) buffer: Option<PooledBuffer>,
     /// None when every read lands in place.
     pub(crate) scratch: Option<PooledBuffer>,
+    /// Held until the batch is answered.
+    pub(crate) _reads: Option<Charge>,
     pub(crate) accepted: Instant,
     pub(crate) deadline: Option<Instant>,
     pub(crate) fail_fast: bool,

@@ -21,6 +21,7 @@ pub use self::request::{CallContext, FetchError, Items};
 use self::backends::Backends;
 use self::rejection::Rejections;
 use self::request::{check, too_large};
+use crate::caller::Callers;
 use crate::config::Limits;
 use arc_swap::ArcSwap;
 use futures_util::StreamExt as _;
@@ -29,9 +30,10 @@ use ringfetch_engine::batch::{Batch, Fetched};
 use ringfetch_engine::dataset::{Dataset, Kind, OpenFile};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_engine::error::ReadError;
+use ringfetch_engine::share::{Charge, Refused};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Objects of one request that are opened at the same time. Misses go to the blocking pool, 512 threads by default:
@@ -43,32 +45,6 @@ const KNOWN_NAMES_MAX: usize = 16;
 
 /// Longest dataset name there can be; a longer one that was asked for is cut where it is repeated.
 const NAME_CHARS_MAX: usize = 128;
-
-/// A place among the requests in flight; given back on drop.
-#[derive(Debug)]
-struct InFlight<'a> {
-    count: &'a AtomicU32,
-}
-
-impl<'a> InFlight<'a> {
-    fn enter(count: &'a AtomicU32, max: u32) -> Result<Self, FetchError> {
-        // `fetch_add` first: two that race for the last place cannot both get it. The guard takes the count back
-        // where there was none left.
-        let before = count.fetch_add(1, Ordering::Relaxed);
-        let entered = Self { count };
-        if before < max {
-            Ok(entered)
-        } else {
-            Err(FetchError::TooManyRequests { max })
-        }
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// What is served now, and within which limits.
 #[derive(Debug)]
@@ -90,7 +66,7 @@ struct Inner {
     engine: Engine,
     serving: ArcSwap<Serving>,
     backends: Backends,
-    in_flight: AtomicU32,
+    callers: Callers,
     draining: AtomicBool,
     rejections: Rejections,
 }
@@ -107,12 +83,13 @@ impl Fetcher {
         for dataset in &datasets {
             engine.introduce(dataset);
         }
+        let callers = Callers::new(engine.clone(), &limits);
         Self {
             inner: Arc::new(Inner {
                 engine,
                 serving: ArcSwap::from_pointee(Serving::new(datasets, limits)),
                 backends: Backends::default(),
-                in_flight: AtomicU32::new(0),
+                callers,
                 draining: AtomicBool::new(false),
                 rejections: Rejections::new(),
             }),
@@ -132,6 +109,11 @@ impl Fetcher {
         &self.inner.engine
     }
 
+    /// Who is connected, and what they hold.
+    pub fn callers(&self) -> &Callers {
+        &self.inner.callers
+    }
+
     /// The limits in force.
     pub fn limits(&self) -> Limits {
         self.inner.serving.load().limits
@@ -142,6 +124,7 @@ impl Fetcher {
         for dataset in &datasets {
             self.inner.engine.introduce(dataset);
         }
+        self.inner.callers.set_limits(&limits);
         self.inner.serving.store(Arc::new(Serving::new(datasets, limits)));
     }
 
@@ -270,6 +253,18 @@ impl Fetcher {
             .min(u64::from(u32::MAX))
     }
 
+    /// A place among the requests in flight.
+    fn enter(&self, context: &CallContext, limits: &Limits) -> Result<Charge, FetchError> {
+        let entered = match &context.connection {
+            Some(connection) => connection.requests().charge(1),
+            None => self.inner.callers.requests().charge(1),
+        };
+        entered.map_err(|refused| FetchError::TooManyRequests {
+            max: limits.requests_in_flight,
+            own: refused != Refused::Budget,
+        })
+    }
+
     async fn fetch_within(
         &self,
         limits: Limits,
@@ -278,7 +273,7 @@ impl Fetcher {
         context: CallContext,
     ) -> Result<Fetched, FetchError> {
         check(dataset.name(), dataset.kind(), items, &limits)?;
-        let _in_flight = InFlight::enter(&self.inner.in_flight, limits.requests_in_flight)?;
+        let _in_flight = self.enter(&context, &limits)?;
         if context
             .deadline
             .is_some_and(|deadline| deadline <= Instant::now())
@@ -295,7 +290,9 @@ impl Fetcher {
         }
         let options = SubmitOptions {
             deadline: context.deadline,
-            share: context.share,
+            account: context
+                .connection
+                .map(|connection| Arc::clone(connection.account())),
             fail_fast: context.fail_fast,
         };
         let result = match self.inner.engine.submit(batch, options) {
@@ -414,20 +411,6 @@ fn known<V>(datasets: &BTreeMap<String, V>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn places_in_flight_are_given_back() {
-        // Two places: the third request is refused at once, and a place that is given back can be taken again.
-        let count = AtomicU32::new(0);
-        let first = InFlight::enter(&count, 2).unwrap();
-        let _second = InFlight::enter(&count, 2).unwrap();
-        assert_eq!(
-            InFlight::enter(&count, 2).unwrap_err(),
-            FetchError::TooManyRequests { max: 2 }
-        );
-        drop(first);
-        assert!(InFlight::enter(&count, 2).is_ok());
-    }
 
     #[test]
     fn an_error_names_some_datasets_and_counts_the_rest() {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod caller;
 pub mod catalogue;
 pub mod config;
 pub mod demo;

@@ -13,7 +13,7 @@ mod slots;
 
 use coalesce::Coalescing;
 use std::io;
-use std::net::TcpStream as StdTcpStream;
+use std::net::{IpAddr, Ipv4Addr, TcpStream as StdTcpStream};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,12 +25,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use prometheus::{IntGauge, IntGaugeVec, Opts};
-use ringfetch_engine::buffer::Share;
 use ringfetch_engine::engine::Engine;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use crate::caller::{Callers, Connection};
 use crate::lifecycle::{Lifecycle, State};
 
 use progress::{Answering, Progress};
@@ -66,14 +66,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A port that stays full, or cannot accept, says so this often.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A connection's share of the response memory: an extension of each of its requests.
-#[derive(Debug, Clone)]
-pub struct ConnectionShare(pub Arc<Share>);
-
 /// The engine's cores as connections see them: how many each has. One for all ports.
 #[derive(Debug)]
 pub struct Cores {
     engine: Engine,
+    callers: Callers,
     open: Box<[AtomicUsize]>,
     gauge: IntGaugeVec,
 }
@@ -83,14 +80,23 @@ impl Cores {
     ///
     /// # Errors
     /// The metric's name is taken.
-    pub fn new(engine: Engine, registry: &prometheus::Registry) -> Result<Arc<Self>, prometheus::Error> {
+    pub fn new(
+        engine: Engine,
+        callers: Callers,
+        registry: &prometheus::Registry,
+    ) -> Result<Arc<Self>, prometheus::Error> {
         let gauge = IntGaugeVec::new(
             Opts::new("ringfetch_connections", "Open connections."),
             &["transport"],
         )?;
         registry.register(Box::new(gauge.clone()))?;
         let open = (0..engine.core_count()).map(|_| AtomicUsize::new(0)).collect();
-        Ok(Arc::new(Self { engine, open, gauge }))
+        Ok(Arc::new(Self {
+            engine,
+            callers,
+            open,
+            gauge,
+        }))
     }
 }
 
@@ -243,7 +249,7 @@ impl Listener {
         let mut last = 0;
         while self.slots.open() < self.conversation.bounds.connections() {
             // The kernel itself: tokio knows of connections only what it saw when it last waited.
-            let Ok((socket, _peer)) = SockRef::from(&self.tcp).accept() else {
+            let Ok((socket, peer)) = SockRef::from(&self.tcp).accept() else {
                 return;
             };
             let stream = StdTcpStream::from(socket);
@@ -252,7 +258,10 @@ impl Listener {
                 continue;
             }
             last = least_loaded(&self.cores.open, last);
-            self.hand_over(stream, last);
+            let peer = peer
+                .as_socket()
+                .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
+            self.hand_over(stream, peer, last);
         }
     }
 
@@ -270,8 +279,8 @@ impl Listener {
                 );
             }
             self.slots.until(|open| open < bounds.connections()).await;
-            let stream = match self.tcp.accept().await {
-                Ok((stream, _peer)) => stream,
+            let (stream, peer) = match self.tcp.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) if is_of_one_connection(&error) => continue,
                 Err(error) => {
                     if failing.is_due() {
@@ -285,11 +294,11 @@ impl Listener {
             // A connection that is gone already fails here, and is nobody's loss.
             let Ok(stream) = prepare(stream) else { continue };
             last = least_loaded(&self.cores.open, last);
-            self.hand_over(stream, last);
+            self.hand_over(stream, peer.ip(), last);
         }
     }
 
-    fn hand_over(&self, stream: StdTcpStream, core: usize) {
+    fn hand_over(&self, stream: StdTcpStream, peer: IpAddr, core: usize) {
         let open = Open::new(
             Arc::clone(&self.cores),
             core,
@@ -298,10 +307,11 @@ impl Listener {
         );
         let conversation = self.conversation.clone();
         let state = self.lifecycle.subscribe();
-        let share = ConnectionShare(Share::new(self.conversation.bounds.connection_bytes()));
+        let memory_bytes = self.conversation.bounds.connection_bytes();
+        let connection = self.cores.callers.connect(peer, memory_bytes);
         let alive = self.cores.engine.spawn_on(core, move || async move {
             let _counted_until_the_end = open;
-            conversation.hold(stream, share, state).await;
+            conversation.hold(stream, connection, state).await;
         });
         if !alive {
             self.lifecycle.fail(format!("core {core} has stopped"));
@@ -354,7 +364,12 @@ fn set_options(stream: &StdTcpStream) -> io::Result<()> {
 
 impl Conversation {
     /// Serves one connection until it ends or, while draining, until its requests are answered. Runs on a core.
-    async fn hold(self, stream: StdTcpStream, share: ConnectionShare, mut state: watch::Receiver<State>) {
+    async fn hold(
+        self,
+        stream: StdTcpStream,
+        connection: Arc<Connection>,
+        mut state: watch::Receiver<State>,
+    ) {
         let Ok(stream) = TcpStream::from_std(stream) else {
             return;
         };
@@ -379,7 +394,7 @@ impl Conversation {
         let seen = Arc::clone(&progress);
         let service = service_fn(move |request: http::Request<Incoming>| {
             let open = seen.open(request.version());
-            let answer = front.call(request, &share);
+            let answer = front.call(request, &connection);
             async move {
                 answer
                     .await

@@ -299,7 +299,7 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     }));
 
     let signals = Signals::install().context("catching signals")?;
-    let cores = Cores::new(engine.clone(), registry)?;
+    let cores = Cores::new(engine.clone(), fetcher.callers().clone(), registry)?;
     let listeners: Vec<Listener> = served
         .into_iter()
         .map(|port| Listener::open_port(port, &cores, &bounds, &lifecycle))

@@ -84,7 +84,9 @@ pub fn of_read(error: &ReadError) -> Answer {
         ReadError::Overloaded { resource } => {
             // 429 blames the client, which is right where its own connection holds the memory and nowhere else.
             let http = match resource {
-                Resource::ConnectionMemory => Http::TOO_MANY_REQUESTS,
+                Resource::CallerMemory | Resource::ConnectionMemory | Resource::CallerReads => {
+                    Http::TOO_MANY_REQUESTS
+                }
                 Resource::QueuedReads | Resource::Memory => Http::SERVICE_UNAVAILABLE,
             };
             Answer::new(Code::ResourceExhausted, http, "overloaded").retry(RETRY_OVERLOADED)
@@ -197,7 +199,7 @@ mod tests {
     #[test]
     fn a_retry_hint_stands_where_a_retry_can_help() {
         // Bounds that hold now carry RetryInfo and no field; bounds of one request carry the field and no RetryInfo.
-        let now = to_status(&FetchError::TooManyRequests { max: 7 }, "indices");
+        let now = to_status(&FetchError::TooManyRequests { max: 7, own: false }, "indices");
         assert_eq!(now.code(), tonic::Code::ResourceExhausted);
         assert_eq!(
             now.get_details_retry_info().unwrap().retry_delay,

@@ -76,10 +76,10 @@ async fn a_client_that_does_not_read_holds_two_windows() {
     let (lifecycle, registry) = (Lifecycle::new(), prometheus::Registry::new());
     let rpc = RpcMetrics::new(&registry).unwrap();
     let shortcut = ringfetch_server::http::shortcut(fetcher.clone(), rpc.clone());
-    let router = ringfetch_server::http::service(fetcher, lifecycle.clone(), rpc, registry.clone());
+    let router = ringfetch_server::http::service(fetcher.clone(), lifecycle.clone(), rpc, registry.clone());
     let bound = bind("http.listen", "127.0.0.1:0".parse().unwrap()).unwrap();
     let address = bound.address();
-    let cores = Cores::new(engine.clone(), &registry).unwrap();
+    let cores = Cores::new(engine.clone(), fetcher.callers().clone(), &registry).unwrap();
     let port = Port {
         transport: "http",
         bound,

@@ -6,11 +6,11 @@ use crate::harness::{
 };
 use crate::harness::{VARIANTS, wait_until};
 use ringfetch_engine::batch::Batch;
-use ringfetch_engine::buffer::Share;
 use ringfetch_engine::config::{BackendKind, Placement};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::{ReadError, Resource};
+use ringfetch_engine::share::Account;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -190,41 +190,58 @@ fn more_memory_than_there_is(harness: &Harness) {
 }
 
 fn more_memory_than_a_share(harness: &Harness) {
-    // Scenario: one connection keeps answers until its half of the memory is used up; another one asks. Expectation:
-    // the first is refused, naming its share; the other is served; dropped answers are credited.
+    // Scenario: one connection keeps answers until it is refused; another one of the same caller asks, and one of another
+    // caller. Expectation: the first held a good part of the memory and is refused for what it holds, or its caller; the
+    // others are served; dropped answers are credited.
     let (path, model) = harness.file("file", 6 << 20);
     let dataset = harness.blocks(1, &[&path]);
-    let (greedy, modest) = (harness.engine.new_share(), harness.engine.new_share());
-    let charged_to = |share: &Arc<_>| SubmitOptions {
-        share: Some(Arc::clone(share)),
+    let caller = harness.engine.caller_account(1);
+    let greedy = caller.connection(1, MEMORY_BYTES / 2);
+    let neighbour = caller.connection(2, MEMORY_BYTES / 2);
+    let stranger = harness.engine.caller_account(2).connection(1, MEMORY_BYTES / 2);
+    let charged_to = |account: &Arc<Account>| SubmitOptions {
+        account: Some(Arc::clone(account)),
         ..SubmitOptions::default()
     };
+    let piece: usize = 1 << 20;
     let mut kept = Vec::new();
     let refusal = loop {
-        let batch = ranges_of(&dataset, &[(0, 2 << 20)]);
+        let batch = ranges_of(&dataset, &[(0, piece)]);
         match harness.submit(batch, charged_to(&greedy)) {
             Ok(ticket) => kept.push(harness.await_answer(ticket).expect("an answer")),
             Err(error) => break error,
         }
     };
-    let resource = Resource::ConnectionMemory;
-    assert_eq!(refusal, ReadError::Overloaded { resource }, "{}", harness.name());
-    assert_eq!(
-        (kept.len() as u64) << 21,
-        MEMORY_BYTES / 2,
-        "{}: 2 MiB each",
+    let ReadError::Overloaded { resource } = refusal else {
+        panic!("{}: {refusal}", harness.name());
+    };
+    assert!(
+        matches!(resource, Resource::CallerMemory | Resource::ConnectionMemory),
+        "{}: {resource}",
         harness.name()
     );
-    let answer = harness.fetch_with(|| ranges_of(&dataset, &[(7, 9000)]), charged_to(&modest));
-    assert_eq!(
-        answer.expect("its own share").data,
-        model[7..9007],
-        "{}",
+    let held = (kept.len() * piece) as u64;
+    assert!(
+        (MEMORY_BYTES / 8..=MEMORY_BYTES / 3).contains(&held),
+        "{}: {held}",
         harness.name()
     );
+    for account in [&neighbour, &stranger] {
+        let answer = harness.fetch_with(|| ranges_of(&dataset, &[(7, 9000)]), charged_to(account));
+        assert_eq!(
+            answer.expect("its own share").data,
+            model[7..9007],
+            "{}",
+            harness.name()
+        );
+    }
     drop(kept);
     wait_until(
-        || greedy.used_bytes() == 0 && modest.used_bytes() == 0,
+        || {
+            [&greedy, &neighbour, &stranger]
+                .iter()
+                .all(|account| account.memory().held() == 0 && account.reads().held() == 0)
+        },
         || format!("{}: a share keeps what was dropped", harness.name()),
     );
     let answer = harness.fetch_with(|| ranges_of(&dataset, &[(7, 9000)]), charged_to(&greedy));
@@ -254,7 +271,7 @@ fn scratch_memory_that_never_fits(harness: &Harness) {
         .copied()
         .collect();
     let options = SubmitOptions {
-        share: Some(Share::new(102_400)),
+        account: Some(harness.engine.caller_account(1).connection(1, 102_400)),
         ..SubmitOptions::default()
     };
     let answer = harness.fetch_outside(ranges_of(&dataset, &ranges), options);
@@ -271,7 +288,7 @@ fn a_response_larger_than_the_share(harness: &Harness) {
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
     let options = || SubmitOptions {
-        share: Some(Share::new(8192)),
+        account: Some(harness.engine.caller_account(1).connection(1, 8192)),
         ..SubmitOptions::default()
     };
     let answer = harness.fetch_with(|| ranges_of(&dataset, &[(0, 8193)]), options());

@@ -255,6 +255,9 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
         1 << 10..=256 << 20,
         1,
     );
+    // A caller alone may hold half of it.
+    let memory_default = default.request_memory_bytes.max(request_bytes.saturating_mul(4));
+    let request_memory_bytes = section.bytes("request_memory", memory_default, 1 << 16..=1 << 40, 1);
     let requests_in_flight = section.small("requests_in_flight", default.requests_in_flight, 1..=1 << 20);
     let per_connection_default = default.requests_per_connection.min(requests_in_flight);
     let requests_per_connection =
@@ -306,6 +309,16 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
         connection_bytes,
         why,
     );
+    let problem = format!(
+        "is {request_bytes}, more than half of limits.request_memory, which is {request_memory_bytes}"
+    );
+    walk.clash(
+        "limits.request_bytes",
+        "limits.request_memory",
+        request_bytes > request_memory_bytes / 2,
+        problem,
+        "lower it, or raise limits.request_memory: one caller may hold half of it".to_owned(),
+    );
     let in_flight = u64::from(requests_in_flight);
     let why = "the rest would always be refused";
     let in_flight_key = "limits.requests_in_flight";
@@ -337,6 +350,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
         items_per_request,
         response_bytes,
         request_bytes: u32::try_from(request_bytes).unwrap_or(default.request_bytes),
+        request_memory_bytes,
         requests_in_flight,
         requests_per_connection,
         stream_requests_in_flight,

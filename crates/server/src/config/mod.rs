@@ -34,6 +34,8 @@ pub struct Limits {
     pub response_bytes: u64,
     /// Most bytes of one request message or HTTP body.
     pub request_bytes: u32,
+    /// Most memory of all requests that are being received or decoded.
+    pub request_memory_bytes: u64,
     /// Most requests in flight in the whole daemon.
     pub requests_in_flight: u32,
     /// Most requests in flight on one HTTP/2 connection.
@@ -96,6 +98,7 @@ impl Default for Limits {
             items_per_request: 4096,
             response_bytes: 16 << 20,
             request_bytes: 4 << 20,
+            request_memory_bytes: 64 << 20,
             requests_in_flight: 4096,
             requests_per_connection: 256,
             stream_requests_in_flight: 64,

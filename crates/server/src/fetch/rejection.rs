@@ -14,11 +14,13 @@ pub(super) enum Rejection {
     Draining,
     QueuedReads,
     Memory,
+    CallerMemory,
     ConnectionMemory,
+    CallerReads,
 }
 
 /// Every rejection at its place: `reason as usize`.
-const REJECTIONS: [(Rejection, &str); 8] = [
+const REJECTIONS: [(Rejection, &str); 10] = [
     (Rejection::Items, "items"),
     (Rejection::ResponseBytes, "response_bytes"),
     (Rejection::RequestsInFlight, "requests_in_flight"),
@@ -26,7 +28,9 @@ const REJECTIONS: [(Rejection, &str); 8] = [
     (Rejection::Draining, "draining"),
     (Rejection::QueuedReads, "queued_reads"),
     (Rejection::Memory, "memory"),
+    (Rejection::CallerMemory, "caller_memory"),
     (Rejection::ConnectionMemory, "connection_memory"),
+    (Rejection::CallerReads, "caller_reads"),
 ];
 
 impl Rejection {
@@ -41,7 +45,9 @@ impl Rejection {
             FetchError::Read(ReadError::Overloaded { resource }) => Some(match resource {
                 Resource::QueuedReads => Self::QueuedReads,
                 Resource::Memory => Self::Memory,
+                Resource::CallerMemory => Self::CallerMemory,
                 Resource::ConnectionMemory => Self::ConnectionMemory,
+                Resource::CallerReads => Self::CallerReads,
             }),
             FetchError::DatasetNotFound { .. }
             | FetchError::WrongKind { .. }

@@ -1,7 +1,7 @@
 //! What a request asks for, why it may fail as a whole, and what can be checked of it without reading.
 
+use crate::caller::Connection;
 use crate::config::Limits;
-use ringfetch_engine::buffer::Share;
 use ringfetch_engine::dataset::Kind;
 use ringfetch_engine::error::ReadError;
 use std::sync::Arc;
@@ -37,8 +37,8 @@ pub enum Items<'a> {
 pub struct CallContext {
     /// When the answer stops being worth anything.
     pub deadline: Option<Instant>,
-    /// The connection's share of the response memory.
-    pub share: Option<Arc<Share>>,
+    /// Who asks.
+    pub connection: Option<Arc<Connection>>,
     /// Whether the first item error is to fail the request.
     pub fail_fast: bool,
 }
@@ -105,10 +105,15 @@ pub enum FetchError {
         max: u64,
     },
     /// More requests in flight than allowed.
-    #[error("overloaded: {max} requests are in flight (limits.requests_in_flight); retry after a moment")]
+    #[error(
+        "overloaded: {} (limits.requests_in_flight is {max}); retry after a moment",
+        if *.own { "this caller has as many requests in flight as there is room for" } else { "too many requests are in flight" }
+    )]
     TooManyRequests {
         /// The limit.
         max: u32,
+        /// Whether the caller's own requests are in the way.
+        own: bool,
     },
     /// A malformed request.
     #[error("{field}: {problem}")]
@@ -239,6 +244,7 @@ mod tests {
             items_per_request: 4,
             response_bytes: 1 << 20,
             request_bytes: 1 << 20,
+            request_memory_bytes: 4 << 20,
             requests_in_flight: 2,
             requests_per_connection: 2,
             stream_requests_in_flight: 2,

@@ -1,4 +1,4 @@
-//! The gRPC transport: which services stand on the public port, and what they share.
+//! The gRPC transport: which services stand on the public port, and what they connection.
 //!
 //! `service` is FetchService, written by hand for the sake of its answers' bytes; `datasets` and `health` are tonic's
 //! with our bodies. Whatever is not served is answered UNIMPLEMENTED. Connections, HTTP/2 settings and TLS are the
@@ -18,11 +18,11 @@ mod metadata;
 mod service;
 mod stream;
 
+use crate::caller::Connection;
 use crate::fetch::Fetcher;
 use crate::lifecycle::Lifecycle;
-use crate::listener::{ConnectionShare, Shortcut};
+use crate::listener::Shortcut;
 use crate::rpc_metrics::RpcMetrics;
-use ringfetch_engine::buffer::Share;
 use ringfetch_proto::v1::dataset_service_server::DatasetServiceServer;
 use std::sync::Arc;
 use tonic::service::{Routes, RoutesBuilder};
@@ -36,8 +36,7 @@ const SMALL_REQUEST_BYTES_MAX: usize = 64 << 10;
 
 /// Everything the public gRPC port serves: FetchService, DatasetService, health and reflection.
 ///
-/// Requests should carry a [`ConnectionShare`] in their extensions; without one the connection's share of the
-/// response memory is not bounded.
+/// Requests should carry their [`Connection`] in their extensions; without one, what they hold is on nobody's account.
 pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum::Router {
     let mut routes = RoutesBuilder::default();
     routes.add_service(
@@ -102,9 +101,7 @@ fn reflection(services: &[&str]) -> tonic_reflection::server::Builder<'static> {
         .fold(builder, |builder, name| builder.with_service_name(*name))
 }
 
-/// The share of the response memory of the connection a request came by.
-fn share_of(extensions: &http::Extensions) -> Option<Arc<Share>> {
-    extensions
-        .get::<ConnectionShare>()
-        .map(|share| Arc::clone(&share.0))
+/// The connection a request came by.
+fn connection_of(extensions: &http::Extensions) -> Option<Arc<Connection>> {
+    extensions.get().cloned()
 }

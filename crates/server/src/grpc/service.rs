@@ -8,10 +8,11 @@ use super::calls::{FetchCall, run};
 use super::envelope::Envelope;
 use super::frame::Deframer;
 use super::stream::{self, StreamBody};
-use super::{metadata, share_of};
+use super::{connection_of, metadata};
+use crate::caller::Connection;
 use crate::fetch::{CallContext, Fetcher, until};
 use crate::lifecycle::Lifecycle;
-use crate::listener::{Answer, ConnectionShare, Shortcut};
+use crate::listener::{Answer, Shortcut};
 use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
 use crate::status;
 use axum::body::Body;
@@ -21,7 +22,6 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
 use hyper::body::Incoming;
 use prost::Message;
-use ringfetch_engine::buffer::Share;
 use ringfetch_proto::v1;
 use std::convert::Infallible;
 use std::future::Future;
@@ -54,8 +54,8 @@ impl tower::Service<Request<Body>> for FetchService {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let started = Instant::now();
-        let (service, share) = (self.clone(), share_of(request.extensions()));
-        Box::pin(async move { Ok(service.respond(request, share, started).await) })
+        let (service, connection) = (self.clone(), connection_of(request.extensions()));
+        Box::pin(async move { Ok(service.respond(request, connection, started).await) })
     }
 }
 
@@ -67,10 +67,10 @@ impl Shortcut for FetchService {
         method.is_some_and(|method| !method.is_empty() && !method.contains(['/', '%']))
     }
 
-    fn answer(&self, request: Request<Incoming>, share: &ConnectionShare) -> Answer {
+    fn answer(&self, request: Request<Incoming>, connection: &Arc<Connection>) -> Answer {
         let started = Instant::now();
-        let (service, share) = (self.clone(), Arc::clone(&share.0));
-        Box::pin(async move { service.respond(request, Some(share), started).await })
+        let (service, connection) = (self.clone(), Arc::clone(connection));
+        Box::pin(async move { service.respond(request, Some(connection), started).await })
     }
 }
 
@@ -83,7 +83,7 @@ impl FetchService {
     async fn respond<B: RequestBody>(
         &self,
         request: Request<B>,
-        share: Option<Arc<Share>>,
+        connection: Option<Arc<Connection>>,
         started: Instant,
     ) -> Response<Body> {
         if let Some(refused) = refuse_other_protocols(&request) {
@@ -92,22 +92,22 @@ impl FetchService {
         let method = request.uri().path().rsplit('/').next().unwrap_or_default();
         match method {
             "FetchBlocks" => {
-                self.unary::<v1::FetchBlocksRequest, B>(request, share, started)
+                self.unary::<v1::FetchBlocksRequest, B>(request, connection, started)
                     .await
             }
             "FetchVectors" => {
-                self.unary::<v1::FetchVectorsRequest, B>(request, share, started)
+                self.unary::<v1::FetchVectorsRequest, B>(request, connection, started)
                     .await
             }
             "FetchRanges" => {
-                self.unary::<v1::FetchRangesRequest, B>(request, share, started)
+                self.unary::<v1::FetchRangesRequest, B>(request, connection, started)
                     .await
             }
             "FetchObjects" => {
-                self.unary::<v1::FetchObjectsRequest, B>(request, share, started)
+                self.unary::<v1::FetchObjectsRequest, B>(request, connection, started)
                     .await
             }
-            "FetchStream" => self.stream(request, share, started),
+            "FetchStream" => self.stream(request, connection, started),
             _ => {
                 self.rpc
                     .grpc(GrpcMethod::Other)
@@ -120,10 +120,10 @@ impl FetchService {
     async fn unary<C: FetchCall, B: RequestBody>(
         &self,
         request: Request<B>,
-        share: Option<Arc<Share>>,
+        connection: Option<Arc<Connection>>,
         started: Instant,
     ) -> Response<Body> {
-        let result = self.unary_result::<C, B>(request, share, started).await;
+        let result = self.unary_result::<C, B>(request, connection, started).await;
         let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
         self.rpc.grpc(C::METHOD).observe(code, started.elapsed());
         match result {
@@ -135,7 +135,7 @@ impl FetchService {
     async fn unary_result<C: FetchCall, B: RequestBody>(
         &self,
         request: Request<B>,
-        share: Option<Arc<Share>>,
+        connection: Option<Arc<Connection>>,
         started: Instant,
     ) -> Result<Envelope, Status> {
         let (parts, body) = request.into_parts();
@@ -149,7 +149,7 @@ impl FetchService {
         })?;
         let context = CallContext {
             deadline,
-            share,
+            connection,
             fail_fast: call.fail_fast(),
         };
         let (answer, data) = run(&self.fetcher, &call, context)
@@ -161,7 +161,7 @@ impl FetchService {
     fn stream<B: RequestBody>(
         &self,
         request: Request<B>,
-        share: Option<Arc<Share>>,
+        connection: Option<Arc<Connection>>,
         started: Instant,
     ) -> Response<Body> {
         let (parts, body) = request.into_parts();
@@ -183,7 +183,7 @@ impl FetchService {
             deadline,
         };
         let fetcher = self.fetcher.clone();
-        let start = move |request| stream::respond(fetcher.clone(), share.clone(), deadline, request);
+        let start = move |request| stream::respond(fetcher.clone(), connection.clone(), deadline, request);
         let lifecycle = self.lifecycle.clone();
         let rpc = self.rpc.clone();
         let ended = move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed());

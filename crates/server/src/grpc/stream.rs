@@ -10,13 +10,13 @@ use super::calls::{FetchCall, run};
 use super::envelope::{Envelope, Run};
 use super::frame::Deframer;
 use super::service::{decode, trailers_ok};
+use crate::caller::Connection;
 use crate::fetch::{CallContext, FetchError, Fetcher};
 use crate::status;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http_body::Frame;
-use ringfetch_engine::buffer::Share;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
 use std::convert::Infallible;
@@ -41,7 +41,7 @@ pub(super) struct Bounds {
 /// Answers one request of a stream. Its own deadline counts from the call of this function.
 pub(super) fn respond(
     fetcher: Fetcher,
-    share: Option<Arc<Share>>,
+    connection: Option<Arc<Connection>>,
     call_deadline: Option<Instant>,
     request: v1::FetchStreamRequest,
 ) -> impl Future<Output = Result<Envelope, Status>> + Send {
@@ -52,7 +52,7 @@ pub(super) fn respond(
     let deadline = [own, call_deadline].into_iter().flatten().min();
     let context = CallContext {
         deadline,
-        share,
+        connection,
         fail_fast: false,
     };
     async move {

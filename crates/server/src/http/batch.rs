@@ -93,7 +93,7 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     let deadline = (call.deadline_ms > 0).then(|| arrival + Duration::from_millis(call.deadline_ms.into()));
     let context = CallContext {
         deadline,
-        share: super::share_of(&parts.extensions),
+        connection: super::connection_of(&parts.extensions),
         fail_fast: call.fail_fast,
     };
     let result = app

@@ -7,6 +7,7 @@ use super::datasets::{Wanted, dataset_of_kind};
 use super::negotiate::{Form, preferred};
 use super::problem::{Problem, Segments};
 use super::representation::precondition_failed;
+use crate::caller::Connection;
 use crate::fetch::{CallContext, Fetcher, Items};
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -15,7 +16,6 @@ use bytes::Bytes;
 use half::f16;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
-use ringfetch_engine::buffer::Share;
 use ringfetch_engine::dataset::{Dataset, Dtype, Kind};
 use ringfetch_engine::error::ReadError;
 use serde::Serialize;
@@ -49,7 +49,7 @@ pub(super) async fn get_block(
         &name,
         &index,
         &parts,
-        super::share_of(&parts.extensions),
+        super::connection_of(&parts.extensions),
     )
     .await
 }
@@ -60,7 +60,7 @@ pub(super) async fn block(
     name: &str,
     index: &str,
     parts: &Parts,
-    share: Option<Arc<Share>>,
+    connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
     let index = number("index", index)?;
     let dataset = dataset_of_kind(fetcher, name, Wanted::Blocks)?;
@@ -78,7 +78,7 @@ pub(super) async fn block(
     if parts.method == Method::HEAD {
         return Ok(head_only(head, Form::Octets, Some(block_bytes)));
     }
-    let data = fetch_one(fetcher, &dataset, Items::Blocks(&[index]), share).await?;
+    let data = fetch_one(fetcher, &dataset, Items::Blocks(&[index]), connection).await?;
     Ok(octets(head, data))
 }
 
@@ -109,7 +109,7 @@ pub(super) async fn get_vector(
         &name,
         &id,
         &parts,
-        super::share_of(&parts.extensions),
+        super::connection_of(&parts.extensions),
     )
     .await
 }
@@ -120,7 +120,7 @@ pub(super) async fn vector(
     name: &str,
     id: &str,
     parts: &Parts,
-    share: Option<Arc<Share>>,
+    connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
     let id = number("id", id)?;
     let dataset = dataset_of_kind(fetcher, name, Wanted::Vectors)?;
@@ -152,7 +152,7 @@ pub(super) async fn vector(
         let length = (form == Form::Octets).then_some(vector_bytes);
         return Ok(vary_by_accept(head_only(head, form, length)));
     }
-    let data = fetch_one(fetcher, &dataset, Items::Vectors(&[id]), share).await?;
+    let data = fetch_one(fetcher, &dataset, Items::Vectors(&[id]), connection).await?;
     let response = match form {
         Form::Octets => octets(head, data),
         Form::Json => {
@@ -207,11 +207,11 @@ async fn fetch_one(
     fetcher: &Fetcher,
     dataset: &Arc<Dataset>,
     item: Items<'_>,
-    share: Option<Arc<Share>>,
+    connection: Option<Arc<Connection>>,
 ) -> Result<Bytes, Problem> {
     let context = CallContext {
         deadline: None,
-        share,
+        connection,
         fail_fast: true,
     };
     Ok(fetcher.fetch_of(dataset, item, context).await?.data)

@@ -26,9 +26,9 @@ mod shortcut;
 mod stream;
 mod window;
 
+use crate::caller::Connection;
 use crate::fetch::Fetcher;
 use crate::lifecycle::Lifecycle;
-use crate::listener::ConnectionShare;
 use crate::rpc_metrics::{HttpRoute, RpcMetrics};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -36,7 +36,6 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use bytes::Bytes;
-use ringfetch_engine::buffer::Share;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Semaphore;
@@ -58,8 +57,8 @@ struct App {
     walks: Arc<Semaphore>,
 }
 
-/// The HTTP service: made once, cloned for each connection. Requests may carry a
-/// [`ConnectionShare`] among their extensions.
+/// The HTTP service: made once, cloned for each connection. Requests should carry their
+/// [`Connection`] among their extensions; without one, what they hold is on nobody's account.
 pub fn service(
     fetcher: Fetcher,
     lifecycle: Lifecycle,
@@ -128,11 +127,9 @@ async fn edge(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Re
     response
 }
 
-/// The response memory's share of the connection that a request came on.
-fn share_of(extensions: &http::Extensions) -> Option<Arc<Share>> {
-    extensions
-        .get::<ConnectionShare>()
-        .map(|share| Arc::clone(&share.0))
+/// The connection that a request came on.
+fn connection_of(extensions: &http::Extensions) -> Option<Arc<Connection>> {
+    extensions.get().cloned()
 }
 
 #[cfg(test)]

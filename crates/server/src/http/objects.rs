@@ -9,13 +9,13 @@ use super::datasets::{Wanted, dataset_of_kind};
 use super::problem::{Problem, Segments};
 use super::representation::{Changed, Representation, answer};
 use super::stream::Source;
+use crate::caller::Connection;
 use crate::fetch::Fetcher;
 use axum::Json;
 use axum::extract::{Query, Request, State};
 use axum::response::Response;
 use http::StatusCode;
 use http::request::Parts;
-use ringfetch_engine::buffer::Share;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +48,13 @@ pub(super) async fn get_bytes(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    bytes(&app.fetcher, &name, &parts, super::share_of(&parts.extensions)).await
+    bytes(
+        &app.fetcher,
+        &name,
+        &parts,
+        super::connection_of(&parts.extensions),
+    )
+    .await
 }
 
 /// The answer to a request for (a part of) a dataset's address space.
@@ -56,7 +62,7 @@ pub(super) async fn bytes(
     fetcher: &Fetcher,
     name: &str,
     parts: &Parts,
-    share: Option<Arc<Share>>,
+    connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
     let dataset = dataset_of_kind(fetcher, name, Wanted::Space)?;
     let representation = Representation {
@@ -64,7 +70,7 @@ pub(super) async fn bytes(
         etag: ETag::new(dataset.etag()),
         source: Source::Space(dataset),
     };
-    answer(fetcher, representation, &parts.method, &parts.headers, share)
+    answer(fetcher, representation, &parts.method, &parts.headers, connection)
         .await
         .map_err(|Changed| changing())
 }
@@ -104,8 +110,15 @@ pub(super) async fn get_object(
             etag: ETag::new(file.etag()),
         };
         drop(file);
-        let share = super::share_of(&parts.extensions);
-        if let Ok(response) = answer(&app.fetcher, representation, &parts.method, &parts.headers, share).await
+        let connection = super::connection_of(&parts.extensions);
+        if let Ok(response) = answer(
+            &app.fetcher,
+            representation,
+            &parts.method,
+            &parts.headers,
+            connection,
+        )
+        .await
         {
             return Ok(response);
         }

@@ -10,11 +10,11 @@ use super::problem::Problem;
 use super::range::{Ranges, content_range, resolve};
 use super::stream::{Reader, Source, WindowError, WindowedBody};
 use super::window::Piece;
+use crate::caller::Connection;
 use crate::fetch::Fetcher;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use ringfetch_engine::buffer::Share;
 use ringfetch_engine::geometry::Extent;
 use std::sync::Arc;
 
@@ -81,7 +81,7 @@ pub(super) async fn answer(
     representation: Representation,
     method: &Method,
     headers: &HeaderMap,
-    share: Option<Arc<Share>>,
+    connection: Option<Arc<Connection>>,
 ) -> Result<Response, Changed> {
     let Representation { source, length, etag } = representation;
     let decision = decide(method, headers, &etag, length, fetcher.limits().http_ranges);
@@ -113,7 +113,7 @@ pub(super) async fn answer(
             (StatusCode::PARTIAL_CONTENT, multipart.pieces)
         }
     };
-    let reader = Reader::new(fetcher.clone(), share, source);
+    let reader = Reader::new(fetcher.clone(), connection, source);
     match WindowedBody::start(reader, pieces).await {
         Ok(body) => {
             head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));

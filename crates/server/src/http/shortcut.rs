@@ -6,8 +6,9 @@
 
 use super::routes::{self, Route};
 use super::{items, objects, problem};
+use crate::caller::Connection;
 use crate::fetch::Fetcher;
-use crate::listener::{Answer, ConnectionShare, Shortcut};
+use crate::listener::{Answer, Shortcut};
 use crate::rpc_metrics::{HttpRoute, RpcMetrics};
 use axum::response::IntoResponse as _;
 use http::{Method, Request};
@@ -63,12 +64,12 @@ impl Shortcut for Reads {
             && Target::of(request.uri().path()).is_some()
     }
 
-    fn answer(&self, request: Request<Incoming>, share: &ConnectionShare) -> Answer {
-        let (reads, share) = (self.clone(), Arc::clone(&share.0));
+    fn answer(&self, request: Request<Incoming>, connection: &Arc<Connection>) -> Answer {
+        let (reads, connection) = (self.clone(), Arc::clone(connection));
         Box::pin(async move {
             let arrival = Instant::now();
             let (parts, _no_body) = request.into_parts();
-            let (path, share) = (parts.uri.path(), Some(share));
+            let (path, connection) = (parts.uri.path(), Some(connection));
             let target = Target::of(path);
             let Reads { fetcher, rpc } = &reads;
             let result = match target {
@@ -76,13 +77,13 @@ impl Shortcut for Reads {
                     operation: HttpRoute::GetBlock,
                     dataset,
                     item,
-                }) => items::block(fetcher, dataset, item, &parts, share).await,
+                }) => items::block(fetcher, dataset, item, &parts, connection).await,
                 Some(Target {
                     operation: HttpRoute::GetVector,
                     dataset,
                     item,
-                }) => items::vector(fetcher, dataset, item, &parts, share).await,
-                Some(Target { dataset, .. }) => objects::bytes(fetcher, dataset, &parts, share).await,
+                }) => items::vector(fetcher, dataset, item, &parts, connection).await,
+                Some(Target { dataset, .. }) => objects::bytes(fetcher, dataset, &parts, connection).await,
                 None => Err(problem::no_such_path().await),
             };
             let operation = target.map_or(HttpRoute::Other, |target| target.operation);

@@ -6,11 +6,11 @@
 //! go on with Range and If-Range. Deliberately absent: copies; frames are slices of the response memory.
 
 use super::window::{Allowance, Piece, Plan, WindowLimits, total_bytes};
+use crate::caller::Connection;
 use crate::fetch::{CallContext, FetchError, Fetcher, Items};
 use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
-use ringfetch_engine::buffer::Share;
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::error::ReadError;
 use std::collections::VecDeque;
@@ -65,7 +65,7 @@ enum Place {
 #[derive(Debug)]
 pub(super) struct Reader {
     fetcher: Fetcher,
-    share: Option<Arc<Share>>,
+    connection: Option<Arc<Connection>>,
     source: Source,
 }
 
@@ -85,11 +85,11 @@ pub(super) struct WindowedBody {
 }
 
 impl Reader {
-    /// A reader for one answer on the connection that `share` belongs to.
-    pub(super) fn new(fetcher: Fetcher, share: Option<Arc<Share>>, source: Source) -> Self {
+    /// A reader for one answer on the connection that `connection` belongs to.
+    pub(super) fn new(fetcher: Fetcher, connection: Option<Arc<Connection>>, source: Source) -> Self {
         Self {
             fetcher,
-            share,
+            connection,
             source,
         }
     }
@@ -176,7 +176,7 @@ impl Reader {
     ) -> Result<Bytes, FetchError> {
         let context = CallContext {
             deadline: None,
-            share: self.share.clone(),
+            connection: self.connection.clone(),
             fail_fast: true,
         };
         let fetched = match place {
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn only_bounds_that_pass_are_waited_for() {
         // Overload of either kind is transient; a lost range, a drain and a lasting limit are not.
-        assert!(is_transient(&FetchError::TooManyRequests { max: 1 }));
+        assert!(is_transient(&FetchError::TooManyRequests { max: 1, own: false }));
         assert!(is_transient(&FetchError::Read(ReadError::Overloaded {
             resource: Resource::Memory
         })));

@@ -18,7 +18,7 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use tower::Service as _;
 
-use super::ConnectionShare;
+use crate::caller::Connection;
 
 /// An answer on its way.
 pub type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
@@ -29,7 +29,7 @@ pub trait Shortcut: std::fmt::Debug + Send + Sync {
     fn takes(&self, request: &Request<Incoming>) -> bool;
 
     /// Answers a request that it takes.
-    fn answer(&self, request: Request<Incoming>, share: &ConnectionShare) -> Answer;
+    fn answer(&self, request: Request<Incoming>, connection: &Arc<Connection>) -> Answer;
 }
 
 /// Everything that answers requests on one port: the shortcut if there is one and it takes the request, else the router.
@@ -47,11 +47,13 @@ pub(super) enum Answering {
 }
 
 impl Front {
-    pub(super) fn call(&self, mut request: Request<Incoming>, share: &ConnectionShare) -> Answering {
+    pub(super) fn call(&self, mut request: Request<Incoming>, connection: &Arc<Connection>) -> Answering {
         match &self.shortcut {
-            Some(shortcut) if shortcut.takes(&request) => Answering::Short(shortcut.answer(request, share)),
+            Some(shortcut) if shortcut.takes(&request) => {
+                Answering::Short(shortcut.answer(request, connection))
+            }
             Some(_) | None => {
-                request.extensions_mut().insert(share.clone());
+                request.extensions_mut().insert(connection.clone());
                 // A router is always ready.
                 Answering::Routed(Box::new(self.router.clone().call(request)))
             }

@@ -115,7 +115,7 @@ async fn more_reads_than_may_be_queued_are_refused() {
     let (setup, _) = plain_blocks(slow(Setup::new("pread")), 8);
     let daemon = setup.set("limits.queued_reads", "4096").start();
     let load = Load::start(&daemon, 1).await;
-    refused_everywhere(&daemon, &load, "slow", &batch(), "the queue of reads").await;
+    refused_everywhere(&daemon, &load, "slow", &batch(), "limits.queued_reads").await;
     load.stop().await;
     let mut fetch = daemon.fetch().await;
     let answer = fetch

@@ -291,7 +291,7 @@ fn a_request_that_asks_for_nothing_is_answered() {
 #[test]
 fn a_refusal_that_passes_says_when_to_come_back() {
     // Overload inside a stream: RESOURCE_EXHAUSTED with milliseconds to wait.
-    let envelope = failed(9, &FetchError::TooManyRequests { max: 3 }).unwrap();
+    let envelope = failed(9, &FetchError::TooManyRequests { max: 3, own: false }).unwrap();
     let response = v1::FetchStreamResponse::decode(&envelope.head[5..]).unwrap();
     let Some(v1::fetch_stream_response::Response::Error(error)) = response.response else {
         panic!("{response:?}");

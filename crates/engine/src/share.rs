@@ -1,0 +1,357 @@
+//! Fair shares of something bounded: response memory, queued reads, requests in flight.
+//!
+//! A [`Budget`] is what there is. A caller holds a [`CallerShare`] of it, each of the caller's connections a [`Share`].
+//! Nobody reserves anything in advance; what one may hold depends on what is free at that moment (dynamic thresholds:
+//! Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998):
+//!
+//! - a caller may hold at most half of what is free: alone a third of the budget, with two others a fifth each;
+//! - a connection may take at most what its caller may still take beyond what the connection holds already;
+//! - in any case a connection may hold 1/64 of what is free, so that one that holds little is served while others of
+//!   the same caller hold all they may.
+//!
+//! So no number of holders uses up a budget, and nobody has to configure shares. Charges race without a lock: two that
+//! are granted at the same moment may exceed a threshold by one of them; the budget itself they cannot exceed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A connection may always hold this part of what is free.
+const RESERVE_DIVISOR: u64 = 64;
+
+/// Why a charge is refused: whose holdings would have to shrink first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The budget is used up.
+    Budget,
+    /// This caller holds its share.
+    Caller,
+    /// This connection holds its share.
+    Connection,
+}
+
+/// Something bounded that callers share.
+#[derive(Debug)]
+pub struct Budget {
+    capacity: AtomicU64,
+    used: AtomicU64,
+}
+
+/// What one caller holds of a budget, over all of its connections.
+#[derive(Debug)]
+pub struct CallerShare {
+    budget: Arc<Budget>,
+    held: AtomicU64,
+}
+
+/// What one connection holds of a budget.
+#[derive(Debug)]
+pub struct Share {
+    caller: Arc<CallerShare>,
+    /// The most it may ever hold.
+    limit: u64,
+    held: AtomicU64,
+}
+
+/// A part of a budget that is held until this is dropped.
+#[derive(Debug)]
+pub struct Charge {
+    budget: Arc<Budget>,
+    share: Option<Arc<Share>>,
+    amount: u64,
+}
+
+impl Budget {
+    /// So much of something.
+    pub fn new(capacity: u64) -> Arc<Self> {
+        Arc::new(Self {
+            capacity: AtomicU64::new(capacity),
+            used: AtomicU64::new(0),
+        })
+    }
+
+    /// How much there is in all.
+    pub fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Changes how much there is. Where more than that is held, nothing is granted until it was given back.
+    pub fn set_capacity(&self, capacity: u64) {
+        self.capacity.store(capacity, Ordering::Relaxed);
+    }
+
+    /// How much of it is held now.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// The share of one more caller.
+    pub fn caller(self: &Arc<Self>) -> Arc<CallerShare> {
+        Arc::new(CallerShare {
+            budget: Arc::clone(self),
+            held: AtomicU64::new(0),
+        })
+    }
+
+    /// Holds `amount` on nobody's account.
+    ///
+    /// # Errors
+    /// `Refused::Budget`.
+    pub fn charge(self: &Arc<Self>, amount: u64) -> Result<Charge, Refused> {
+        let before = self.used.fetch_add(amount, Ordering::Relaxed);
+        let charge = Charge {
+            budget: Arc::clone(self),
+            share: None,
+            amount,
+        };
+        // Where there is too little, dropping the charge gives back what was taken.
+        if before.saturating_add(amount) > self.capacity() {
+            return Err(Refused::Budget);
+        }
+        Ok(charge)
+    }
+}
+
+impl CallerShare {
+    /// The share of one more connection, which may never hold more than `limit`.
+    pub fn connection(self: &Arc<Self>, limit: u64) -> Arc<Share> {
+        Arc::new(Share {
+            caller: Arc::clone(self),
+            limit,
+            held: AtomicU64::new(0),
+        })
+    }
+
+    /// How much the caller holds now.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+}
+
+impl Share {
+    /// How much the connection holds now.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// The most that it may ever hold, when nobody else holds anything.
+    pub fn most(&self) -> u64 {
+        self.limit.min(self.caller.budget.capacity() / 2)
+    }
+
+    /// Whether `amount` would be granted now.
+    ///
+    /// # Errors
+    /// Whose holdings are in the way.
+    pub fn grants(&self, amount: u64) -> Result<(), Refused> {
+        let budget = &*self.caller.budget;
+        let free = budget.capacity().saturating_sub(budget.used());
+        if amount > free {
+            return Err(Refused::Budget);
+        }
+        let held = self.held().saturating_add(amount);
+        if held > self.limit {
+            return Err(Refused::Connection);
+        }
+        if held <= free / RESERVE_DIVISOR {
+            return Ok(());
+        }
+        let callers = self.caller.held();
+        let most = free / 2;
+        if callers.saturating_add(amount) > most {
+            Err(Refused::Caller)
+        } else if held > most.saturating_sub(callers) && held > amount {
+            Err(Refused::Connection)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Holds `amount`.
+    ///
+    /// # Errors
+    /// Whose holdings are in the way.
+    pub fn charge(self: &Arc<Self>, amount: u64) -> Result<Charge, Refused> {
+        self.grants(amount)?;
+        let mut charge = self.caller.budget.charge(amount)?;
+        self.caller.held.fetch_add(amount, Ordering::Relaxed);
+        self.held.fetch_add(amount, Ordering::Relaxed);
+        charge.share = Some(Arc::clone(self));
+        Ok(charge)
+    }
+}
+
+impl Charge {
+    /// This charge in two, of which the first has `amount` (or all there is).
+    pub fn split(mut self, amount: u64) -> (Self, Self) {
+        let amount = amount.min(self.amount);
+        self.amount -= amount;
+        let first = Self {
+            budget: Arc::clone(&self.budget),
+            share: self.share.clone(),
+            amount,
+        };
+        (first, self)
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.amount, Ordering::Relaxed);
+        if let Some(share) = &self.share {
+            share.caller.held.fetch_sub(self.amount, Ordering::Relaxed);
+            share.held.fetch_sub(self.amount, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What one caller holds of the engine: response memory in bytes, and reads that are not answered.
+#[derive(Debug)]
+pub struct CallerAccount {
+    id: u64,
+    memory: Arc<CallerShare>,
+    reads: Arc<CallerShare>,
+}
+
+/// What one connection of a caller holds of the engine. Reads are done in turn over callers, and within a caller over
+/// its connections.
+#[derive(Debug)]
+pub struct Account {
+    caller: u64,
+    id: u64,
+    memory: Arc<Share>,
+    reads: Arc<Share>,
+}
+
+impl CallerAccount {
+    /// `id` tells callers apart.
+    pub(crate) fn new(id: u64, memory: &Arc<Budget>, reads: &Arc<Budget>) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            memory: memory.caller(),
+            reads: reads.caller(),
+        })
+    }
+
+    /// The account of one connection; `id` tells the caller's connections apart. It may hold at most `memory_bytes` of
+    /// response memory.
+    pub fn connection(&self, id: u64, memory_bytes: u64) -> Arc<Account> {
+        Arc::new(Account {
+            caller: self.id,
+            id,
+            memory: self.memory.connection(memory_bytes),
+            reads: self.reads.connection(u64::MAX),
+        })
+    }
+}
+
+impl Account {
+    /// Whose it is.
+    pub fn caller(&self) -> u64 {
+        self.caller
+    }
+
+    /// Which of the caller's connections.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Response memory, bytes.
+    pub fn memory(&self) -> &Arc<Share> {
+        &self.memory
+    }
+
+    /// Reads accepted and not answered.
+    pub fn reads(&self) -> &Arc<Share> {
+        &self.reads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes pieces of `amount` until one is refused.
+    fn fill(share: &Arc<Share>, amount: u64) -> (Vec<Charge>, Refused) {
+        let mut held = Vec::new();
+        loop {
+            match share.charge(amount) {
+                Ok(charge) => held.push(charge),
+                Err(refused) => return (held, refused),
+            }
+        }
+    }
+
+    #[test]
+    fn a_caller_alone_holds_a_third_and_leaves_room_for_others() {
+        // 300 in all, pieces of 1, greedy callers with eight connections each: the first stops at a third and what its
+        // connections may always hold, the next ones at that of what is left, and a newcomer is served after all of them.
+        let budget = Budget::new(300);
+        let mut held = Vec::new();
+        let mut free = 300;
+        for _ in 0..4 {
+            let caller = budget.caller();
+            let connections: Vec<_> = (0..8).map(|_| caller.connection(u64::MAX)).collect();
+            for connection in &connections {
+                held.extend(fill(connection, 1).0);
+            }
+            assert!(
+                caller.held() >= free / 4 && caller.held() <= free / 2,
+                "{} of {free}",
+                caller.held()
+            );
+            free -= caller.held();
+        }
+        assert!(budget.caller().connection(u64::MAX).charge(10).is_ok());
+        drop(held);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_connection_that_holds_little_is_served_beside_greedy_ones_of_its_caller() {
+        // 256 MiB; 1,000 connections of one caller take 1 MiB at a time as long as they can. Another connection of the
+        // same caller still gets blocks, one of another caller an answer of 16 MiB.
+        let mib = 1 << 20;
+        let budget = Budget::new(256 * mib);
+        let caller = budget.caller();
+        let greedy: Vec<_> = (0..1000).map(|_| caller.connection(64 * mib)).collect();
+        let held: Vec<_> = greedy.iter().map(|share| fill(share, mib)).collect();
+        assert!(held.iter().all(|(_, refused)| *refused != Refused::Budget));
+        let modest = caller.connection(64 * mib);
+        let _blocks: Vec<_> = (0..8).map(|_| modest.charge(64 << 10).unwrap()).collect();
+        assert!(budget.caller().connection(64 * mib).charge(16 * mib).is_ok());
+    }
+
+    #[test]
+    fn a_refusal_names_who_holds_too_much() {
+        // 100 in all: more than there is, more than the connection's limit, and more than the caller's half of the free.
+        let budget = Budget::new(100);
+        let caller = budget.caller();
+        let share = caller.connection(40);
+        assert_eq!(share.most(), 40);
+        assert_eq!(share.charge(101).unwrap_err(), Refused::Budget);
+        assert_eq!(share.charge(41).unwrap_err(), Refused::Connection);
+        let _first = share.charge(40).unwrap();
+        let other = caller.connection(40);
+        assert_eq!(other.charge(1).unwrap_err(), Refused::Caller);
+        let charge = budget.charge(60).unwrap();
+        assert_eq!(budget.charge(1).unwrap_err(), Refused::Budget);
+        assert_eq!(budget.used(), 100);
+        drop(charge);
+        assert_eq!((budget.used(), caller.held(), share.held()), (40, 40, 40));
+    }
+
+    #[test]
+    fn the_most_can_be_had_at_once_and_in_pieces() {
+        // Nobody else holds anything: one charge of `most` is granted, and so is what was held and given back.
+        let budget = Budget::new(1 << 20);
+        let share = budget.caller().connection(u64::MAX);
+        assert_eq!(share.most(), 1 << 19);
+        let charge = share.charge(share.most()).unwrap();
+        assert_eq!(share.held(), 1 << 19);
+        drop(charge);
+        assert_eq!(share.held(), 0);
+        let (_held, refused) = fill(&share, 4096);
+        assert_ne!(refused, Refused::Budget);
+        assert!(share.held() >= (1 << 20) / 6, "{}", share.held());
+    }
+}

@@ -1,0 +1,199 @@
+//! Who asks. A caller is the address a connection came from, until there are authenticated principals: limits, shares and
+//! turns are counted by caller, and within a caller by connection, so that no number of connections gets more than its
+//! part. Behind one proxy all users are one caller; then its connections share what it may have.
+
+use crate::config::Limits;
+use ringfetch_engine::engine::Engine;
+use ringfetch_engine::share::{Account, Budget, CallerAccount, CallerShare, Share};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Hosts get a network of this many bits (RFC 6177), so the addresses in it are one caller's.
+const IPV6_PREFIX_BITS: u32 = 64;
+
+/// What tells callers apart: an IPv4 address, or the /64 of an IPv6 address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallerKey(IpAddr);
+
+impl CallerKey {
+    /// The caller that connects from this address. An IPv4 address mapped into IPv6 is that IPv4 address.
+    pub fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let network = address.to_bits() >> (128 - IPV6_PREFIX_BITS) << (128 - IPV6_PREFIX_BITS);
+                Self(IpAddr::V6(Ipv6Addr::from_bits(network)))
+            }
+            v4 @ IpAddr::V4(_) => Self(v4),
+        }
+    }
+}
+
+impl std::fmt::Display for CallerKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            IpAddr::V4(address) => write!(f, "{address}"),
+            IpAddr::V6(network) => write!(f, "{network}/{IPV6_PREFIX_BITS}"),
+        }
+    }
+}
+
+/// Everybody who is connected. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Callers {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    engine: Engine,
+    requests: Arc<Budget>,
+    request_memory: Arc<Budget>,
+    known: Mutex<HashMap<CallerKey, Weak<Caller>>>,
+    next_id: AtomicU64,
+}
+
+/// One caller: what it holds over all of its connections. Lives as long as one of them.
+#[derive(Debug)]
+pub struct Caller {
+    key: CallerKey,
+    engine: Arc<CallerAccount>,
+    requests: Arc<CallerShare>,
+    request_memory: Arc<CallerShare>,
+    callers: Weak<Inner>,
+}
+
+/// One connection: on whose account its requests are. Every request carries it among its extensions.
+#[derive(Debug)]
+pub struct Connection {
+    caller: Arc<Caller>,
+    account: Arc<Account>,
+    requests: Arc<Share>,
+    request_memory: Arc<Share>,
+}
+
+impl Callers {
+    /// Nobody yet.
+    pub fn new(engine: Engine, limits: &Limits) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                engine,
+                requests: Budget::new(limits.requests_in_flight.into()),
+                request_memory: Budget::new(limits.request_memory_bytes),
+                known: Mutex::default(),
+                next_id: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// From now on callers share what these limits allow.
+    pub fn set_limits(&self, limits: &Limits) {
+        self.inner.requests.set_capacity(limits.requests_in_flight.into());
+        self.inner
+            .request_memory
+            .set_capacity(limits.request_memory_bytes);
+    }
+
+    /// A connection from `address`, which may hold at most `memory_bytes` of response memory.
+    pub fn connect(&self, address: IpAddr, memory_bytes: u64) -> Arc<Connection> {
+        let caller = self.caller(CallerKey::of(address));
+        let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Connection {
+            account: caller.engine.connection(id, memory_bytes),
+            requests: caller.requests.connection(u64::MAX),
+            request_memory: caller.request_memory.connection(u64::MAX),
+            caller,
+        })
+    }
+
+    /// Requests in flight of all callers.
+    pub fn requests(&self) -> &Arc<Budget> {
+        &self.inner.requests
+    }
+
+    /// What all callers' unfinished and decoded requests hold, bytes.
+    pub fn request_memory(&self) -> &Arc<Budget> {
+        &self.inner.request_memory
+    }
+
+    fn caller(&self, key: CallerKey) -> Arc<Caller> {
+        let inner = &*self.inner;
+        let mut known = inner.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(caller) = known.get(&key).and_then(Weak::upgrade) {
+            return caller;
+        }
+        let id = inner.next_id.fetch_add(1, Ordering::Relaxed);
+        let caller = Arc::new(Caller {
+            key,
+            engine: inner.engine.caller_account(id),
+            requests: inner.requests.caller(),
+            request_memory: inner.request_memory.caller(),
+            callers: Arc::downgrade(&self.inner),
+        });
+        known.insert(key, Arc::downgrade(&caller));
+        caller
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        let Some(callers) = self.callers.upgrade() else {
+            return;
+        };
+        let mut known = callers.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // It may have come back meanwhile.
+        if known
+            .get(&self.key)
+            .is_some_and(|caller| caller.strong_count() == 0)
+        {
+            known.remove(&self.key);
+        }
+    }
+}
+
+impl Caller {
+    /// What tells it apart.
+    pub fn key(&self) -> CallerKey {
+        self.key
+    }
+}
+
+impl Connection {
+    /// Whose it is.
+    pub fn caller(&self) -> &Arc<Caller> {
+        &self.caller
+    }
+
+    /// What it holds of the engine.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// Its requests in flight.
+    pub fn requests(&self) -> &Arc<Share> {
+        &self.requests
+    }
+
+    /// Bytes of its unfinished and decoded requests.
+    pub fn request_memory(&self) -> &Arc<Share> {
+        &self.request_memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_one_host_are_one_caller() {
+        // Two addresses of one /64, a mapped IPv4 address and its own form are one caller each; other networks are not.
+        let key = |address: &str| CallerKey::of(address.parse().unwrap());
+        assert_eq!(key("2001:db8:1:2::3"), key("2001:db8:1:2:ffff::"));
+        assert_ne!(key("2001:db8:1:2::3"), key("2001:db8:1:3::3"));
+        assert_eq!(key("::ffff:192.0.2.7"), key("192.0.2.7"));
+        assert_ne!(key("192.0.2.7"), key("192.0.2.8"));
+        assert_eq!(key("2001:db8:1:2::3").to_string(), "2001:db8:1:2::/64");
+        assert_eq!(key("::ffff:192.0.2.7").to_string(), "192.0.2.7");
+    }
+}
