@@ -181,6 +181,25 @@ impl Share {
 }
 
 impl Charge {
+    /// How much it holds.
+    pub fn amount(&self) -> u64 {
+        self.amount
+    }
+
+    /// Holds `more` as well.
+    ///
+    /// # Errors
+    /// Whose holdings are in the way; what is held already stays.
+    pub fn grow(&mut self, more: u64) -> Result<(), Refused> {
+        let mut grown = match &self.share {
+            Some(share) => share.charge(more)?,
+            None => self.budget.charge(more)?,
+        };
+        // One charge from now on: the other one gives nothing back.
+        self.amount += std::mem::take(&mut grown.amount);
+        Ok(())
+    }
+
     /// This charge in two, of which the first has `amount` (or all there is).
     pub fn split(mut self, amount: u64) -> (Self, Self) {
         let amount = amount.min(self.amount);

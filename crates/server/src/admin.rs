@@ -211,7 +211,7 @@ impl AdminService for Admin {
             .unwrap_or_else(PoisonError::into_inner)
             .rates(now);
         let (memory_in_use_bytes, memory_budget_bytes) = engine.memory();
-        let datasets = self.fetcher.datasets();
+        let datasets = self.fetcher.describe_all();
         Ok(Response::new(v1::GetStatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -223,10 +223,7 @@ impl AdminService for Admin {
             memory_budget_bytes,
             memory_in_use_bytes,
             shards: engine.shards().into_iter().map(shard).collect(),
-            datasets: datasets
-                .iter()
-                .map(|dataset| describe::dataset(dataset, &self.fetcher.backend_of(dataset)))
-                .collect(),
+            datasets: datasets.into_iter().map(describe::dataset).collect(),
             reason: backend.reason,
             reads_per_second: rates.reads_per_second,
             read_bytes_per_second: rates.bytes_per_second,

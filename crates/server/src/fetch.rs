@@ -1,22 +1,32 @@
 //! Reads as requests ask for them, whatever transport they came by: checks a request whole before anything is queued.
 //!
-//! Checked in this order: draining, the dataset, its kind, the lists, the number of items, the requests in flight,
-//! the deadline, the bytes of the answer. A slot among the requests in flight is taken before objects are opened,
-//! so that a refused request costs no system call; it is given back when the answer is there (the memory budget
-//! bounds what is written out after that). Datasets and limits are one value that is replaced whole while it serves;
-//! a request keeps the dataset it found.
+//! The one door: every transport asks here, so whatever may refuse a request is here once, in this order: the size of the
+//! request and the memory for it (`intake`, while it arrives), draining, the dataset, its kind, the lists, the number of
+//! items, the requests in flight, the deadline, the bytes of the answer, the queue and the memory (the engine). A slot
+//! among the requests in flight is taken before objects are opened, so that a refused request costs no system call; it is
+//! given back when the answer is there (the memory budget bounds what is written out after that). Datasets and limits are
+//! one value that is replaced whole while it serves; a request keeps the dataset it found.
 //!
-//! Deliberately absent: codes and status (`status` has the table), and waiting for room: what is over a bound is
-//! refused at once.
+//! Codes and status are `status`'s. Nothing waits for room here: what is over a bound is refused at once.
 
 mod backends;
 mod deadline;
+mod describe;
+mod intake;
+mod listing;
+mod opened;
 mod rejection;
 mod request;
+mod version;
 
 pub use self::backends::Chosen;
 pub(crate) use self::deadline::until;
+pub use self::describe::{DatasetInfo, ReadPath, VectorShape};
+pub(crate) use self::intake::Intake;
+pub use self::listing::{PAGE_NAMES_MAX, Page};
+pub use self::opened::{Dtype, Kind, Opened, Wanted};
 pub use self::request::{CallContext, FetchError, Items};
+pub use self::version::{Part, Version, VersionError};
 
 use self::backends::Backends;
 use self::rejection::Rejections;
@@ -27,7 +37,7 @@ use arc_swap::ArcSwap;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use ringfetch_engine::batch::{Batch, Fetched};
-use ringfetch_engine::dataset::{Dataset, Kind, OpenFile};
+use ringfetch_engine::dataset::{Dataset, OpenFile};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::share::{Charge, Refused};
@@ -35,6 +45,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+use tokio::sync::Semaphore;
 
 /// Objects of one request that are opened at the same time. Misses go to the blocking pool, 512 threads by default:
 /// one request must not take them all.
@@ -69,6 +80,8 @@ struct Inner {
     callers: Callers,
     draining: AtomicBool,
     rejections: Rejections,
+    /// Directory walks.
+    walks: Arc<Semaphore>,
 }
 
 /// One way to read, shared by every transport. Clones share it.
@@ -92,6 +105,7 @@ impl Fetcher {
                 callers,
                 draining: AtomicBool::new(false),
                 rejections: Rejections::new(),
+                walks: Arc::new(Semaphore::new(listing::WALKS_MAX)),
             }),
         }
     }
@@ -160,22 +174,57 @@ impl Fetcher {
         dataset: &str,
         items: Items<'_>,
         context: CallContext,
-    ) -> Result<(Arc<Dataset>, Fetched), FetchError> {
-        let found = if self.is_draining() {
-            Err(ReadError::Draining.into())
-        } else {
-            self.dataset(dataset)
-        };
-        match found {
-            Ok(dataset) => {
-                let fetched = self.fetch_of(&dataset, items, context).await?;
-                Ok((dataset, fetched))
-            }
-            Err(error) => {
-                self.inner.rejections.count(&error);
-                Err(error)
-            }
+    ) -> Result<(Opened, Fetched), FetchError> {
+        let opened = self.counted(self.open(dataset, items.wanted()))?;
+        let fetched = self.fetch_of(&opened, items, context).await?;
+        Ok((opened, fetched))
+    }
+
+    /// A dataset for a request that wants it to be of some kind.
+    ///
+    /// # Errors
+    /// `Draining`, `DatasetNotFound`, `WrongKind`.
+    pub fn open(&self, name: &str, wanted: Wanted) -> Result<Opened, FetchError> {
+        if self.is_draining() {
+            return Err(ReadError::Draining.into());
         }
+        let dataset = self.dataset(name)?;
+        wanted.check(dataset.name(), dataset.kind())?;
+        Ok(Opened(dataset))
+    }
+
+    /// A place among the requests in flight, and when the request has to be answered.
+    fn admit(&self, context: &CallContext) -> Result<(Charge, Option<Instant>), FetchError> {
+        let entered = match &context.connection {
+            Some(connection) => connection.requests().charge(1),
+            None => self.inner.callers.requests().charge(1),
+        };
+        let entered = entered.map_err(|refused| FetchError::TooManyRequests {
+            max: self.limits().requests_in_flight,
+            own: refused != Refused::Budget,
+        })?;
+        let deadline = self.within(context.deadline);
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Err(ReadError::DeadlineExceeded.into());
+        }
+        Ok((entered, deadline))
+    }
+
+    /// The caller's deadline, or the limit's where that is earlier.
+    pub(crate) fn within(&self, deadline: Option<Instant>) -> Option<Instant> {
+        let limit = self
+            .limits()
+            .deadline
+            .and_then(|limit| Instant::now().checked_add(limit));
+        [deadline, limit].into_iter().flatten().min()
+    }
+
+    /// Counts a refusal.
+    fn counted<T>(&self, result: Result<T, FetchError>) -> Result<T, FetchError> {
+        if let Err(error) = &result {
+            self.inner.rejections.count(error);
+        }
+        result
     }
 
     /// As [`Self::fetch`], of a dataset that was found before: whoever tells its shape or its version beside the bytes
@@ -188,24 +237,16 @@ impl Fetcher {
     /// As [`Self::fetch`].
     pub async fn fetch_of(
         &self,
-        dataset: &Arc<Dataset>,
+        dataset: &Opened,
         items: Items<'_>,
         context: CallContext,
     ) -> Result<Fetched, FetchError> {
         let result = if self.is_draining() {
             Err(ReadError::Draining.into())
         } else {
-            let deadline = context.deadline;
-            let work = self.fetch_within(self.limits(), dataset, items, context);
-            // Whoever gives a deadline does not wait longer, wherever the batch is by then.
-            until(deadline, work)
-                .await
-                .unwrap_or_else(|| Err(ReadError::DeadlineExceeded.into()))
+            self.fetch_within(self.limits(), dataset, items, context).await
         };
-        if let Err(error) = &result {
-            self.inner.rejections.count(error);
-        }
-        result
+        self.counted(result)
     }
 
     /// Reads a further part of an answer whose beginning is sent already. As [`Self::fetch_of`], but also while draining,
@@ -218,7 +259,7 @@ impl Fetcher {
     /// As [`Self::fetch`].
     pub async fn fetch_further(
         &self,
-        dataset: &Arc<Dataset>,
+        dataset: &Opened,
         items: Items<'_>,
         context: CallContext,
     ) -> Result<Fetched, FetchError> {
@@ -253,56 +294,44 @@ impl Fetcher {
             .min(u64::from(u32::MAX))
     }
 
-    /// A place among the requests in flight.
-    fn enter(&self, context: &CallContext, limits: &Limits) -> Result<Charge, FetchError> {
-        let entered = match &context.connection {
-            Some(connection) => connection.requests().charge(1),
-            None => self.inner.callers.requests().charge(1),
-        };
-        entered.map_err(|refused| FetchError::TooManyRequests {
-            max: limits.requests_in_flight,
-            own: refused != Refused::Budget,
-        })
-    }
-
     async fn fetch_within(
         &self,
         limits: Limits,
-        dataset: &Arc<Dataset>,
+        Opened(dataset): &Opened,
         items: Items<'_>,
         context: CallContext,
     ) -> Result<Fetched, FetchError> {
-        check(dataset.name(), dataset.kind(), items, &limits)?;
-        let _in_flight = self.enter(&context, &limits)?;
-        if context
-            .deadline
-            .is_some_and(|deadline| deadline <= Instant::now())
-        {
-            return Err(ReadError::DeadlineExceeded.into());
-        }
-        let max = self.item_bytes_within(limits);
-        let batch = plan(dataset, items, max).await;
-        if batch.data_bytes() > max {
-            return Err(FetchError::ResponseTooLarge {
-                bytes: batch.data_bytes(),
-                max,
-            });
-        }
-        let options = SubmitOptions {
-            deadline: context.deadline,
-            account: context
-                .connection
-                .map(|connection| Arc::clone(connection.account())),
-            fail_fast: context.fail_fast,
-        };
-        let result = match self.inner.engine.submit(batch, options) {
-            Ok(ticket) => ticket.await,
-            Err(error) => Err(error),
-        };
-        if let Items::Objects { names, .. } = items {
-            forget_truncated(dataset, names, &result);
-        }
-        Ok(result?)
+        check(items, &limits)?;
+        let (_in_flight, deadline) = self.admit(&context)?;
+        // Whoever gives a deadline does not wait longer, wherever the batch is by then.
+        until(deadline, async {
+            let max = self.item_bytes_within(limits);
+            let batch = plan(dataset, items, max).await;
+            if batch.data_bytes() > max {
+                return Err(FetchError::ResponseTooLarge {
+                    bytes: batch.data_bytes(),
+                    max,
+                });
+            }
+            let options = SubmitOptions {
+                deadline,
+                account: context
+                    .connection
+                    .as_ref()
+                    .map(|connection| Arc::clone(connection.account())),
+                fail_fast: context.fail_fast,
+            };
+            let result = match self.inner.engine.submit(batch, options) {
+                Ok(ticket) => ticket.await,
+                Err(error) => Err(error),
+            };
+            if let Items::Objects { names, .. } = items {
+                forget_truncated(dataset, names, &result);
+            }
+            Ok(result?)
+        })
+        .await
+        .unwrap_or_else(|| Err(ReadError::DeadlineExceeded.into()))
     }
 }
 
@@ -409,8 +438,20 @@ fn known<V>(datasets: &BTreeMap<String, V>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use ringfetch_engine::config::{BackendKind, EngineConfig};
+
+    /// A fetcher without datasets, within these limits.
+    pub(crate) fn without_datasets(limits: Limits) -> Fetcher {
+        let config = EngineConfig {
+            backend: BackendKind::Pread,
+            memory_budget_bytes: 1 << 20,
+            pin: false,
+            ..EngineConfig::default()
+        };
+        Fetcher::new(Engine::start(&config).unwrap(), Vec::new(), limits)
+    }
 
     #[test]
     fn an_error_names_some_datasets_and_counts_the_rest() {

@@ -12,7 +12,7 @@ use prometheus::proto::{Bucket, Counter, Histogram, LabelPair, Metric, MetricFam
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A gRPC method, as the `method` label names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +37,12 @@ pub enum GrpcMethod {
     GetStatus,
     /// AdminService.SetLogLevel.
     SetLogLevel,
+    /// AdminService.SetBackend.
+    SetBackend,
+    /// AdminService.ClearBackend.
+    ClearBackend,
+    /// AdminService.Reload.
+    Reload,
     /// grpc.health.v1.Health.Check.
     HealthCheck,
     /// grpc.health.v1.Health.Watch.
@@ -91,7 +97,7 @@ pub enum HttpRoute {
 }
 
 /// `method` labels, by `GrpcMethod as usize`.
-const GRPC_METHODS: [&str; 14] = [
+const GRPC_METHODS: [&str; 17] = [
     "FetchBlocks",
     "FetchVectors",
     "FetchRanges",
@@ -102,6 +108,9 @@ const GRPC_METHODS: [&str; 14] = [
     "ListObjects",
     "GetStatus",
     "SetLogLevel",
+    "SetBackend",
+    "ClearBackend",
+    "Reload",
     "HealthCheck",
     "HealthWatch",
     "ServerReflectionInfo",
@@ -153,10 +162,13 @@ const GRPC_CODES: [&str; 17] = [
 ];
 
 /// `code` labels of HTTP; the last stands for every status that is not listed.
-const HTTP_CODES: [&str; 24] = [
+const HTTP_CODES: [&str; 27] = [
     "200", "204", "206", "301", "304", "308", "400", "403", "404", "405", "406", "408", "411", "412", "413",
-    "414", "415", "416", "429", "500", "501", "503", "504", "other",
+    "414", "415", "416", "421", "429", "431", "499", "500", "501", "503", "504", "other",
 ];
+
+/// Where `HTTP_CODES` has 499.
+const HTTP_CLIENT_LEFT: usize = 21;
 
 /// The code's name in the `code` label: `OK`, `NOT_FOUND`, ...
 pub fn grpc_code_name(code: tonic::Code) -> &'static str {
@@ -198,7 +210,7 @@ const GRPC: usize = 0;
 const HTTP: usize = 1;
 const TRANSPORTS: [&str; 2] = ["grpc", "http"];
 const METHODS_MAX: usize = 20;
-const CODES_MAX: usize = 24;
+const CODES_MAX: usize = 27;
 
 /// More threads than this share slots: correct, only slower.
 const SLOTS: usize = 32;
@@ -299,6 +311,81 @@ impl RpcMetrics {
     }
 }
 
+/// A gRPC call that is not answered yet. Dropped before its end it was cancelled, and is counted as such.
+#[derive(Debug)]
+pub struct GrpcCall<'a> {
+    handle: GrpcHandle<'a>,
+    started: Instant,
+    ended: bool,
+}
+
+impl GrpcCall<'_> {
+    /// Counts the call.
+    pub fn end(mut self, code: tonic::Code) {
+        self.ended = true;
+        self.handle.observe(code, self.started.elapsed());
+    }
+}
+
+impl Drop for GrpcCall<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.handle
+                .observe(tonic::Code::Cancelled, self.started.elapsed());
+        }
+    }
+}
+
+/// An HTTP request that is not answered yet. Dropped before its end its client has left: status 499, as in nginx's log.
+#[derive(Debug)]
+pub struct HttpCall<'a> {
+    handle: HttpHandle<'a>,
+    started: Instant,
+    ended: bool,
+}
+
+impl HttpCall<'_> {
+    /// Counts the request.
+    pub fn end(mut self, status: ::http::StatusCode) {
+        self.ended = true;
+        self.handle.observe(status, self.started.elapsed());
+    }
+}
+
+impl Drop for HttpCall<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.handle.observe_code(HTTP_CLIENT_LEFT, self.started.elapsed());
+        }
+    }
+}
+
+impl<'a> GrpcHandle<'a> {
+    /// A call that began at `started`.
+    pub fn begin(self, started: Instant) -> GrpcCall<'a> {
+        GrpcCall {
+            handle: self,
+            started,
+            ended: false,
+        }
+    }
+}
+
+impl<'a> HttpHandle<'a> {
+    /// A request that began at `started`.
+    pub fn begin(self, started: Instant) -> HttpCall<'a> {
+        HttpCall {
+            handle: self,
+            started,
+            ended: false,
+        }
+    }
+
+    fn observe_code(self, code: usize, elapsed: Duration) {
+        self.inner.observe(HTTP, self.route as usize, code, elapsed);
+    }
+}
+
 impl GrpcHandle<'_> {
     /// Counts one call that was answered with `code` after `elapsed`.
     pub fn observe(self, code: tonic::Code, elapsed: Duration) {
@@ -310,8 +397,7 @@ impl GrpcHandle<'_> {
 impl HttpHandle<'_> {
     /// Counts one request that was answered with `status` after `elapsed`.
     pub fn observe(self, status: ::http::StatusCode, elapsed: Duration) {
-        self.inner
-            .observe(HTTP, self.route as usize, http_code_index(status), elapsed);
+        self.observe_code(http_code_index(status), elapsed);
     }
 }
 

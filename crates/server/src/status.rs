@@ -50,6 +50,8 @@ const MESSAGE_BYTES_MAX: usize = 512;
 
 /// A queue or the memory empties at the rate of the disk: thousands of reads in this time.
 const RETRY_OVERLOADED: Duration = Duration::from_millis(50);
+/// A large directory takes this long to walk.
+const RETRY_LISTING: Duration = Duration::from_millis(200);
 /// A client that gets this finds another replica, or this one restarted.
 const RETRY_DRAINING: Duration = Duration::from_secs(1);
 
@@ -143,6 +145,20 @@ pub fn of_fetch(error: &FetchError) -> Answer {
             Answer::new(Code::ResourceExhausted, Http::SERVICE_UNAVAILABLE, "overloaded")
                 .retry(RETRY_OVERLOADED)
         }
+        FetchError::RequestMemory { own, .. } => {
+            let http = if *own {
+                Http::TOO_MANY_REQUESTS
+            } else {
+                Http::SERVICE_UNAVAILABLE
+            };
+            Answer::new(Code::ResourceExhausted, http, "overloaded").retry(RETRY_OVERLOADED)
+        }
+        FetchError::ListingsBusy { .. } => {
+            Answer::new(Code::ResourceExhausted, Http::SERVICE_UNAVAILABLE, "overloaded").retry(RETRY_LISTING)
+        }
+        FetchError::ListingFailed { .. } => {
+            Answer::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "listing-failed")
+        }
         FetchError::Malformed { .. } => Answer::new(Code::InvalidArgument, Http::BAD_REQUEST, "malformed"),
         FetchError::Read(error) => of_read(error),
     }
@@ -156,9 +172,12 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         | FetchError::ListsDiffer { field, .. }
         | FetchError::TooManyItems { field, .. } => Some(field),
         FetchError::Malformed { field, .. } => Some(field),
-        FetchError::ResponseTooLarge { .. } | FetchError::TooManyRequests { .. } | FetchError::Read(_) => {
-            None
-        }
+        FetchError::ResponseTooLarge { .. }
+        | FetchError::TooManyRequests { .. }
+        | FetchError::RequestMemory { .. }
+        | FetchError::ListingsBusy { .. }
+        | FetchError::ListingFailed { .. }
+        | FetchError::Read(_) => None,
     }
 }
 

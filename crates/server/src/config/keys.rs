@@ -49,6 +49,8 @@ pub const HTTP_LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr:
 const ADMIN_PORT: u16 = 7412;
 const LOG_FILTER: &str = "info";
 const DRAIN_TIMEOUT_MS: u64 = 10_000;
+/// As `Limits::default`.
+const DEADLINE_MS: u64 = 60_000;
 /// Device reads and the memory budget are made of pages of this size.
 const PAGE_BYTES: u64 = 4096;
 
@@ -270,6 +272,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     let queued_default = engine.queued_reads.max(items_per_request);
     engine.queued_reads = section.small("queued_reads", queued_default, 1..=1 << 24);
     let http_ranges = section.small("http_ranges", default.http_ranges, 1..=1024);
+    let deadline_ms = section.integer("deadline_ms", DEADLINE_MS, 0..=86_400_000);
     section.finish();
 
     let at_most = |key: &str, value: u64, other_key: &str, other: u64, why: &str| {
@@ -356,6 +359,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
         stream_requests_in_flight,
         connections,
         http_ranges,
+        deadline: (deadline_ms > 0).then(|| Duration::from_millis(deadline_ms)),
     }
 }
 

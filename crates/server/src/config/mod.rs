@@ -46,6 +46,8 @@ pub struct Limits {
     pub connections: u32,
     /// Most ranges of one HTTP request; more are refused: the whole, sent in their place, may be huge.
     pub http_ranges: u32,
+    /// Longest that a request may take until its answer is there; None: for ever.
+    pub deadline: Option<Duration>,
 }
 
 /// Logs.
@@ -104,6 +106,7 @@ impl Default for Limits {
             stream_requests_in_flight: 64,
             connections: 4096,
             http_ranges: 64,
+            deadline: Some(Duration::from_secs(60)),
         }
     }
 }

@@ -17,10 +17,12 @@ pub(super) enum Rejection {
     CallerMemory,
     ConnectionMemory,
     CallerReads,
+    RequestMemory,
+    Listings,
 }
 
 /// Every rejection at its place: `reason as usize`.
-const REJECTIONS: [(Rejection, &str); 10] = [
+const REJECTIONS: [(Rejection, &str); 12] = [
     (Rejection::Items, "items"),
     (Rejection::ResponseBytes, "response_bytes"),
     (Rejection::RequestsInFlight, "requests_in_flight"),
@@ -31,6 +33,8 @@ const REJECTIONS: [(Rejection, &str); 10] = [
     (Rejection::CallerMemory, "caller_memory"),
     (Rejection::ConnectionMemory, "connection_memory"),
     (Rejection::CallerReads, "caller_reads"),
+    (Rejection::RequestMemory, "request_memory"),
+    (Rejection::Listings, "listings"),
 ];
 
 impl Rejection {
@@ -49,11 +53,14 @@ impl Rejection {
                 Resource::ConnectionMemory => Self::ConnectionMemory,
                 Resource::CallerReads => Self::CallerReads,
             }),
+            FetchError::RequestMemory { .. } => Some(Self::RequestMemory),
+            FetchError::ListingsBusy { .. } => Some(Self::Listings),
             FetchError::DatasetNotFound { .. }
             | FetchError::WrongKind { .. }
             | FetchError::EmptyBatch { .. }
             | FetchError::ListsDiffer { .. }
             | FetchError::Malformed { .. }
+            | FetchError::ListingFailed { .. }
             | FetchError::Read(
                 ReadError::IndexOutOfRange { .. }
                 | ReadError::RangeOutOfRange { .. }

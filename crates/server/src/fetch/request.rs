@@ -1,8 +1,8 @@
 //! What a request asks for, why it may fail as a whole, and what can be checked of it without reading.
 
+use super::opened::Wanted;
 use crate::caller::Connection;
 use crate::config::Limits;
-use ringfetch_engine::dataset::Kind;
 use ringfetch_engine::error::ReadError;
 use std::sync::Arc;
 use std::time::Instant;
@@ -115,6 +115,30 @@ pub enum FetchError {
         /// Whether the caller's own requests are in the way.
         own: bool,
     },
+    /// The memory for requests that are being received is used up, or this caller's share of it.
+    #[error(
+        "overloaded: {} (limits.request_memory is {max} bytes); retry after a moment",
+        if *.own { "this caller's unfinished requests hold as much memory as there is room for" }
+        else { "unfinished requests hold all memory for requests" }
+    )]
+    RequestMemory {
+        /// The limit.
+        max: u64,
+        /// Whether the caller's own requests are in the way.
+        own: bool,
+    },
+    /// Too many directories are being listed.
+    #[error("overloaded: {max} directories are being listed; retry after a moment")]
+    ListingsBusy {
+        /// How many at a time.
+        max: usize,
+    },
+    /// A directory that cannot be listed.
+    #[error("the dataset's directory cannot be listed: {problem}")]
+    ListingFailed {
+        /// Why.
+        problem: String,
+    },
     /// A malformed request.
     #[error("{field}: {problem}")]
     Malformed {
@@ -136,6 +160,16 @@ impl Items<'_> {
             Self::Vectors(ids) => ids.len(),
             Self::Ranges { offsets, .. } => offsets.len(),
             Self::Objects { names, .. } => names.len(),
+        }
+    }
+
+    /// The kind of dataset they are of.
+    pub fn wanted(&self) -> Wanted {
+        match self {
+            Self::Blocks(_) => Wanted::Blocks,
+            Self::Vectors(_) => Wanted::Vectors,
+            Self::Ranges { .. } => Wanted::Space,
+            Self::Objects { .. } => Wanted::Objects,
         }
     }
 
@@ -189,29 +223,7 @@ impl Items<'_> {
 }
 
 /// What about a request can be checked without the dataset's files.
-pub(super) fn check(name: &str, kind: Kind, items: Items<'_>, limits: &Limits) -> Result<(), FetchError> {
-    let wrong = |kind, remedy| {
-        Err(FetchError::WrongKind {
-            name: name.to_owned(),
-            kind,
-            remedy,
-        })
-    };
-    match (items, kind) {
-        (Items::Blocks(_), Kind::Blocks { .. })
-        | (Items::Vectors(_), Kind::Vectors { .. })
-        | (Items::Ranges { .. }, Kind::Blocks { .. } | Kind::Vectors { .. })
-        | (Items::Objects { .. }, Kind::Objects) => {}
-        (Items::Vectors(_) | Items::Objects { .. }, Kind::Blocks { .. }) => {
-            return wrong("blocks", "FetchBlocks or FetchRanges");
-        }
-        (Items::Blocks(_) | Items::Objects { .. }, Kind::Vectors { .. }) => {
-            return wrong("vectors", "FetchVectors or FetchRanges");
-        }
-        (Items::Blocks(_) | Items::Vectors(_) | Items::Ranges { .. }, Kind::Objects) => {
-            return wrong("objects", "FetchObjects");
-        }
-    }
+pub(super) fn check(items: Items<'_>, limits: &Limits) -> Result<(), FetchError> {
     if items.is_empty() {
         return Err(FetchError::EmptyBatch { field: items.field() });
     }
@@ -237,7 +249,6 @@ pub(super) fn too_large(offset: u64, length: u64, end: u64, max: u64) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfetch_engine::dataset::{Dtype, Layout};
 
     fn limits() -> Limits {
         Limits {
@@ -250,58 +261,7 @@ mod tests {
             stream_requests_in_flight: 2,
             connections: 2,
             http_ranges: 2,
-        }
-    }
-
-    const BLOCKS: Kind = Kind::Blocks {
-        block_bytes: 4096,
-        count: 10,
-    };
-    const VECTORS: Kind = Kind::Vectors {
-        layout: Layout::Raw,
-        dim: 2,
-        dtype: Dtype::F32,
-        vector_bytes: 8,
-        stride_bytes: 8,
-        base_offset: 0,
-        count: 10,
-    };
-
-    #[test]
-    fn a_request_for_another_kind_names_the_right_method() {
-        // Every wrong pairing of items and kind is refused with the method that fits the dataset; the right ones pass.
-        let names = ["a".to_owned()];
-        let blocks = Items::Blocks(&[1]);
-        let vectors = Items::Vectors(&[1]);
-        let ranges = Items::Ranges {
-            offsets: &[1],
-            lengths: &[1],
-        };
-        let objects = Items::Objects {
-            names: &names,
-            offsets: &[],
-            lengths: &[],
-        };
-        for (items, kind, remedy) in [
-            (blocks, BLOCKS, None),
-            (vectors, VECTORS, None),
-            (ranges, BLOCKS, None),
-            (ranges, VECTORS, None),
-            (objects, Kind::Objects, None),
-            (vectors, BLOCKS, Some("FetchBlocks or FetchRanges")),
-            (objects, BLOCKS, Some("FetchBlocks or FetchRanges")),
-            (blocks, VECTORS, Some("FetchVectors or FetchRanges")),
-            (objects, VECTORS, Some("FetchVectors or FetchRanges")),
-            (blocks, Kind::Objects, Some("FetchObjects")),
-            (vectors, Kind::Objects, Some("FetchObjects")),
-            (ranges, Kind::Objects, Some("FetchObjects")),
-        ] {
-            let found = match check("d", kind, items, &limits()) {
-                Ok(()) => None,
-                Err(FetchError::WrongKind { remedy, .. }) => Some(remedy),
-                Err(other) => panic!("{other}"),
-            };
-            assert_eq!(found, remedy, "{items:?} {kind:?}");
+            deadline: None,
         }
     }
 
@@ -319,13 +279,11 @@ mod tests {
         };
         let limits = limits();
         assert_eq!(
-            check("d", BLOCKS, Items::Blocks(&[]), &limits),
+            check(Items::Blocks(&[]), &limits),
             Err(FetchError::EmptyBatch { field: "indices" })
         );
         assert_eq!(
             check(
-                "d",
-                BLOCKS,
                 Items::Ranges {
                     offsets: &[1, 2],
                     lengths: &[1]
@@ -336,8 +294,6 @@ mod tests {
         );
         assert_eq!(
             check(
-                "d",
-                Kind::Objects,
                 Items::Objects {
                     names: &names,
                     offsets: &[1],
@@ -349,8 +305,6 @@ mod tests {
         );
         assert_eq!(
             check(
-                "d",
-                Kind::Objects,
                 Items::Objects {
                     names: &names,
                     offsets: &[],
@@ -361,14 +315,14 @@ mod tests {
             differ("lengths", 3, "names", 2)
         );
         assert_eq!(
-            check("d", VECTORS, Items::Vectors(&[0; 5]), &limits),
+            check(Items::Vectors(&[0; 5]), &limits),
             Err(FetchError::TooManyItems {
                 field: "ids",
                 items: 5,
                 max: 4
             })
         );
-        assert_eq!(check("d", VECTORS, Items::Vectors(&[0; 4]), &limits), Ok(()));
+        assert_eq!(check(Items::Vectors(&[0; 4]), &limits), Ok(()));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! The four ways to fetch, as one shape: what a request asks for, and what its answer says beside the bytes.
 
 use super::describe;
-use crate::fetch::{CallContext, FetchError, Fetcher, Items};
+use super::wire::List;
+use crate::fetch::{CallContext, FetchError, Fetcher, Items, Kind};
 use crate::rpc_metrics::GrpcMethod;
 use bytes::Bytes;
 use prost::Message;
 use ringfetch_engine::batch::Lengths;
-use ringfetch_engine::dataset::Kind;
 use ringfetch_proto::v1;
 
 /// A request of the fetch service that has one answer.
@@ -19,6 +19,8 @@ pub(super) trait FetchCall: Message + Default + Send + Sync + 'static {
     const STREAM_TAG: u32;
     /// The request field that lists the items.
     const ITEMS_FIELD: &'static str;
+    /// The fields that have an entry an item.
+    const LISTS: &'static [List];
 
     fn dataset(&self) -> &str;
     fn items(&self) -> Items<'_>;
@@ -61,6 +63,10 @@ impl FetchCall for v1::FetchBlocksRequest {
     const METHOD: GrpcMethod = GrpcMethod::FetchBlocks;
     const STREAM_TAG: u32 = 2;
     const ITEMS_FIELD: &'static str = "indices";
+    const LISTS: &'static [List] = &[List {
+        tag: 2,
+        varints: true,
+    }];
 
     fn dataset(&self) -> &str {
         &self.dataset
@@ -90,6 +96,10 @@ impl FetchCall for v1::FetchVectorsRequest {
     const METHOD: GrpcMethod = GrpcMethod::FetchVectors;
     const STREAM_TAG: u32 = 3;
     const ITEMS_FIELD: &'static str = "ids";
+    const LISTS: &'static [List] = &[List {
+        tag: 2,
+        varints: true,
+    }];
 
     fn dataset(&self) -> &str {
         &self.dataset
@@ -125,6 +135,16 @@ impl FetchCall for v1::FetchRangesRequest {
     const METHOD: GrpcMethod = GrpcMethod::FetchRanges;
     const STREAM_TAG: u32 = 4;
     const ITEMS_FIELD: &'static str = "offsets";
+    const LISTS: &'static [List] = &[
+        List {
+            tag: 2,
+            varints: true,
+        },
+        List {
+            tag: 3,
+            varints: true,
+        },
+    ];
 
     fn dataset(&self) -> &str {
         &self.dataset
@@ -152,6 +172,20 @@ impl FetchCall for v1::FetchObjectsRequest {
     const METHOD: GrpcMethod = GrpcMethod::FetchObjects;
     const STREAM_TAG: u32 = 5;
     const ITEMS_FIELD: &'static str = "names";
+    const LISTS: &'static [List] = &[
+        List {
+            tag: 2,
+            varints: false,
+        },
+        List {
+            tag: 3,
+            varints: true,
+        },
+        List {
+            tag: 4,
+            varints: true,
+        },
+    ];
 
     fn dataset(&self) -> &str {
         &self.dataset

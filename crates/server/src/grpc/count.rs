@@ -36,6 +36,9 @@ fn method_of(path: &str) -> GrpcMethod {
         "/ringfetch.v1.DatasetService/ListObjects" => GrpcMethod::ListObjects,
         "/ringfetch.v1.AdminService/GetStatus" => GrpcMethod::GetStatus,
         "/ringfetch.v1.AdminService/SetLogLevel" => GrpcMethod::SetLogLevel,
+        "/ringfetch.v1.AdminService/SetBackend" => GrpcMethod::SetBackend,
+        "/ringfetch.v1.AdminService/ClearBackend" => GrpcMethod::ClearBackend,
+        "/ringfetch.v1.AdminService/Reload" => GrpcMethod::Reload,
         "/grpc.health.v1.Health/Check" => GrpcMethod::HealthCheck,
         "/grpc.health.v1.Health/Watch" => GrpcMethod::HealthWatch,
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"

@@ -1,79 +1,45 @@
 //! What the engine knows, in the words of the wire: datasets, kinds, backends, item errors.
 
-use crate::fetch::Chosen;
+use crate::fetch::{DatasetInfo, Dtype};
 use crate::status;
 use ringfetch_engine::config::BackendKind;
-use ringfetch_engine::dataset::{Dataset, Dtype, Kind, Layout};
-use ringfetch_engine::engine::BackendStatus;
 use ringfetch_engine::error::ItemError;
 use ringfetch_proto::v1;
 
 /// A dataset with its read path.
-pub(crate) fn dataset(dataset: &Dataset, backend: &Chosen) -> v1::Dataset {
-    let (kind, count, block_bytes, vectors) = match dataset.kind() {
-        Kind::Blocks { block_bytes, count } => (v1::Kind::Blocks, count, block_bytes, None),
-        Kind::Vectors {
-            layout,
-            dim,
-            dtype: element,
-            vector_bytes,
-            stride_bytes,
-            base_offset,
-            count,
-        } => {
-            let shape = v1::VectorShape {
-                dim,
-                dtype: dtype(element).into(),
-                layout: layout_name(layout).to_owned(),
-                vector_bytes,
-                stride_bytes,
-                base_offset,
-            };
-            (v1::Kind::Vectors, count, 0, Some(shape))
-        }
-        Kind::Objects => (v1::Kind::Objects, 0, 0, None),
+pub(crate) fn dataset(info: DatasetInfo) -> v1::Dataset {
+    let kind = match (info.block_bytes, &info.vectors) {
+        (Some(_), _) => v1::Kind::Blocks,
+        (None, Some(_)) => v1::Kind::Vectors,
+        (None, None) => v1::Kind::Objects,
     };
+    let path = info.read_path;
     v1::Dataset {
-        name: dataset.name().to_owned(),
+        name: info.name,
         kind: kind.into(),
-        length_bytes: dataset.length_bytes(),
-        count,
-        block_bytes,
-        vectors,
-        // Objects have a tag each.
-        etag: match dataset.kind() {
-            Kind::Objects => String::new(),
-            Kind::Blocks { .. } | Kind::Vectors { .. } => dataset.etag().to_owned(),
-        },
-        read_path: Some(read_path(dataset, backend)),
-        files: u32::try_from(dataset.files().len()).unwrap_or(u32::MAX),
-    }
-}
-
-fn read_path(dataset: &Dataset, chosen: &Chosen) -> v1::ReadPath {
-    let status = &chosen.status;
-    let facts = dataset.direct();
-    let (direct_io, direct_io_reason) = direct_io(dataset, status);
-    v1::ReadPath {
-        backend: backend(status.backend).into(),
-        requested: backend(status.requested).into(),
-        reason: status.reason.clone(),
-        direct_io,
-        direct_io_reason,
-        offset_alignment_bytes: facts.offset_alignment_bytes,
-        memory_alignment_bytes: facts.memory_alignment_bytes,
-        own_backend: chosen.own,
-    }
-}
-
-/// Whether a dataset's reads bypass the page cache, and why. A mapping's do not, whatever the file could do.
-pub(crate) fn direct_io(dataset: &Dataset, status: &BackendStatus) -> (bool, String) {
-    let facts = dataset.direct();
-    match status.backend {
-        BackendKind::Mmap => (false, "mmap reads through the page cache".to_owned()),
-        BackendKind::Uring | BackendKind::Auto | BackendKind::Pread | BackendKind::Sim => {
-            (facts.direct, facts.reason.clone())
-        }
+        length_bytes: info.length_bytes,
+        count: info.count,
+        block_bytes: info.block_bytes.unwrap_or(0),
+        vectors: info.vectors.map(|shape| v1::VectorShape {
+            dim: shape.dim,
+            dtype: dtype(shape.dtype).into(),
+            layout: shape.layout.to_owned(),
+            vector_bytes: shape.vector_bytes,
+            stride_bytes: shape.stride_bytes,
+            base_offset: shape.base_offset,
+        }),
+        etag: info.etag,
+        read_path: Some(v1::ReadPath {
+            backend: backend(path.backend).into(),
+            requested: backend(path.requested).into(),
+            reason: path.reason,
+            direct_io: path.direct_io,
+            direct_io_reason: path.direct_io_reason,
+            offset_alignment_bytes: path.offset_alignment_bytes,
+            memory_alignment_bytes: path.memory_alignment_bytes,
+            own_backend: path.own_backend,
+        }),
+        files: u32::try_from(info.files).unwrap_or(u32::MAX),
     }
 }
 
@@ -96,19 +62,6 @@ pub(crate) fn dtype(dtype: Dtype) -> v1::Dtype {
         Dtype::U8 => v1::Dtype::U8,
         Dtype::I8 => v1::Dtype::I8,
         Dtype::I32 => v1::Dtype::I32,
-    }
-}
-
-fn layout_name(layout: Layout) -> &'static str {
-    match layout {
-        Layout::Raw => "raw",
-        Layout::Fvecs => "fvecs",
-        Layout::Bvecs => "bvecs",
-        Layout::Ivecs => "ivecs",
-        Layout::Npy => "npy",
-        Layout::Fbin => "fbin",
-        Layout::U8bin => "u8bin",
-        Layout::I8bin => "i8bin",
     }
 }
 

@@ -106,6 +106,11 @@ impl Deframer {
         Ok(Some(message))
     }
 
+    /// Bytes that arrived and make no whole message yet.
+    pub(super) fn held(&self) -> usize {
+        self.partial.len() + self.piece.len()
+    }
+
     /// Call it at the end of the body, after `next` answered `None`.
     pub(super) fn finish(&self) -> Result<(), FrameError> {
         if self.partial.is_empty() && self.piece.is_empty() {

@@ -17,6 +17,7 @@ mod health;
 mod metadata;
 mod service;
 mod stream;
+mod wire;
 
 use crate::caller::Connection;
 use crate::fetch::Fetcher;
@@ -40,9 +41,11 @@ const SMALL_REQUEST_BYTES_MAX: usize = 64 << 10;
 pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum::Router {
     let mut routes = RoutesBuilder::default();
     routes.add_service(
-        DatasetServiceServer::new(datasets::Datasets::new(fetcher.clone()))
-            .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX)
-            .max_encoding_message_size(usize::MAX),
+        DatasetServiceServer::new(datasets::Datasets {
+            fetcher: fetcher.clone(),
+        })
+        .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX)
+        .max_encoding_message_size(usize::MAX),
     );
     let fetch = service::FetchService {
         fetcher,

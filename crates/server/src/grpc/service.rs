@@ -8,9 +8,10 @@ use super::calls::{FetchCall, run};
 use super::envelope::Envelope;
 use super::frame::Deframer;
 use super::stream::{self, StreamBody};
+use super::wire::longest_list;
 use super::{connection_of, metadata};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, Fetcher, until};
+use crate::fetch::{CallContext, FetchError, Fetcher, Intake, until};
 use crate::lifecycle::Lifecycle;
 use crate::listener::{Answer, Shortcut};
 use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
@@ -123,9 +124,9 @@ impl FetchService {
         connection: Option<Arc<Connection>>,
         started: Instant,
     ) -> Response<Body> {
+        let counted = self.rpc.grpc(C::METHOD).begin(started);
         let result = self.unary_result::<C, B>(request, connection, started).await;
-        let code = result.as_ref().map_or_else(Status::code, |_| Code::Ok);
-        self.rpc.grpc(C::METHOD).observe(code, started.elapsed());
+        counted.end(result.as_ref().map_or_else(Status::code, |_| Code::Ok));
         match result {
             Ok(envelope) => ok(UnaryBody::new(envelope)),
             Err(status) => status.into_http(),
@@ -140,21 +141,26 @@ impl FetchService {
     ) -> Result<Envelope, Status> {
         let (parts, body) = request.into_parts();
         metadata::check_encoding(&parts.headers)?;
-        let deadline = deadline_of(&parts.headers, started)?;
-        let reading = read_one::<C, _>(body, self.fetcher.limits().request_bytes);
-        let call = until(deadline, reading).await.unwrap_or_else(|| {
+        let to_status = |error: FetchError| status::to_status(&error, C::ITEMS_FIELD);
+        // From the arrival of the head, reading the request included.
+        let deadline = self.fetcher.within(deadline_of(&parts.headers, started)?);
+        let limits = self.fetcher.limits();
+        let mut intake = Intake::new(&self.fetcher, connection.as_ref());
+        let reading = read_one(body, limits.request_bytes, &mut intake);
+        let message = until(deadline, reading).await.unwrap_or_else(|| {
             Err(Status::deadline_exceeded(
                 "the deadline passed before the request was there",
             ))
         })?;
+        let items = items_of::<C>(&message, limits.items_per_request).map_err(to_status)?;
+        intake.whole(message.len(), items).map_err(to_status)?;
+        let call: C = decode(message)?;
         let context = CallContext {
             deadline,
-            connection,
+            connection: connection.clone(),
             fail_fast: call.fail_fast(),
         };
-        let (answer, data) = run(&self.fetcher, &call, context)
-            .await
-            .map_err(|error| status::to_status(&error, C::ITEMS_FIELD))?;
+        let (answer, data) = run(&self.fetcher, &call, context).await.map_err(to_status)?;
         Envelope::unary(&answer, data)
     }
 
@@ -182,8 +188,16 @@ impl FetchService {
             message_bytes: limits.request_bytes,
             deadline,
         };
+        let (fetcher, held_by) = (self.fetcher.clone(), connection.clone());
+        let mut charge = None;
+        let hold = Box::new(move |bytes| {
+            if bytes == 0 {
+                charge = None;
+            }
+            fetcher.hold(held_by.as_ref(), &mut charge, bytes)
+        });
         let fetcher = self.fetcher.clone();
-        let start = move |request| stream::respond(fetcher.clone(), connection.clone(), deadline, request);
+        let start = move |message| stream::respond(fetcher.clone(), connection.clone(), deadline, message);
         let lifecycle = self.lifecycle.clone();
         let rpc = self.rpc.clone();
         let ended = move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed());
@@ -191,6 +205,7 @@ impl FetchService {
             body,
             bounds,
             start,
+            hold,
             async move { lifecycle.draining().await },
             ended,
         ))
@@ -233,17 +248,36 @@ where
     response
 }
 
+/// How many items a request lists, at most: those of a short one are counted by its bytes.
+///
+/// # Errors
+/// `TooManyItems`: it is refused before each of them takes its place in memory.
+pub(super) fn items_of<C: FetchCall>(message: &[u8], max: u32) -> Result<usize, FetchError> {
+    let most = usize::try_from(max).unwrap_or(usize::MAX);
+    // An item has at least one byte.
+    if message.len() <= most {
+        return Ok(message.len());
+    }
+    match longest_list(message, C::LISTS) {
+        items if items <= most => Ok(items),
+        items => Err(FetchError::TooManyItems {
+            field: C::ITEMS_FIELD,
+            items,
+            max,
+        }),
+    }
+}
+
 /// Reads the one message of a unary call.
 ///
 /// Another number of messages is UNIMPLEMENTED: so says gRPC's `doc/statuscodes.md` of a cardinality violation.
-async fn read_one<M, B>(mut body: B, message_bytes_max: u32) -> Result<M, Status>
+async fn read_one<B>(mut body: B, message_bytes_max: u32, intake: &mut Intake<'_>) -> Result<Bytes, Status>
 where
-    M: Message + Default,
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
     let mut deframer = Deframer::new(message_bytes_max);
-    let mut message = None;
+    let mut message: Option<Bytes> = None;
     loop {
         while let Some(next) = deframer.next().map_err(|error| error.to_status())? {
             if message.replace(next).is_some() {
@@ -252,8 +286,9 @@ where
                 ));
             }
         }
-        let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
-        match frame {
+        let held = deframer.held() + message.as_ref().map_or(0, Bytes::len);
+        let frame = intake.next_frame(&mut body, held).await;
+        match frame.map_err(|error| status::to_status(&error, "message"))? {
             Some(Ok(frame)) => {
                 if let Ok(piece) = frame.into_data() {
                     deframer.push(piece);
@@ -268,10 +303,7 @@ where
         }
     }
     deframer.finish().map_err(|error| error.to_status())?;
-    decode(
-        message
-            .ok_or_else(|| Status::unimplemented("a unary call has one request message, and here is none"))?,
-    )
+    message.ok_or_else(|| Status::unimplemented("a unary call has one request message, and here is none"))
 }
 
 /// Decodes a request message.
@@ -342,6 +374,8 @@ impl http_body::Body for UnaryBody {
 mod tests {
     use super::super::envelope::JOINED_BYTES_MAX;
     use super::*;
+    use crate::config::Limits;
+    use crate::fetch::tests::without_datasets;
     use http_body_util::{BodyExt as _, Full};
 
     /// A body of one message as gRPC frames it.
@@ -359,7 +393,9 @@ mod tests {
     }
 
     async fn read(body: Vec<u8>) -> Result<v1::FetchBlocksRequest, Status> {
-        read_one(Full::new(Bytes::from(body)), 64).await
+        let fetcher = without_datasets(Limits::default());
+        let mut intake = Intake::new(&fetcher, None);
+        decode(read_one(Full::new(Bytes::from(body)), 64, &mut intake).await?)
     }
 
     #[tokio::test]

@@ -4,14 +4,16 @@
 //! At most `requests_in_flight` requests are taken up, one that is done and not yet sent among them; beyond that the
 //! request body is not polled, and HTTP/2's flow control holds the client back.
 //! A bad request is answered and the stream goes on; bytes that are no request end it. A drain ends it, too, once
-//! what was taken up is answered. Deliberately absent: order among answers.
+//! what was taken up is answered. The deadline holds also while nobody polls the body, as when the client does not read:
+//! then what was taken up is given up, so that it holds no memory. Answers come in any order.
 
 use super::calls::{FetchCall, run};
 use super::envelope::{Envelope, Run};
 use super::frame::Deframer;
-use super::service::{decode, trailers_ok};
+use super::service::{decode, items_of, trailers_ok};
+use super::wire::{Field, visit};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, FetchError, Fetcher};
+use crate::fetch::{CallContext, FetchError, Fetcher, Intake};
 use crate::status;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -22,8 +24,8 @@ use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 
@@ -38,16 +40,41 @@ pub(super) struct Bounds {
     pub(super) deadline: Option<Instant>,
 }
 
-/// Answers one request of a stream. Its own deadline counts from the call of this function.
+/// A request of a stream: its message, and when the last of it arrived, from when its own deadline counts.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) bytes: Bytes,
+    pub(super) arrived: Instant,
+}
+
+/// Answers one request of a stream.
+///
+/// # Errors
+/// At once: what ends the stream, since it is no request.
 pub(super) fn respond(
     fetcher: Fetcher,
     connection: Option<Arc<Connection>>,
     call_deadline: Option<Instant>,
-    request: v1::FetchStreamRequest,
-) -> impl Future<Output = Result<Envelope, Status>> + Send {
+    message: Message,
+) -> Result<impl Future<Output = Result<Envelope, Status>> + Send, Status> {
+    let Message { bytes, arrived } = message;
+    let counted = count(&bytes, fetcher.limits().items_per_request);
+    let checked = match counted {
+        Ok(items) => {
+            let mut intake = Intake::new(&fetcher, connection.as_ref());
+            let held = intake.whole(bytes.len(), items).map(|()| intake.into_charge());
+            held.map_err(|error| (id_of(&bytes), error))
+        }
+        Err(error) => Err((id_of(&bytes), error)),
+    };
+    // Not decoded where it is refused: that is what would take the memory.
+    let request = match &checked {
+        Ok(_charge) => decode::<v1::FetchStreamRequest>(bytes)?,
+        Err(_refused) => v1::FetchStreamRequest::default(),
+    };
     let own = match request.deadline_ms {
         0 => None,
-        after_ms => Instant::now().checked_add(Duration::from_millis(after_ms.into())),
+        after_ms => arrived.checked_add(Duration::from_millis(after_ms.into())),
     };
     let deadline = [own, call_deadline].into_iter().flatten().min();
     let context = CallContext {
@@ -55,7 +82,11 @@ pub(super) fn respond(
         connection,
         fail_fast: false,
     };
-    async move {
+    Ok(async move {
+        let _charge = match checked {
+            Ok(charge) => charge,
+            Err((id, error)) => return failed(id, &error),
+        };
         let id = request.id;
         match &request.request {
             Some(OneOf::Blocks(call)) => answer(&fetcher, id, call, context).await,
@@ -64,7 +95,42 @@ pub(super) fn respond(
             Some(OneOf::Objects(call)) => answer(&fetcher, id, call, context).await,
             None => failed(id, &nothing_asked()),
         }
+    })
+}
+
+/// How many items a request lists, before it is decoded: those of all of its variants, of which the last one counts.
+fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
+    if message.len() <= usize::try_from(max).unwrap_or(usize::MAX) {
+        return Ok(message.len());
     }
+    let mut most = Ok(0_usize);
+    visit(message, |tag, field| {
+        let Field::Bytes(call) = field else { return };
+        let counted = match tag {
+            v1::FetchBlocksRequest::STREAM_TAG => items_of::<v1::FetchBlocksRequest>(call, max),
+            v1::FetchVectorsRequest::STREAM_TAG => items_of::<v1::FetchVectorsRequest>(call, max),
+            v1::FetchRangesRequest::STREAM_TAG => items_of::<v1::FetchRangesRequest>(call, max),
+            v1::FetchObjectsRequest::STREAM_TAG => items_of::<v1::FetchObjectsRequest>(call, max),
+            _ => return,
+        };
+        // The same variant sent twice is merged.
+        most = match (most.clone(), counted) {
+            (Ok(before), Ok(items)) => Ok(before.saturating_add(items)),
+            (Err(error), _) | (_, Err(error)) => Err(error),
+        };
+    });
+    most
+}
+
+/// The id of a request that is not decoded.
+fn id_of(message: &[u8]) -> u64 {
+    let mut id = 0;
+    visit(message, |tag, field| {
+        if let (1, Field::Number(number)) = (tag, field) {
+            id = number;
+        }
+    });
+    id
 }
 
 fn nothing_asked() -> FetchError {
@@ -104,8 +170,94 @@ fn failed(id: u64, error: &FetchError) -> Result<Envelope, Status> {
     })
 }
 
-/// The body. `start` begins a request, `draining` resolves when the daemon drains, `ended` hears the final code once.
+/// The body: the stream, and whoever ends it at its deadline while nobody polls it.
 pub(super) struct StreamBody<B, S, Fut, E>
+where
+    E: FnOnce(Code),
+{
+    stream: Arc<Mutex<Stream<B, S, Fut, E>>>,
+    /// Ends with the body.
+    watcher: Option<tokio::task::AbortHandle>,
+}
+
+impl<B, S, Fut, E> StreamBody<B, S, Fut, E>
+where
+    E: FnOnce(Code),
+{
+    fn lock(&self) -> MutexGuard<'_, Stream<B, S, Fut, E>> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B, S, Fut, E> StreamBody<B, S, Fut, E>
+where
+    B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+    S: Fn(Message) -> Result<Fut, Status> + Send + 'static,
+    Fut: Future<Output = Result<Envelope, Status>> + Send + 'static,
+    E: FnOnce(Code) + Send + 'static,
+{
+    /// `start` begins a request, `hold` charges bytes of one that is not whole, `draining` resolves when the daemon drains,
+    /// `ended` hears the final code once. Call it inside a runtime.
+    pub(super) fn new(
+        incoming: B,
+        bounds: Bounds,
+        start: S,
+        hold: Hold,
+        draining: impl Future<Output = ()> + Send + 'static,
+        ended: E,
+    ) -> Self {
+        let deadline = bounds.deadline;
+        let stream = Stream::new(incoming, bounds, start, hold, draining, ended);
+        let stream = Arc::new(Mutex::new(stream));
+        let watcher = deadline.map(|deadline| {
+            let watched = Arc::downgrade(&stream);
+            let watch = async move {
+                tokio::time::sleep_until(deadline.into()).await;
+                if let Some(stream) = watched.upgrade() {
+                    let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
+                    stream.end_at_deadline();
+                }
+            };
+            tokio::spawn(watch).abort_handle()
+        });
+        Self { stream, watcher }
+    }
+}
+
+impl<B, S, Fut, E: FnOnce(Code)> Drop for StreamBody<B, S, Fut, E> {
+    fn drop(&mut self) {
+        if let Some(watcher) = &self.watcher {
+            watcher.abort();
+        }
+    }
+}
+
+impl<B, S, Fut, E> http_body::Body for StreamBody<B, S, Fut, E>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    S: Fn(Message) -> Result<Fut, Status>,
+    Fut: Future<Output = Result<Envelope, Status>>,
+    E: FnOnce(Code),
+{
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.lock().poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.lock().is_end()
+    }
+}
+
+/// Charges so many bytes that are held.
+type Hold = Box<dyn FnMut(usize) -> Result<(), FetchError> + Send>;
+
+struct Stream<B, S, Fut, E>
 where
     E: FnOnce(Code),
 {
@@ -120,22 +272,27 @@ where
     /// The end to report when everything taken up is answered.
     end: Result<(), Status>,
     trailers_sent: bool,
-    deadline: Option<Pin<Box<tokio::time::Sleep>>>,
+    hold: Hold,
+    /// When what the deframer has last arrived.
+    arrived: Instant,
+    /// To be woken when the deadline ends the stream.
+    waker: Option<Waker>,
     draining: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     ended: Option<E>,
 }
 
-impl<B, S, Fut, E> StreamBody<B, S, Fut, E>
+impl<B, S, Fut, E> Stream<B, S, Fut, E>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
-    S: Fn(v1::FetchStreamRequest) -> Fut,
+    S: Fn(Message) -> Result<Fut, Status>,
     Fut: Future<Output = Result<Envelope, Status>>,
     E: FnOnce(Code),
 {
-    pub(super) fn new(
+    fn new(
         incoming: B,
         bounds: Bounds,
         start: S,
+        hold: Hold,
         draining: impl Future<Output = ()> + Send + 'static,
         ended: E,
     ) -> Self {
@@ -148,9 +305,9 @@ where
             next: [None, None],
             end: Ok(()),
             trailers_sent: false,
-            deadline: bounds
-                .deadline
-                .map(|deadline| Box::pin(tokio::time::sleep_until(deadline.into()))),
+            hold,
+            arrived: Instant::now(),
+            waker: None,
             draining: Some(Box::pin(draining)),
             ended: Some(ended),
         }
@@ -163,14 +320,19 @@ where
                 return Ok(());
             };
             if let Some(message) = self.deframer.next().map_err(|error| error.to_status())? {
-                let request = decode::<v1::FetchStreamRequest>(message)?;
-                self.in_flight.push((self.start)(request));
+                let arrived = self.arrived;
+                let request = (self.start)(Message {
+                    bytes: message,
+                    arrived,
+                })?;
+                self.in_flight.push(request);
                 continue;
             }
             match Pin::new(incoming).poll_frame(cx) {
-                Poll::Pending => return Ok(()),
+                Poll::Pending => break,
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(piece) = frame.into_data() {
+                        self.arrived = Instant::now();
                         self.deframer.push(piece);
                     }
                 }
@@ -181,7 +343,7 @@ where
                 }
             }
         }
-        Ok(())
+        (self.hold)(self.deframer.held()).map_err(|error| status::to_status(&error, "request"))
     }
 
     /// Ends the stream at once: what is in flight is given up.
@@ -191,16 +353,18 @@ where
         self.end = Err(status);
     }
 
+    fn end_at_deadline(&mut self) {
+        if self.trailers_sent {
+            return;
+        }
+        self.cut(Status::deadline_exceeded("the deadline of the stream passed"));
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
     /// What ends a stream from outside.
     fn poll_interruptions(&mut self, cx: &mut Context<'_>) {
-        if self
-            .deadline
-            .as_mut()
-            .is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready())
-        {
-            self.deadline = None;
-            self.cut(Status::deadline_exceeded("the deadline of the stream passed"));
-        }
         if self
             .draining
             .as_mut()
@@ -238,49 +402,39 @@ where
     }
 }
 
-// Nothing in it is pinned in place: futures are boxed by `in_flight`, the request body is Unpin.
-impl<B, S, Fut, E: FnOnce(Code)> Unpin for StreamBody<B, S, Fut, E> {}
-
-impl<B, S, Fut, E> http_body::Body for StreamBody<B, S, Fut, E>
+impl<B, S, Fut, E> Stream<B, S, Fut, E>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
-    S: Fn(v1::FetchStreamRequest) -> Fut,
+    S: Fn(Message) -> Result<Fut, Status>,
     Fut: Future<Output = Result<Envelope, Status>>,
     E: FnOnce(Code),
 {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let this = self.get_mut();
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         // An answer whose head was sent must be sent whole, whatever has happened since.
-        if let Some(bytes) = this.next.iter_mut().find_map(Option::take) {
+        if let Some(bytes) = self.next.iter_mut().find_map(Option::take) {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
-        if this.trailers_sent {
+        if self.trailers_sent {
             return Poll::Ready(None);
         }
-        this.poll_interruptions(cx);
+        self.poll_interruptions(cx);
         let mut run = Run::default();
         loop {
             // Requests first: the disk should be busy while answers are written.
-            if let Err(status) = this.take_up(cx) {
-                this.cut(status);
+            if let Err(status) = self.take_up(cx) {
+                self.cut(status);
             }
-            match this.in_flight.poll_next_unpin(cx) {
+            match self.in_flight.poll_next_unpin(cx) {
                 // Small answers that are there together go out together; a large one follows the run before it.
                 Poll::Ready(Some(Ok(envelope))) => {
                     if let Err(Envelope { head, data }) = run.push(envelope) {
-                        this.next = [Some(head), Some(data).filter(|data| !data.is_empty())];
+                        self.next = [Some(head), Some(data).filter(|data| !data.is_empty())];
                         break;
                     }
                 }
-                Poll::Ready(Some(Err(status))) => this.cut(status),
-                Poll::Ready(None) if this.incoming.is_none() && run.is_empty() => {
-                    return Poll::Ready(Some(Ok(this.finish())));
+                Poll::Ready(Some(Err(status))) => self.cut(status),
+                Poll::Ready(None) if self.incoming.is_none() && run.is_empty() => {
+                    return Poll::Ready(Some(Ok(self.finish())));
                 }
                 Poll::Ready(None) | Poll::Pending => break,
             }
@@ -288,18 +442,27 @@ where
         if !run.is_empty() {
             return Poll::Ready(Some(Ok(Frame::data(run.into_bytes()))));
         }
-        match this.next.iter_mut().find_map(Option::take) {
+        match self.next.iter_mut().find_map(Option::take) {
             Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
-            None => Poll::Pending,
+            None => {
+                if !self
+                    .waker
+                    .as_ref()
+                    .is_some_and(|waker| waker.will_wake(cx.waker()))
+                {
+                    self.waker = Some(cx.waker().clone());
+                }
+                Poll::Pending
+            }
         }
     }
 
-    fn is_end_stream(&self) -> bool {
+    fn is_end(&self) -> bool {
         self.trailers_sent && self.next.iter().all(Option::is_none)
     }
 }
 
-impl<B, S, Fut, E: FnOnce(Code)> Drop for StreamBody<B, S, Fut, E> {
+impl<B, S, Fut, E: FnOnce(Code)> Drop for Stream<B, S, Fut, E> {
     fn drop(&mut self) {
         // Dropped before its end: the client reset the stream or its connection.
         if let Some(ended) = self.ended.take() {

@@ -7,17 +7,14 @@
 use super::App;
 use super::batch_answer::{LENGTHS_LISTED_MAX, Shape, encode};
 use super::batch_request::{BatchRequest, BlocksBatch, Call, ObjectsBatch, RangesBatch, VectorsBatch, parse};
-use super::datasets::{Wanted, dataset_of_kind};
 use super::negotiate::{Form, preferred, require_json};
 use super::problem::{Problem, Segments};
-use crate::fetch::{CallContext, FetchError};
+use crate::fetch::{CallContext, FetchError, Intake, Kind, Wanted, until};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{StatusCode, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use ringfetch_engine::dataset::Kind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -83,17 +80,34 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
         .headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse().ok());
-    let body = read_body(body, declared, app.fetcher.limits().request_bytes).await?;
-    let call = parse::<R>(&body)?.into_call()?;
+    let connection = super::connection_of(&parts.extensions);
+    let limits = app.fetcher.limits();
+    let mut intake = Intake::new(&app.fetcher, connection.as_ref());
+    let reading = read_body(body, declared, limits.request_bytes, &mut intake);
+    let body = until(app.fetcher.within(None), reading)
+        .await
+        .ok_or_else(not_sent_in_time)??;
+    let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
+    // At most so many items are kept however many there are, so this is charged before they are.
+    intake.whole(body.len(), items_max.min(body.len()))?;
+    let (request, listed) = parse::<R>(&body, items_max)?;
+    let call = request.into_call()?;
     drop(body);
-    let dataset = dataset_of_kind(&app.fetcher, name, call.columns.wanted())?;
-    let items_max = usize::try_from(app.fetcher.limits().items_per_request).unwrap_or(usize::MAX);
+    if listed > items_max {
+        return Err(FetchError::TooManyItems {
+            field: call.field,
+            items: listed,
+            max: limits.items_per_request,
+        }
+        .into());
+    }
+    let dataset = app.fetcher.open(name, call.columns.items().wanted())?;
     check_form(&call, form, items_max)?;
 
     let deadline = (call.deadline_ms > 0).then(|| arrival + Duration::from_millis(call.deadline_ms.into()));
     let context = CallContext {
         deadline,
-        connection: super::connection_of(&parts.extensions),
+        connection: connection.clone(),
         fail_fast: call.fail_fast,
     };
     let result = app
@@ -102,7 +116,7 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
         .await;
     let fetched = result.map_err(|error| in_terms_of(call.field, error))?;
     let shape = match dataset.kind() {
-        Kind::Vectors { dim, dtype, .. } if call.columns.wanted() == Wanted::Vectors => {
+        Kind::Vectors { dim, dtype, .. } if call.columns.items().wanted() == Wanted::Vectors => {
             Some(Shape { dim, dtype })
         }
         Kind::Vectors { .. } | Kind::Blocks { .. } | Kind::Objects => None,
@@ -130,7 +144,12 @@ fn check_form(call: &Call, form: Form, items_max: usize) -> Result<(), Problem> 
 }
 
 /// Reads a request's body.
-async fn read_body(body: Body, declared: Option<u64>, bytes_max: u32) -> Result<Bytes, Problem> {
+async fn read_body(
+    mut body: Body,
+    declared: Option<u64>,
+    bytes_max: u32,
+    intake: &mut Intake<'_>,
+) -> Result<Bytes, Problem> {
     let too_large = || {
         Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -141,14 +160,31 @@ async fn read_body(body: Body, declared: Option<u64>, bytes_max: u32) -> Result<
     if declared.is_some_and(|length| length > u64::from(bytes_max)) {
         return Err(too_large());
     }
-    match Limited::new(body, usize::try_from(bytes_max).unwrap_or(usize::MAX))
-        .collect()
-        .await
-    {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
-        Err(error) => Err(Problem::malformed("body", format!("it broke off: {error}"))),
+    let most = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+    let (mut first, mut all) = (Bytes::new(), BytesMut::new());
+    while let Some(frame) = intake.next_frame(&mut body, first.len() + all.len()).await? {
+        let frame = frame.map_err(|error| Problem::malformed("body", format!("it broke off: {error}")))?;
+        let Ok(piece) = frame.into_data() else { continue };
+        if first.len() + all.len() + piece.len() > most {
+            return Err(too_large());
+        }
+        // A body in one piece is not copied.
+        if first.is_empty() && all.is_empty() {
+            first = piece;
+        } else {
+            all.extend_from_slice(&std::mem::take(&mut first));
+            all.extend_from_slice(&piece);
+        }
     }
+    Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+fn not_sent_in_time() -> Problem {
+    Problem::new(
+        StatusCode::REQUEST_TIMEOUT,
+        "request-timeout",
+        "the body was not there in time (limits.deadline_ms): send it at once, or less of it",
+    )
 }
 
 /// A fetch names the columns; the client knows its own members.
@@ -165,16 +201,23 @@ fn in_terms_of(field: &'static str, error: FetchError) -> FetchError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Limits;
+    use crate::fetch::tests::without_datasets;
     use crate::http::batch_request::Columns;
     use crate::http::batch_request::tests::told;
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused() {
         // Bodies below and above 8 bytes, with the length declared and not: 413 names the limit.
+        let fetcher = without_datasets(Limits::default());
+        let mut intake = Intake::new(&fetcher, None);
         let body = |text: &'static str| Body::from(text);
-        assert_eq!(read_body(body("12345678"), Some(8), 8).await.unwrap(), "12345678");
+        let whole = read_body(body("12345678"), Some(8), 8, &mut intake).await;
+        assert_eq!(whole.unwrap(), "12345678");
         for declared in [None, Some(9)] {
-            let problem = read_body(body("123456789"), declared, 8).await.unwrap_err();
+            let problem = read_body(body("123456789"), declared, 8, &mut intake)
+                .await
+                .unwrap_err();
             let (status, _, detail) = told(problem).await;
             assert_eq!(status, 413);
             assert!(detail.contains("limits.request_bytes"), "{detail}");

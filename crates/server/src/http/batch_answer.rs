@@ -10,6 +10,7 @@
 use super::items::{RINGFETCH_DIM, RINGFETCH_DTYPE};
 use super::negotiate::Form;
 use super::problem::Problem;
+use crate::fetch::Dtype;
 use crate::status;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -19,7 +20,6 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use ringfetch_engine::batch::{Fetched, Lengths};
-use ringfetch_engine::dataset::Dtype;
 use ringfetch_engine::error::ItemError;
 use serde::Serialize;
 use std::convert::Infallible;

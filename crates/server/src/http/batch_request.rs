@@ -1,7 +1,7 @@
 //! What a batch request says: the four JSON forms, and the columns that each becomes. Unknown members are refused: a
 //! misspelt `fail_fast` must not be ignored.
 
-use super::datasets::Wanted;
+use super::bounded_list;
 use super::problem::Problem;
 use crate::fetch::Items;
 use serde::Deserialize;
@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 #[serde(deny_unknown_fields)]
 pub(super) struct BlocksBatch {
     /// Block indices from 0, in any order; the same one may stand more than once.
+    #[serde(deserialize_with = "bounded_list::list")]
     indices: Vec<u64>,
     /// Answer the first item error as the request's.
     #[serde(default)]
@@ -27,6 +28,7 @@ pub(super) struct BlocksBatch {
 #[serde(deny_unknown_fields)]
 pub(super) struct VectorsBatch {
     /// Vector ids from 0, in any order; the same one may stand more than once.
+    #[serde(deserialize_with = "bounded_list::list")]
     ids: Vec<u64>,
     /// Answer the first item error as the request's.
     #[serde(default)]
@@ -41,6 +43,7 @@ pub(super) struct VectorsBatch {
 #[serde(deny_unknown_fields)]
 pub(super) struct RangesBatch {
     /// In any order; they may overlap.
+    #[serde(deserialize_with = "bounded_list::list")]
     ranges: Vec<ByteRange>,
     /// Answer the first item error as the request's.
     #[serde(default)]
@@ -65,8 +68,10 @@ pub(super) struct ByteRange {
 #[serde(deny_unknown_fields)]
 pub(super) struct ObjectsBatch {
     /// Names of whole objects.
+    #[serde(default, deserialize_with = "bounded_list::optional_list")]
     names: Option<Vec<String>>,
     /// Parts of objects.
+    #[serde(default, deserialize_with = "bounded_list::optional_list")]
     objects: Option<Vec<ObjectPart>>,
     /// Answer the first item error as the request's.
     #[serde(default)]
@@ -135,16 +140,6 @@ impl Columns {
                 offsets,
                 lengths,
             },
-        }
-    }
-
-    /// The kind of dataset they are of.
-    pub(super) fn wanted(&self) -> Wanted {
-        match self {
-            Self::Blocks(_) => Wanted::Blocks,
-            Self::Vectors(_) => Wanted::Vectors,
-            Self::Ranges { .. } => Wanted::Space,
-            Self::Objects { .. } => Wanted::Objects,
         }
     }
 
@@ -269,10 +264,12 @@ impl BatchRequest for ObjectsBatch {
     }
 }
 
-/// Reads a request's JSON. Errors name the member (`ranges[3].length`) and the place in the text.
-pub(super) fn parse<R: DeserializeOwned>(body: &[u8]) -> Result<R, Problem> {
+/// Reads a request's JSON, of which at most `items_max` items are kept; returns also how many are listed. Errors name the
+/// member (`ranges[3].length`) and the place in the text.
+pub(super) fn parse<R: DeserializeOwned>(body: &[u8], items_max: usize) -> Result<(R, usize), Problem> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let (value, listed) = bounded_list::with_bound(items_max, || serde_path_to_error::deserialize(&mut json));
+    let value = value.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
         let path = error.path().to_string();
         // Its words for the whole are `.`, and `?` where the text ends before a member's name.
         let path = path.trim_end_matches(['?', '.']);
@@ -281,7 +278,7 @@ pub(super) fn parse<R: DeserializeOwned>(body: &[u8]) -> Result<R, Problem> {
     })?;
     json.end()
         .map_err(|error| Problem::malformed("body", error.to_string()))?;
-    Ok(value)
+    Ok((value, listed))
 }
 
 #[cfg(test)]
@@ -303,7 +300,8 @@ pub(super) mod tests {
     }
 
     fn call<R: BatchRequest>(json: &str) -> Result<Call, Problem> {
-        parse::<R>(json.as_bytes())?.into_call()
+        let (request, _listed) = parse::<R>(json.as_bytes(), 1024)?;
+        request.into_call()
     }
 
     #[test]
@@ -403,5 +401,24 @@ pub(super) mod tests {
         assert!(!objects(vec![0, 0]).is_uniform());
         assert!(!objects(vec![1, 2]).is_uniform());
         assert!(objects(vec![2, 2]).is_uniform());
+    }
+
+    #[test]
+    fn a_flood_of_items_is_counted_and_not_kept() {
+        // Lists longer than the bound, as long, and shorter: all are counted, at most so many are kept; what is beyond the
+        // bound need not make sense.
+        let of = |json: &str| parse::<BlocksBatch>(json.as_bytes(), 3);
+        for (json, kept, listed) in [
+            (r#"{"indices": [1, 2, 3, 4, "five", 6]}"#, 3, 6),
+            (r#"{"indices": [1, 2, 3]}"#, 3, 3),
+            (r#"{"indices": [1]}"#, 1, 1),
+            (r#"{"indices": []}"#, 0, 0),
+        ] {
+            let (request, found) = of(json).unwrap();
+            assert_eq!((request.indices.len(), found), (kept, listed), "{json}");
+        }
+        assert!(of(r#"{"indices": [1, "two"]}"#).is_err());
+        let names = parse::<ObjectsBatch>(br#"{"names": ["a", "b", "c", "d"]}"#, 3).unwrap();
+        assert_eq!(names.1, 4);
     }
 }

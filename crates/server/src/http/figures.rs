@@ -7,8 +7,7 @@
 //! absent: rates, and anything that a client has to be trusted for.
 
 use super::App;
-use crate::fetch::Fetcher;
-use crate::grpc::describe;
+use crate::fetch::{DatasetInfo, Fetcher};
 use crate::lifecycle::State as Life;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -16,7 +15,6 @@ use bytes::Bytes;
 use http::{HeaderValue, header};
 use prometheus::Registry;
 use prometheus::proto::{LabelPair, Metric, MetricFamily};
-use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{BackendStatus, ShardStatus};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -203,16 +201,21 @@ impl ShardView {
 }
 
 impl DatasetFigures {
-    fn new(dataset: &Dataset, status: BackendStatus, counters: DatasetCounters) -> Self {
-        let (direct_io, direct_io_reason) = describe::direct_io(dataset, &status);
+    fn new(info: DatasetInfo, counters: DatasetCounters) -> Self {
+        let path = info.read_path;
         Self {
-            name: dataset.name().to_owned(),
-            kind: super::datasets::kind_word(dataset.kind()),
-            length_bytes: dataset.length_bytes(),
-            count: dataset.count(),
-            backend: status.into(),
-            direct_io,
-            direct_io_reason,
+            name: info.name,
+            kind: info.kind,
+            length_bytes: info.length_bytes,
+            count: info.count,
+            backend: BackendView {
+                backend: path.backend.as_str(),
+                requested: path.requested.as_str(),
+                fallback: path.backend != path.requested,
+                reason: path.reason,
+            },
+            direct_io: path.direct_io,
+            direct_io_reason: path.direct_io_reason,
             reads_total: counters.reads,
             read_errors_total: counters.errors,
             read_bytes_total: counters.bytes,
@@ -364,9 +367,9 @@ impl Figures {
         let engine = fetcher.engine();
         let counters = Counters(self.registry.gather());
         let by_dataset = counters.by_dataset();
-        let figures_of = |dataset: &Arc<Dataset>| {
-            let counted = by_dataset.get(dataset.name()).copied();
-            DatasetFigures::new(dataset, engine.backend_of(dataset), counted.unwrap_or_default())
+        let figures_of = |info: DatasetInfo| {
+            let counted = by_dataset.get(info.name.as_str()).copied();
+            DatasetFigures::new(info, counted.unwrap_or_default())
         };
         let totals = engine.totals();
         let (in_use_bytes, budget_bytes) = engine.memory();
@@ -396,7 +399,7 @@ impl Figures {
                 .iter()
                 .map(|shard| ShardView::new(shard, &counters))
                 .collect(),
-            datasets: fetcher.datasets().iter().map(figures_of).collect(),
+            datasets: fetcher.describe_all().into_iter().map(figures_of).collect(),
         }
     }
 }

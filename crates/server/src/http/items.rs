@@ -3,12 +3,11 @@
 
 use super::App;
 use super::conditional::{ETag, Precondition, evaluate};
-use super::datasets::{Wanted, dataset_of_kind};
 use super::negotiate::{Form, preferred};
 use super::problem::{Problem, Segments};
 use super::representation::precondition_failed;
 use crate::caller::Connection;
-use crate::fetch::{CallContext, Fetcher, Items};
+use crate::fetch::{CallContext, Dtype, Fetcher, Items, Kind, Opened, Wanted};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -16,7 +15,6 @@ use bytes::Bytes;
 use half::f16;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
-use ringfetch_engine::dataset::{Dataset, Dtype, Kind};
 use ringfetch_engine::error::ReadError;
 use serde::Serialize;
 use std::sync::Arc;
@@ -63,7 +61,7 @@ pub(super) async fn block(
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
     let index = number("index", index)?;
-    let dataset = dataset_of_kind(fetcher, name, Wanted::Blocks)?;
+    let dataset = fetcher.open(name, Wanted::Blocks)?;
     let Kind::Blocks { block_bytes, count } = dataset.kind() else {
         return Err(not_there("block", index, 0));
     };
@@ -123,7 +121,7 @@ pub(super) async fn vector(
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
     let id = number("id", id)?;
-    let dataset = dataset_of_kind(fetcher, name, Wanted::Vectors)?;
+    let dataset = fetcher.open(name, Wanted::Vectors)?;
     let Kind::Vectors {
         dim,
         dtype,
@@ -205,7 +203,7 @@ fn head_only(mut head: HeaderMap, form: Form, length: Option<u32>) -> Response {
 
 async fn fetch_one(
     fetcher: &Fetcher,
-    dataset: &Arc<Dataset>,
+    dataset: &Opened,
     item: Items<'_>,
     connection: Option<Arc<Connection>>,
 ) -> Result<Bytes, Problem> {

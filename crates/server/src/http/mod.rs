@@ -8,6 +8,7 @@
 mod batch;
 mod batch_answer;
 mod batch_request;
+mod bounded_list;
 mod conditional;
 mod datasets;
 mod figures;
@@ -38,12 +39,8 @@ use axum::routing::{MethodRouter, get, post};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::Semaphore;
 
 pub use shortcut::shortcut;
-
-/// Directory walks at the same time, in the whole daemon.
-const WALKS_MAX: usize = 4;
 
 /// What the operations work with.
 #[derive(Debug)]
@@ -54,7 +51,6 @@ struct App {
     document: Bytes,
     page: page::Page,
     figures: figures::Figures,
-    walks: Arc<Semaphore>,
 }
 
 /// The HTTP service: made once, cloned for each connection. Requests should carry their
@@ -72,7 +68,6 @@ pub fn service(
         lifecycle,
         registry,
         document: openapi::document(),
-        walks: Arc::new(Semaphore::new(WALKS_MAX)),
     };
     with_edge(router(), rpc).with_state(Arc::new(app))
 }
@@ -114,16 +109,15 @@ fn with_edge<S: Clone + Send + Sync + 'static>(router: Router<S>, rpc: RpcMetric
         .layer(from_fn_with_state(rpc, edge))
 }
 
-/// Counts and times a request, and writes the body of its problem if it has one. A request whose client leaves before
-/// the head of its answer is there is dropped, and not counted.
+/// Counts and times a request, and writes the body of its problem if it has one.
 async fn edge(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Response {
     let arrival = Instant::now();
     let matched = request.extensions().get::<MatchedPath>().cloned();
     let matched = matched.as_ref().map(MatchedPath::as_str);
     let (method, uri) = (request.method().clone(), request.uri().clone());
+    let counted = rpc.http(routes::operation(matched, &method)).begin(arrival);
     let response = problem::render(next.run(request).await, uri.path(), matched, &method);
-    rpc.http(routes::operation(matched, &method))
-        .observe(response.status(), arrival.elapsed());
+    counted.end(response.status());
     response
 }
 

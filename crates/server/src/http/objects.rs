@@ -4,13 +4,10 @@
 //! answer starts anew with the version that is there: an ETag never stands over another version's bytes.
 
 use super::App;
-use super::conditional::ETag;
-use super::datasets::{Wanted, dataset_of_kind};
 use super::problem::{Problem, Segments};
-use super::representation::{Changed, Representation, answer};
-use super::stream::Source;
+use super::representation::{Changed, answer};
 use crate::caller::Connection;
-use crate::fetch::Fetcher;
+use crate::fetch::{CallContext, Fetcher, PAGE_NAMES_MAX};
 use axum::Json;
 use axum::extract::{Query, Request, State};
 use axum::response::Response;
@@ -23,9 +20,6 @@ use utoipa::ToSchema;
 
 /// Look-ups of one request. An object that is replaced thrice between look-up and read is replaced all the time.
 const LOOK_UPS_MAX: usize = 3;
-
-/// Most names of a page, and how many there are without `limit`.
-const PAGE_OBJECTS_MAX: usize = 1000;
 
 /// Serves a dataset's address space.
 #[utoipa::path(get, path = "/v1/datasets/{name}/bytes", tag = "data", operation_id = "GetBytes",
@@ -64,13 +58,8 @@ pub(super) async fn bytes(
     parts: &Parts,
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
-    let dataset = dataset_of_kind(fetcher, name, Wanted::Space)?;
-    let representation = Representation {
-        length: dataset.length_bytes(),
-        etag: ETag::new(dataset.etag()),
-        source: Source::Space(dataset),
-    };
-    answer(fetcher, representation, &parts.method, &parts.headers, connection)
+    let version = fetcher.space(name)?;
+    answer(fetcher, version, &parts.method, &parts.headers, connection)
         .await
         .map_err(|Changed| changing())
 }
@@ -97,29 +86,21 @@ pub(super) async fn get_object(
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    let dataset = dataset_of_kind(&app.fetcher, &name, Wanted::Objects)?;
+    let connection = super::connection_of(&parts.extensions);
+    let context = CallContext {
+        connection: connection.clone(),
+        ..CallContext::default()
+    };
     for _ in 0..LOOK_UPS_MAX {
-        let file = dataset.object(&object).await?;
-        let representation = Representation {
-            source: Source::Object {
-                dataset: Arc::clone(&dataset),
-                name: object.clone(),
-                etag: file.etag().to_owned(),
-            },
-            length: file.length_bytes(),
-            etag: ETag::new(file.etag()),
-        };
-        drop(file);
-        let connection = super::connection_of(&parts.extensions);
-        if let Ok(response) = answer(
+        let version = app.fetcher.object(&name, &object, &context).await?;
+        let answered = answer(
             &app.fetcher,
-            representation,
+            version,
             &parts.method,
             &parts.headers,
-            connection,
-        )
-        .await
-        {
+            connection.clone(),
+        );
+        if let Ok(response) = answered.await {
             return Ok(response);
         }
     }
@@ -167,15 +148,15 @@ impl ListQuery {
     /// (names after this one, at most so many of them).
     fn page(self) -> Result<(String, usize), Problem> {
         let Some(limit) = self.limit else {
-            return Ok((self.after, PAGE_OBJECTS_MAX));
+            return Ok((self.after, PAGE_NAMES_MAX));
         };
         match limit.parse() {
-            Ok(limit @ 1..=PAGE_OBJECTS_MAX) => Ok((self.after, limit)),
+            Ok(limit @ 1..=PAGE_NAMES_MAX) => Ok((self.after, limit)),
             // As in the gRPC API: 0 means the default.
-            Ok(0) => Ok((self.after, PAGE_OBJECTS_MAX)),
+            Ok(0) => Ok((self.after, PAGE_NAMES_MAX)),
             Ok(_) | Err(_) => Err(Problem::malformed(
                 "limit",
-                format!("{limit:?} is not a number from 1 to {PAGE_OBJECTS_MAX}"),
+                format!("{limit:?} is not a number from 1 to {PAGE_NAMES_MAX}"),
             )),
         }
     }
@@ -199,45 +180,20 @@ pub(super) async fn list(
         .map_err(|error| Problem::malformed("query", error.body_text()))?
         .0
         .page()?;
-    let dataset = dataset_of_kind(&app.fetcher, &name, Wanted::Objects)?;
-    // A walk holds a blocking thread for as long as the directory is large: few at a time, and the others are told.
-    let Ok(permit) = Arc::clone(&app.walks).try_acquire_owned() else {
-        return Err(Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "overloaded",
-            "other listings are under way; retry after a moment",
-        )
-        .with_retry_after(Duration::from_secs(1)));
+    let context = CallContext {
+        connection: super::connection_of(request.extensions()),
+        ..CallContext::default()
     };
-    let walk = tokio::task::spawn_blocking(move || {
-        let listed = dataset.list_objects(&after, limit + 1);
-        drop(permit);
-        listed
-    });
-    let mut entries = match walk.await {
-        Ok(Ok(entries)) => entries,
-        Ok(Err(error)) => return Err(cannot_list(&error.to_string())),
-        Err(error) => return Err(cannot_list(&error.to_string())),
-    };
-    let more = entries.len() > limit;
-    entries.truncate(limit);
-    let next_after = entries.last().filter(|_| more).map(|entry| entry.name.clone());
-    let objects = entries
+    let page = app.fetcher.list_objects(&name, after, limit, context).await?;
+    let objects = page
+        .objects
         .into_iter()
-        .map(|entry| ObjectInfo {
-            name: entry.name,
-            length_bytes: entry.length_bytes,
-        })
+        .map(|(name, length_bytes)| ObjectInfo { name, length_bytes })
         .collect();
-    Ok(Json(ObjectList { objects, next_after }))
-}
-
-fn cannot_list(error: &str) -> Problem {
-    Problem::new(
-        StatusCode::INTERNAL_SERVER_ERROR,
-        "listing-failed",
-        format!("the dataset's directory cannot be listed: {error}"),
-    )
+    Ok(Json(ObjectList {
+        objects,
+        next_after: page.next_after,
+    }))
 }
 
 #[cfg(test)]
@@ -256,9 +212,9 @@ mod tests {
     #[test]
     fn a_page_is_bounded() {
         // Queries with and without a limit: never more than the largest page, nonsense and unknown keys refused.
-        assert_eq!(page("/x"), Ok((String::new(), PAGE_OBJECTS_MAX)));
+        assert_eq!(page("/x"), Ok((String::new(), PAGE_NAMES_MAX)));
         assert_eq!(page("/x?after=a%2Fb&limit=7"), Ok(("a/b".to_owned(), 7)));
-        assert_eq!(page("/x?limit=0"), Ok((String::new(), PAGE_OBJECTS_MAX)));
+        assert_eq!(page("/x?limit=0"), Ok((String::new(), PAGE_NAMES_MAX)));
         for uri in [
             "/x?limit=1001",
             "/x?limit=-1",

@@ -8,26 +8,15 @@ use super::multipart::Multipart;
 use super::negotiate::OCTET_STREAM;
 use super::problem::Problem;
 use super::range::{Ranges, content_range, resolve};
-use super::stream::{Reader, Source, WindowError, WindowedBody};
+use super::stream::{Reader, WindowedBody};
 use super::window::Piece;
 use crate::caller::Connection;
-use crate::fetch::Fetcher;
+use crate::fetch::{Fetcher, Version, VersionError};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use ringfetch_engine::geometry::Extent;
 use std::sync::Arc;
-
-/// What a request is about: some bytes in one version.
-#[derive(Debug)]
-pub(super) struct Representation {
-    /// Where they come from.
-    pub(super) source: Source,
-    /// How many.
-    pub(super) length: u64,
-    /// Which version.
-    pub(super) etag: ETag,
-}
 
 /// What to answer with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,12 +67,12 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
 /// for good is a response.
 pub(super) async fn answer(
     fetcher: &Fetcher,
-    representation: Representation,
+    version: Version,
     method: &Method,
     headers: &HeaderMap,
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Changed> {
-    let Representation { source, length, etag } = representation;
+    let (length, etag) = (version.length_bytes(), ETag::new(version.etag()));
     let decision = decide(method, headers, &etag, length, fetcher.limits().http_ranges);
     let mut head = HeaderMap::new();
     head.insert(header::ETAG, etag.value());
@@ -113,14 +102,14 @@ pub(super) async fn answer(
             (StatusCode::PARTIAL_CONTENT, multipart.pieces)
         }
     };
-    let reader = Reader::new(fetcher.clone(), connection, source);
+    let reader = Reader::new(fetcher.clone(), connection, version);
     match WindowedBody::start(reader, pieces).await {
         Ok(body) => {
             head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));
             Ok((status, head, body.into_body()).into_response())
         }
-        Err(WindowError::Fetch(error)) => Ok(Problem::from(error).into_response()),
-        Err(WindowError::Changed) => Err(Changed),
+        Err(VersionError::Fetch(error)) => Ok(Problem::from(error).into_response()),
+        Err(VersionError::Changed) => Err(Changed),
     }
 }
 

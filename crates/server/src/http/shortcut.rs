@@ -72,6 +72,8 @@ impl Shortcut for Reads {
             let (path, connection) = (parts.uri.path(), Some(connection));
             let target = Target::of(path);
             let Reads { fetcher, rpc } = &reads;
+            let operation = target.map_or(HttpRoute::Other, |target| target.operation);
+            let counted = rpc.http(operation).begin(arrival);
             let result = match target {
                 Some(Target {
                     operation: HttpRoute::GetBlock,
@@ -86,11 +88,10 @@ impl Shortcut for Reads {
                 Some(Target { dataset, .. }) => objects::bytes(fetcher, dataset, &parts, connection).await,
                 None => Err(problem::no_such_path().await),
             };
-            let operation = target.map_or(HttpRoute::Other, |target| target.operation);
             let matched = routes::ROUTES.iter().find(|route| route.operation == operation);
             let matched = matched.map(|Route { pattern, .. }| *pattern);
             let response = problem::render(result.into_response(), path, matched, &parts.method);
-            rpc.http(operation).observe(response.status(), arrival.elapsed());
+            counted.end(response.status());
             response
         })
     }

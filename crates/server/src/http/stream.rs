@@ -7,11 +7,10 @@
 
 use super::window::{Allowance, Piece, Plan, WindowLimits, total_bytes};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, FetchError, Fetcher, Items};
+use crate::fetch::{CallContext, FetchError, Fetcher, Part, Version, VersionError};
 use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
-use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::error::ReadError;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -25,51 +24,15 @@ const WAIT_FIRST: Duration = Duration::from_millis(5);
 const WAIT_LONGEST: Duration = Duration::from_secs(1);
 const WAIT_TOTAL: Duration = Duration::from_secs(30);
 
-/// What a body's bytes come from.
-#[derive(Debug)]
-pub(super) enum Source {
-    /// The address space of a dataset.
-    Space(Arc<Dataset>),
-    /// One object.
-    Object {
-        /// Its dataset.
-        dataset: Arc<Dataset>,
-        /// Its name.
-        name: String,
-        /// The version that was asked about, unquoted.
-        etag: String,
-    },
-}
-
-/// Why a window is not there.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum WindowError {
-    /// It could not be read.
-    #[error(transparent)]
-    Fetch(#[from] FetchError),
-    /// What is there now is another version than the one asked about.
-    #[error("the source was replaced while it was read")]
-    Changed,
-}
-
-/// Where a window stands in its answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// The head is not sent: the window may be refused.
-    First,
-    /// The head is sent: the answer is in flight.
-    Later,
-}
-
 /// Reads windows.
 #[derive(Debug)]
 pub(super) struct Reader {
     fetcher: Fetcher,
     connection: Option<Arc<Connection>>,
-    source: Source,
+    version: Version,
 }
 
-type Fetching = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, WindowError>> + Send>>;
+type Fetching = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, VersionError>> + Send>>;
 
 /// A body of known length, fetched in windows.
 pub(super) struct WindowedBody {
@@ -80,17 +43,17 @@ pub(super) struct WindowedBody {
     /// The window after it, on its way.
     fetching: Option<Fetching>,
     /// The same, arrived while `ready` was not sent yet.
-    fetched: Option<Result<Vec<Bytes>, WindowError>>,
+    fetched: Option<Result<Vec<Bytes>, VersionError>>,
     left_bytes: u64,
 }
 
 impl Reader {
     /// A reader for one answer on the connection that `connection` belongs to.
-    pub(super) fn new(fetcher: Fetcher, connection: Option<Arc<Connection>>, source: Source) -> Self {
+    pub(super) fn new(fetcher: Fetcher, connection: Option<Arc<Connection>>, version: Version) -> Self {
         Self {
             fetcher,
             connection,
-            source,
+            version,
         }
     }
 
@@ -107,7 +70,7 @@ impl Reader {
     }
 
     /// Fetches a window's extents as one batch and lays the text between them.
-    async fn fetch(&self, window: &[Piece], place: Place) -> Result<Vec<Bytes>, WindowError> {
+    async fn fetch(&self, window: &[Piece], part: Part) -> Result<Vec<Bytes>, VersionError> {
         let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
         for piece in window {
             if let Piece::Extent(extent) = piece {
@@ -118,7 +81,17 @@ impl Reader {
         let mut data = if offsets.is_empty() {
             Bytes::new()
         } else {
-            self.fetch_extents(&offsets, &lengths, place).await?
+            {
+                let context = CallContext {
+                    deadline: None,
+                    connection: self.connection.clone(),
+                    fail_fast: true,
+                };
+                let read = self
+                    .fetcher
+                    .read_version(&self.version, &offsets, &lengths, context, part);
+                read.await?
+            }
         };
         let mut frames = Vec::with_capacity(window.len());
         for piece in window {
@@ -128,7 +101,7 @@ impl Reader {
                     let length = usize::try_from(extent.length).unwrap_or(usize::MAX);
                     if length > data.len() {
                         // Never, after a batch without errors; and a body of another length than announced must not be.
-                        return Err(WindowError::Changed);
+                        return Err(VersionError::Changed);
                     }
                     frames.push(data.split_to(length));
                 }
@@ -137,61 +110,12 @@ impl Reader {
         Ok(frames)
     }
 
-    async fn fetch_extents(
-        &self,
-        offsets: &[u64],
-        lengths: &[u64],
-        place: Place,
-    ) -> Result<Bytes, WindowError> {
-        match &self.source {
-            Source::Space(dataset) => {
-                let items = Items::Ranges { offsets, lengths };
-                Ok(self.fetch_items(dataset, items, place).await?)
-            }
-            Source::Object { dataset, name, etag } => {
-                let names = vec![name.clone(); offsets.len()];
-                let items = Items::Objects {
-                    names: &names,
-                    offsets,
-                    lengths,
-                };
-                let result = self.fetch_items(dataset, items, place).await;
-                // Looked at after the read: versions only go forward, so if this is still the one asked about, the
-                // read was of it too. Before the result is: a shorter successor shows as a range past the end.
-                let now = dataset.object(name).await.map_err(FetchError::Read)?;
-                if now.etag() == etag {
-                    Ok(result?)
-                } else {
-                    Err(WindowError::Changed)
-                }
-            }
-        }
-    }
-
-    async fn fetch_items(
-        &self,
-        dataset: &Arc<Dataset>,
-        items: Items<'_>,
-        place: Place,
-    ) -> Result<Bytes, FetchError> {
-        let context = CallContext {
-            deadline: None,
-            connection: self.connection.clone(),
-            fail_fast: true,
-        };
-        let fetched = match place {
-            Place::First => self.fetcher.fetch_of(dataset, items, context).await?,
-            Place::Later => self.fetcher.fetch_further(dataset, items, context).await?,
-        };
-        Ok(fetched.data)
-    }
-
     /// A later window: waits where a bound is met: the client has its head already and cannot be told to come back.
-    async fn fetch_patiently(&self, window: &[Piece]) -> Result<Vec<Bytes>, WindowError> {
+    async fn fetch_patiently(&self, window: &[Piece]) -> Result<Vec<Bytes>, VersionError> {
         let mut waits = Waits::default();
         loop {
-            match self.fetch(window, Place::Later).await {
-                Err(WindowError::Fetch(error)) if is_transient(&error) => match waits.next() {
+            match self.fetch(window, Part::Further).await {
+                Err(VersionError::Fetch(error)) if is_transient(&error) => match waits.next() {
                     Some(wait) => tokio::time::sleep(wait).await,
                     None => return Err(error.into()),
                 },
@@ -235,11 +159,11 @@ impl WindowedBody {
     ///
     /// # Cancel safety
     /// Dropping the future gives the window up.
-    pub(super) async fn start(reader: Reader, pieces: Vec<Piece>) -> Result<Self, WindowError> {
+    pub(super) async fn start(reader: Reader, pieces: Vec<Piece>) -> Result<Self, VersionError> {
         let left_bytes = total_bytes(&pieces);
         let mut plan = Plan::new(pieces);
         let first = match plan.next_window(reader.window_limits()) {
-            Some(window) => reader.fetch(&window, Place::First).await?,
+            Some(window) => reader.fetch(&window, Part::First).await?,
             None => Vec::new(),
         };
         Ok(Self {
@@ -263,7 +187,7 @@ impl WindowedBody {
     }
 
     /// Starts the next window, if there is one and none is on its way, and drives it.
-    fn poll_next_window(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<Bytes>, WindowError>>> {
+    fn poll_next_window(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<Bytes>, VersionError>>> {
         if let Some(result) = self.fetched.take() {
             return Poll::Ready(Some(result));
         }
@@ -282,11 +206,9 @@ impl WindowedBody {
         Poll::Ready(Some(result))
     }
 
-    fn break_off(&mut self, error: WindowError) -> WindowError {
-        let source = match &self.reader.source {
-            Source::Space(dataset) | Source::Object { dataset, .. } => dataset.name(),
-        };
-        tracing::warn!(dataset = source, left_bytes = self.left_bytes, %error, "an answer breaks off");
+    fn break_off(&mut self, error: VersionError) -> VersionError {
+        let dataset = self.reader.version.dataset();
+        tracing::warn!(dataset, left_bytes = self.left_bytes, %error, "an answer breaks off");
         self.plan.clear();
         self.ready.clear();
         self.left_bytes = 0;
@@ -296,12 +218,12 @@ impl WindowedBody {
 
 impl http_body::Body for WindowedBody {
     type Data = Bytes;
-    type Error = WindowError;
+    type Error = VersionError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, WindowError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, VersionError>>> {
         let this = &mut *self;
         while this.ready.is_empty() {
             match ready!(this.poll_next_window(cx)) {

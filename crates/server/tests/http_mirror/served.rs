@@ -98,6 +98,7 @@ impl Served {
             response_bytes: 4 * MIB as u64,
             request_bytes: 1 << 16,
             request_memory_bytes: 64 << 20,
+            deadline: None,
             requests_in_flight: 64,
             requests_per_connection: 64,
             stream_requests_in_flight: 8,

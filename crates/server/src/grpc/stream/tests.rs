@@ -52,10 +52,11 @@ fn stream(
     let begun = Begun::default();
     let start = {
         let begun = begun.clone();
-        move |request: v1::FetchStreamRequest| {
+        move |message: Message| {
+            let request = decode::<v1::FetchStreamRequest>(message.bytes)?;
             let (sender, receiver) = oneshot::channel();
             begun.0.lock().unwrap().insert(request.id, sender);
-            async move { receiver.await.map_err(|_| Status::internal("given up")) }
+            Ok(async move { receiver.await.map_err(|_| Status::internal("given up")) })
         }
     };
     let (draining, mut drains) = watch::channel(false);
@@ -69,6 +70,7 @@ fn stream(
             deadline,
         },
         start,
+        Box::new(|_bytes| Ok(())),
         async move {
             let _sender_is_gone = drains.wait_for(|drains| *drains).await;
         },
@@ -298,4 +300,66 @@ fn a_refusal_that_passes_says_when_to_come_back() {
     };
     assert_eq!(error.code, Code::ResourceExhausted as i32);
     assert!(error.retry_after_ms > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_holds_while_nobody_reads() {
+    // Scenario: a stream with a deadline has taken up a request; its client reads nothing, so nobody polls the body. The
+    // deadline passes. Expectation: the request is given up, so that it holds nothing; when the client reads at last, it is
+    // told.
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(1);
+    let mut stream = stream(Some(deadline.into_std()));
+    stream.request(7);
+    assert!(stream.poll().is_none());
+    assert_eq!(stream.begun.ids(), [7]);
+    let sender = stream.begun.0.lock().unwrap().remove(&7).unwrap();
+    assert!(!sender.is_closed());
+    tokio::time::sleep_until(deadline + Duration::from_millis(2)).await;
+    assert!(sender.is_closed(), "its request is still waited for");
+    assert_eq!(stream.end().code(), Code::DeadlineExceeded);
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_whole_is_charged() {
+    // Scenario: half a request message of 60 bytes, then the rest of it. Expectation: what arrived is charged while the rest
+    // is waited for, and nothing once the request was begun; a refused charge ends the stream.
+    let held = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&held);
+    let (pieces, mut received) = mpsc::unbounded_channel::<Bytes>();
+    let incoming = futures_util::stream::poll_fn(move |cx| received.poll_recv(cx))
+        .map(|piece| Ok::<_, Infallible>(Frame::data(piece)));
+    let bounds = Bounds {
+        requests_in_flight: 2,
+        message_bytes: 64,
+        deadline: None,
+    };
+    let hold = Box::new(move |bytes: usize| {
+        hears.lock().unwrap().push(bytes);
+        let max = 40;
+        if bytes > 40 {
+            Err(FetchError::RequestMemory { max, own: true })
+        } else {
+            Ok(())
+        }
+    });
+    let start = |_message: Message| Ok(std::future::pending());
+    let incoming = http_body_util::StreamBody::new(incoming);
+    let mut body = StreamBody::new(incoming, bounds, start, hold, std::future::pending(), |_code| {});
+    let framed = |length: u32| [&[0][..], &length.to_be_bytes(), &[0; 64]].concat();
+    pieces.send(Bytes::copy_from_slice(&framed(60)[..25])).unwrap();
+    assert!(body.frame().now_or_never().is_none());
+    assert_eq!(held.lock().unwrap().last(), Some(&25));
+    pieces.send(Bytes::from(vec![0; 40])).unwrap();
+    assert!(body.frame().now_or_never().is_none());
+    assert_eq!(held.lock().unwrap().last(), Some(&0));
+    pieces.send(Bytes::copy_from_slice(&framed(60)[..50])).unwrap();
+    let trailers = body
+        .frame()
+        .now_or_never()
+        .unwrap()
+        .unwrap()
+        .unwrap()
+        .into_trailers();
+    let status = Status::from_header_map(&trailers.unwrap()).unwrap();
+    assert_eq!(status.code(), Code::ResourceExhausted);
 }

@@ -1,0 +1,133 @@
+//! A dataset as a request found it. Transports hold this, never the engine's dataset: what they may ask of it is here.
+
+use super::request::FetchError;
+use ringfetch_engine::dataset::Dataset;
+use std::sync::Arc;
+
+pub use ringfetch_engine::dataset::{Dtype, Kind};
+
+/// What a request needs its dataset to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Blocks.
+    Blocks,
+    /// Vectors.
+    Vectors,
+    /// One address space: blocks or vectors.
+    Space,
+    /// Objects.
+    Objects,
+}
+
+impl Wanted {
+    fn is(self, kind: Kind) -> bool {
+        match self {
+            Self::Blocks => matches!(kind, Kind::Blocks { .. }),
+            Self::Vectors => matches!(kind, Kind::Vectors { .. }),
+            Self::Space => !matches!(kind, Kind::Objects),
+            Self::Objects => matches!(kind, Kind::Objects),
+        }
+    }
+
+    /// Whether a dataset fits.
+    ///
+    /// # Errors
+    /// `WrongKind`, which names what to use instead.
+    pub(super) fn check(self, name: &str, kind: Kind) -> Result<(), FetchError> {
+        if self.is(kind) {
+            return Ok(());
+        }
+        let remedy = match kind {
+            Kind::Blocks { .. } => {
+                "FetchBlocks or FetchRanges (over HTTP its blocks/{index}, bytes, blocks:batchFetch or ranges:batchFetch)"
+            }
+            Kind::Vectors { .. } => {
+                "FetchVectors or FetchRanges (over HTTP its vectors/{id}, bytes, vectors:batchFetch or ranges:batchFetch)"
+            }
+            Kind::Objects => "FetchObjects (over HTTP its objects/{object}, objects or objects:batchFetch)",
+        };
+        Err(FetchError::WrongKind {
+            name: name.to_owned(),
+            kind: kind_word(kind),
+            remedy,
+        })
+    }
+}
+
+/// The kind as the configuration's word.
+pub(super) fn kind_word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Blocks { .. } => "blocks",
+        Kind::Vectors { .. } => "vectors",
+        Kind::Objects => "objects",
+    }
+}
+
+/// A dataset that a request found. It stays open until the last answer of it is sent, whatever is served by its name
+/// meanwhile.
+#[derive(Debug, Clone)]
+pub struct Opened(pub(super) Arc<Dataset>);
+
+impl Opened {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// What it holds, and in which shape.
+    pub fn kind(&self) -> Kind {
+        self.0.kind()
+    }
+
+    /// The strong entity tag of its address space, unquoted.
+    pub fn etag(&self) -> &str {
+        self.0.etag()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfetch_engine::dataset::Layout;
+
+    #[test]
+    fn a_request_for_another_kind_names_what_to_use() {
+        // Every pairing of what is wanted and what there is: those that do not fit name the methods that do.
+        let blocks = Kind::Blocks {
+            block_bytes: 4096,
+            count: 10,
+        };
+        let vectors = Kind::Vectors {
+            layout: Layout::Raw,
+            dim: 2,
+            dtype: Dtype::F32,
+            vector_bytes: 8,
+            stride_bytes: 8,
+            base_offset: 0,
+            count: 10,
+        };
+        for (kind, fits, remedy) in [
+            (
+                blocks,
+                [Wanted::Blocks, Wanted::Space],
+                "FetchBlocks or FetchRanges",
+            ),
+            (
+                vectors,
+                [Wanted::Vectors, Wanted::Space],
+                "FetchVectors or FetchRanges",
+            ),
+            (Kind::Objects, [Wanted::Objects; 2], "FetchObjects"),
+        ] {
+            for wanted in [Wanted::Blocks, Wanted::Vectors, Wanted::Space, Wanted::Objects] {
+                match wanted.check("d", kind) {
+                    Ok(()) => assert!(fits.contains(&wanted), "{wanted:?} {kind:?}"),
+                    Err(error) => {
+                        assert!(!fits.contains(&wanted), "{wanted:?} {kind:?}");
+                        assert!(error.to_string().contains(remedy), "{error}");
+                    }
+                }
+            }
+        }
+    }
+}

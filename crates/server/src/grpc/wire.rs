@@ -1,0 +1,127 @@
+//! What a request says before it is decoded: how many items it lists, so that a flood of them is refused before each takes
+//! its place in memory.
+
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+/// A field that lists items.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct List {
+    /// Its tag.
+    pub(super) tag: u32,
+    /// Whether it is of varints, which may be packed: many in one field. Otherwise each stands alone.
+    pub(super) varints: bool,
+}
+
+/// Entries of the longest of `lists` in an encoded message. What comes after bytes that are no protobuf is not counted:
+/// the decoder refuses them.
+pub(super) fn longest_list(message: &[u8], lists: &[List]) -> usize {
+    let mut counts = vec![0_usize; lists.len()];
+    visit(message, |tag, field| {
+        for (count, list) in counts.iter_mut().zip(lists) {
+            if list.tag == tag {
+                *count += match field {
+                    // The last byte of a varint is the one without the continuation bit.
+                    Field::Bytes(packed) if list.varints => {
+                        packed.iter().filter(|byte| **byte < 0x80).count()
+                    }
+                    Field::Bytes(_) | Field::Number(_) => 1,
+                };
+            }
+        }
+    });
+    counts.into_iter().max().unwrap_or(0)
+}
+
+/// A field of a message.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Field<'a> {
+    /// A varint.
+    Number(u64),
+    /// Anything with a length.
+    Bytes(&'a [u8]),
+}
+
+/// Shows each field of a message that is a varint or has a length.
+pub(super) fn visit<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, Field<'a>)) {
+    while let Ok((tag, wire_type)) = decode_key(&mut message) {
+        match wire_type {
+            WireType::Varint => match decode_varint(&mut message) {
+                Ok(number) => each(tag, Field::Number(number)),
+                Err(_) => return,
+            },
+            WireType::LengthDelimited => {
+                let length = decode_varint(&mut message)
+                    .ok()
+                    .and_then(|length| usize::try_from(length).ok());
+                let Some((field, rest)) = length.and_then(|length| message.split_at_checked(length)) else {
+                    return;
+                };
+                each(tag, Field::Bytes(field));
+                message = rest;
+            }
+            WireType::ThirtyTwoBit | WireType::SixtyFourBit | WireType::StartGroup | WireType::EndGroup => {
+                if skip_field(wire_type, tag, &mut message, DecodeContext::default()).is_err() {
+                    return;
+                }
+            }
+        }
+        if message.is_empty() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use prost::Message as _;
+    use ringfetch_proto::v1;
+
+    const OBJECTS: &[List] = &[
+        List {
+            tag: 2,
+            varints: false,
+        },
+        List {
+            tag: 3,
+            varints: true,
+        },
+        List {
+            tag: 4,
+            varints: true,
+        },
+    ];
+
+    proptest! {
+        #[test]
+        fn lists_are_counted_as_they_will_be_decoded(
+            names in prop::collection::vec(".{0,5}", 0..40),
+            offsets in prop::collection::vec(any::<u64>(), 0..40),
+            lengths in prop::collection::vec(any::<u64>(), 0..40),
+        ) {
+            // Any request: as many entries as its longest list has, also when it was sent twice (protobuf appends).
+            let longest = names.len().max(offsets.len()).max(lengths.len());
+            let request = v1::FetchObjectsRequest { dataset: "d".into(), names, offsets, lengths, fail_fast: true };
+            let once = request.encode_to_vec();
+            prop_assert_eq!(longest_list(&once, OBJECTS), longest);
+            prop_assert_eq!(longest_list(&[once.clone(), once].concat(), OBJECTS), 2 * longest);
+        }
+
+        #[test]
+        fn any_bytes_are_counted_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            // Rubbish: no panic, and where it decodes, the count is right.
+            let counted = longest_list(&bytes, OBJECTS);
+            if let Ok(request) = v1::FetchObjectsRequest::decode(&bytes[..]) {
+                let longest = request.names.len().max(request.offsets.len()).max(request.lengths.len());
+                prop_assert!(counted >= longest, "{counted} {longest}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_not_packed_count_too() {
+        // Three fields of tag 3 with one varint each, as old encoders write them.
+        assert_eq!(longest_list(&[0x18, 1, 0x18, 0x80, 1, 0x18, 3], OBJECTS), 3);
+    }
+}
