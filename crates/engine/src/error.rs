@@ -141,10 +141,13 @@ impl std::fmt::Display for Resource {
             Self::QueuedReads => "the queue of reads is full (limits.queued_reads)",
             Self::Memory => "the response memory is used up (engine.memory_budget)",
             Self::CallerMemory => {
-                "this caller holds as much response memory as is free (engine.memory_budget): read the answers that are \
-                 under way"
+                "this answer and those that this caller has not read are more than half of the response memory that is \
+                 free (engine.memory_budget)"
             }
-            Self::CallerReads => "this caller has as many reads queued as there is room for (limits.queued_reads)",
+            Self::CallerReads => {
+                "these reads and those that this caller has queued are more than half of the room that is left \
+                 (limits.queued_reads)"
+            }
             Self::ConnectionMemory => {
                 "this connection's share of the response memory is used up (limits.connection_bytes)"
             }

@@ -175,7 +175,7 @@ impl Fetcher {
         items: Items<'_>,
         context: CallContext,
     ) -> Result<(Opened, Fetched), FetchError> {
-        let opened = self.counted(self.open(dataset, items.wanted()))?;
+        let opened = self.open(dataset, items.wanted())?;
         let fetched = self.fetch_of(&opened, items, context).await?;
         Ok((opened, fetched))
     }
@@ -185,6 +185,10 @@ impl Fetcher {
     /// # Errors
     /// `Draining`, `DatasetNotFound`, `WrongKind`.
     pub fn open(&self, name: &str, wanted: Wanted) -> Result<Opened, FetchError> {
+        self.counted(self.find(name, wanted))
+    }
+
+    fn find(&self, name: &str, wanted: Wanted) -> Result<Opened, FetchError> {
         if self.is_draining() {
             return Err(ReadError::Draining.into());
         }
@@ -220,7 +224,7 @@ impl Fetcher {
     }
 
     /// Counts a refusal.
-    fn counted<T>(&self, result: Result<T, FetchError>) -> Result<T, FetchError> {
+    pub(crate) fn counted<T>(&self, result: Result<T, FetchError>) -> Result<T, FetchError> {
         if let Err(error) = &result {
             self.inner.rejections.count(error);
         }

@@ -141,11 +141,7 @@ pub fn of_fetch(error: &FetchError) -> Answer {
             Http::PAYLOAD_TOO_LARGE,
             "response-too-large",
         ),
-        FetchError::TooManyRequests { .. } => {
-            Answer::new(Code::ResourceExhausted, Http::SERVICE_UNAVAILABLE, "overloaded")
-                .retry(RETRY_OVERLOADED)
-        }
-        FetchError::RequestMemory { own, .. } => {
+        FetchError::TooManyRequests { own, .. } | FetchError::RequestMemory { own, .. } => {
             let http = if *own {
                 Http::TOO_MANY_REQUESTS
             } else {

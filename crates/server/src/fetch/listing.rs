@@ -45,7 +45,7 @@ impl Fetcher {
             some => some.min(PAGE_NAMES_MAX),
         };
         let listed = async {
-            let Opened(dataset) = self.open(dataset, Wanted::Objects)?;
+            let Opened(dataset) = self.find(dataset, Wanted::Objects)?;
             let (_in_flight, deadline) = self.admit(&context)?;
             let Ok(permit) = Arc::clone(&self.inner.walks).try_acquire_owned() else {
                 return Err(FetchError::ListingsBusy { max: WALKS_MAX });

@@ -83,7 +83,7 @@ impl Fetcher {
         context: &CallContext,
     ) -> Result<Version, FetchError> {
         let looked_up = async {
-            let dataset = self.open(dataset, Wanted::Objects)?;
+            let dataset = self.find(dataset, Wanted::Objects)?;
             let (_in_flight, deadline) = self.admit(context)?;
             let file = until(deadline, dataset.0.object(name))
                 .await

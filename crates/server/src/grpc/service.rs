@@ -152,7 +152,8 @@ impl FetchService {
                 "the deadline passed before the request was there",
             ))
         })?;
-        let items = items_of::<C>(&message, limits.items_per_request).map_err(to_status)?;
+        let items = items_of::<C>(&message, limits.items_per_request);
+        let items = self.fetcher.counted(items).map_err(to_status)?;
         intake.whole(message.len(), items).map_err(to_status)?;
         let call: C = decode(message)?;
         let context = CallContext {

@@ -58,7 +58,7 @@ pub(super) fn respond(
     message: Message,
 ) -> Result<impl Future<Output = Result<Envelope, Status>> + Send, Status> {
     let Message { bytes, arrived } = message;
-    let counted = count(&bytes, fetcher.limits().items_per_request);
+    let counted = fetcher.counted(count(&bytes, fetcher.limits().items_per_request));
     let checked = match counted {
         Ok(items) => {
             let mut intake = Intake::new(&fetcher, connection.as_ref());

@@ -94,12 +94,12 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     let call = request.into_call()?;
     drop(body);
     if listed > items_max {
-        return Err(FetchError::TooManyItems {
+        let too_many = FetchError::TooManyItems {
             field: call.field,
             items: listed,
             max: limits.items_per_request,
-        }
-        .into());
+        };
+        app.fetcher.counted(Err(too_many))?;
     }
     let dataset = app.fetcher.open(name, call.columns.items().wanted())?;
     check_form(&call, form, items_max)?;

@@ -288,9 +288,15 @@ pub(crate) struct Held {
 
 impl Narrow {
     pub(crate) async fn connect(address: SocketAddr, window_bytes: u32) -> Self {
-        let stream = tokio::net::TcpStream::connect(address)
-            .await
-            .expect("a connection");
+        Self::connect_from("127.0.0.1", address, window_bytes).await
+    }
+
+    /// From another loopback address, which is another caller.
+    pub(crate) async fn connect_from(from: &str, address: SocketAddr, window_bytes: u32) -> Self {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        let from = SocketAddr::new(from.parse().expect("an address"), 0);
+        socket.bind(from).expect("an address of this host");
+        let stream = socket.connect(address).await.expect("a connection");
         stream.set_nodelay(true).expect("nodelay");
         let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
             .initial_stream_window_size(window_bytes)
