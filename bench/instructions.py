@@ -58,13 +58,20 @@ def pieces(source=ROOT, target=None):
 
 def pieces_of(commit):
     """The pieces of a commit, built beside this build. What was built stays there, for the next time."""
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "bench" / "before"
-    with tempfile.TemporaryDirectory(prefix="ringfetch-bench-") as source:
-        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE)
-        if archive.returncode != 0:
-            sys.exit(f"--before: {commit}: no such commit")
-        subprocess.run(["tar", "--extract", "--touch", f"--directory={source}"], input=archive.stdout, check=True)
-        return dict(pieces(source, target))
+    named = subprocess.run(["git", "rev-parse", "--verify", "--short=12", f"{commit}^{{commit}}"], cwd=ROOT,
+                           capture_output=True, text=True)
+    if named.returncode != 0:
+        sys.exit(f"--before: {commit}: no such commit")
+    place = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "bench" / "before"
+    source = place / named.stdout.strip()
+    if not source.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        unpacked = tempfile.mkdtemp(dir=place)
+        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        subprocess.run(["tar", "--extract", f"--directory={unpacked}"], input=archive.stdout, check=True)
+        # Only when it is whole: a run that was broken off leaves nothing that looks like the commit.
+        os.rename(unpacked, source)
+    return dict(pieces(source, place / "target"))
 
 
 def change(before, count):
