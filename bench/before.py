@@ -13,7 +13,7 @@ import time
 from peers import Served
 from processes import RunFailed, say
 from ringfetch import Daemon
-from table import number, observations
+from table import OTHERS_CPU_TOLD, number, observations
 
 # So many pairs make 2 % visible on a machine that moves by as much.
 PAIRS = 9
@@ -86,9 +86,20 @@ def change(result, figure):
     return Change(result.ratios(figure))
 
 
+def disturbance(result):
+    """Why the runs cannot be judged: others had the CPUs before most of them. None: they can."""
+    others = statistics.median(run["others_cpu"] for run in [*result.subject, *result.peer])
+    return f"others used {others:.0%} of the CPUs" if others > OTHERS_CPU_TOLD else None
+
+
+def problem(result):
+    """Why there is no verdict, if so."""
+    return result.problem or (disturbance(result) if result.subject else "no runs")
+
+
 def verdict(result):
     """(what is worse, what may be) in words. Empty: nothing."""
-    if result.problem or not result.subject:
+    if problem(result):
         return [], []
     if pairs_below_needed(len(result.subject)) > len(result.subject):
         return [], ["too few pairs to tell"]
@@ -105,8 +116,8 @@ def verdict(result):
 
 
 def in_words(result):
-    if result.problem:
-        return f"**{'no figures' if not result.subject else 'not judged'}**"
+    if problem(result):
+        return "**no figures**" if not result.subject else f"**not judged**: {problem(result)}"
     worse, unclear = verdict(result)
     return "; ".join([*(f"**{what}**" for what in worse), *unclear]) or "not worse"
 
@@ -230,7 +241,7 @@ def data(facts, results, calls, binaries, options, command):
     def row(result):
         worse, unclear = verdict(result)
         changes = {figure: change(result, figure) for figure in ("reads_per_second", "cpu_us", "p50_us", "p99_us")}
-        return {"title": result.row.title, "problem": result.problem, "worse": worse, "unclear": unclear,
+        return {"title": result.row.title, "problem": problem(result), "worse": worse, "unclear": unclear,
                 "changes": {figure: found.data() for figure, found in changes.items() if found},
                 "system_calls_a_read": calls.get(result.name, {}), "now": result.subject, "before": result.peer}
 

@@ -91,7 +91,7 @@ def parse():
     parser.add_argument("--rows", default="all", help="names with commas between them (default: all)")
     parser.add_argument("--pairs", type=int, help=f"default: 5; with --before: {before.PAIRS}")
     parser.add_argument("--before", type=pathlib.Path, metavar="BINARY",
-                        help="an older ringfetchd in the peers' place, on the rows that start ours; ends with 1 if any is worse")
+                        help="an older ringfetchd in the peers' place, on the rows that start ours; ends with 1 if any is worse or cannot be judged")
     parser.add_argument("--seconds", type=int, default=5, help="a run (default: 5; buffered cold rows: at most 3)")
     parser.add_argument("--warm-size", type=int, default=1024, metavar="MIB",
                         help="of the file that warm rows read, made beside --file and removed (default: 1024)")
@@ -224,8 +224,11 @@ def main():
         warm.remove()
     say(f"results are in {os.path.relpath(options.out)}")
     print(text)
-    worse = options.before is not None and any(before.verdict(result)[0] for result in results)
-    if worse or any(result.problem for result in results):
+    if options.before is None:
+        failed = any(result.problem for result in results)
+    else:
+        failed = any(before.problem(result) or before.verdict(result)[0] for result in results)
+    if failed:
         sys.exit(1)
 
 

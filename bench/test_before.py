@@ -83,11 +83,22 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(before.verdict(result([(50.0, 20.0)] * 5)), ([], ["too few pairs to tell"]))
         self.assertEqual(before.rule(5), "So few pairs (5) tell nothing.")
 
+    def test_a_busy_machine_is_not_judged(self):
+        # Scenario: half the reads in every pair; others used 5 % of the CPUs before the runs, and 50 % before most of them.
+        # Expected: worse in the first case; in the second no verdict, and the reason.
+        for others, words in ((0.05, "**fewer reads/s beyond the spread**"),
+                              (0.5, "**not judged**: others used 50% of the CPUs")):
+            row = result([(50.0, 10.0)] * 9)
+            for run in [*row.subject, *row.peer][3:]:
+                run["others_cpu"] = others
+            self.assertEqual(before.in_words(row), words)
+
     def test_a_row_without_figures_is_not_judged(self):
         # Scenario: a row that failed, and one whose file turned warm. Expected: said so, neither is called worse.
         failed = result([], "it broke")
         warm = result([(50.0, 20.0)] * 9, "20 % cached")
-        self.assertEqual([before.in_words(row) for row in (failed, warm)], ["**no figures**", "**not judged**"])
+        self.assertEqual([before.in_words(row) for row in (failed, warm)],
+                         ["**no figures**", "**not judged**: 20 % cached"])
         self.assertEqual([before.verdict(row) for row in (failed, warm)], [([], [])] * 2)
 
 
