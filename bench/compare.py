@@ -5,6 +5,7 @@
     bench/compare.py --file /data/10g.bin --quick         every row once, 2 s a run: 3 minutes, to see that it works
     bench/compare.py --file /data/10g.bin --rows grpc-64,stream
     bench/compare.py --make /data/10g.bin --size 10GiB    makes the file first (pattern data, verifiable)
+    bench/compare.py --file /data/10g.bin --before OLD    this build beside an older ringfetchd, 9 pairs: an hour
     bench/compare.py --list                               the rows
 
 Writes results.md, results.json, overview.svg and one SVG a row to --out; the table goes to stdout, progress to stderr.
@@ -12,12 +13,14 @@ docs/BENCHMARKING.md says what each row means, what it needs, and how to read it
 """
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
 import sys
 import time
 
+import before
 import cache
 import machine
 import plots
@@ -86,23 +89,31 @@ def parse():
     parser.add_argument("--make", type=pathlib.Path, help="make this file first if it is not there, and read it")
     parser.add_argument("--size", default="10GiB", help="of --make (default: 10GiB)")
     parser.add_argument("--rows", default="all", help="names with commas between them (default: all)")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, help=f"default: 5; with --before: {before.PAIRS}")
+    parser.add_argument("--before", type=pathlib.Path, metavar="BINARY",
+                        help="an older ringfetchd in the peers' place, on the rows that start ours; ends with 1 if any is worse or cannot be judged")
     parser.add_argument("--seconds", type=int, default=5, help="a run (default: 5; buffered cold rows: at most 3)")
     parser.add_argument("--warm-size", type=int, default=1024, metavar="MIB",
                         help="of the file that warm rows read, made beside --file and removed (default: 1024)")
     parser.add_argument("--quick", action="store_true", help="1 pair of 2 s: shows that the rows work, not what they cost")
-    parser.add_argument("--out", type=pathlib.Path, help="default: bench/results; with --quick or --rows: target/bench")
+    parser.add_argument("--out", type=pathlib.Path, help="default: bench/results; with --quick, --rows or --before: target/bench")
     parser.add_argument("--no-build", action="store_true", help="measure the release build that is there")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     options = parser.parse_args()
     if not (options.file or options.make or options.list):
         parser.error("--file or --make: name the file to read")
+    if options.before is not None:
+        options.before = options.before.absolute()
+        if not os.access(options.before, os.X_OK):
+            parser.error(f"--before: {options.before} is not there, or cannot be run")
+    if options.pairs is None:
+        options.pairs = 5 if options.before is None else before.PAIRS
     if options.pairs < 1 or options.seconds < 1 or options.warm_size < 64:
         parser.error("--pairs, --seconds: at least 1; --warm-size: at least 64")
     if options.quick:
         options.pairs, options.seconds = QUICK_PAIRS, QUICK_SECONDS
     # Only a whole table replaces the published one.
-    whole = options.rows == "all" and not options.quick
+    whole = options.rows == "all" and not options.quick and options.before is None
     options.out = options.out or (ringfetch.ROOT / "bench" / "results" if whole else ringfetch.TARGET.parent / "bench")
     return options
 
@@ -121,6 +132,7 @@ def chosen(names, every):
 def command_line(path, options):
     """The command that gives these results again, without the machine's directories."""
     words = ["bench/compare.py", f"--file {path.name}"]
+    words += [f"--before {options.before.name}"] if options.before else []
     words += [f"--rows {options.rows}"] if options.rows != "all" else []
     words += ["--quick"] if options.quick else [f"--pairs {options.pairs}", f"--seconds {options.seconds}"]
     words += [f"--warm-size {options.warm_size}"] if options.warm_size != 1024 else []
@@ -142,20 +154,42 @@ def write(path, options, results, facts):
     return text
 
 
-def print_rows():
+def identity(binary):
+    """What tells one build from another."""
+    return f"{run([binary, '--version']).strip()}, sha256 {hashlib.sha256(binary.read_bytes()).hexdigest()[:16]}"
+
+
+def write_before(path, options, results, calls, facts):
+    """All results so far of this build beside the older one."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    asked = {"pairs": options.pairs, "seconds": options.seconds, "warm_mib": options.warm_size}
+    told = (facts, results, calls, {"before": identity(options.before), "now": identity(ringfetch.RINGFETCHD)}, asked,
+            command_line(path, options))
+    text = before.markdown(*told)
+    (options.out / "before.md").write_text(text)
+    (options.out / "before.json").write_text(json.dumps(before.data(*told), indent=1) + "\n")
+    return text
+
+
+def print_rows(options):
     file = pathlib.Path("FILE")
-    for name, row in rows.every(file, file, 10).items():
+    for name, row in available(options, rows.every(file, file, 10)).items():
         print(f"{name:15} {row.title} ({row.temperature.name}), against {row.against}")
+
+
+def available(options, every):
+    """The rows that there are in this mode."""
+    return before.rows_of(every, options.before) if options.before else every
 
 
 def main():
     options = parse()
     if options.list:
-        return print_rows()
+        return print_rows(options)
     path = (options.make or options.file).absolute()
     if not options.no_build:
         say("building the release binaries")
-        ringfetch.build()
+        ringfetch.build(with_examples=options.before is None)
     if options.make and not path.exists():
         run([ringfetch.RINGFETCH, "dataset", "make", "blocks", path, "--size", options.size])
     if not path.is_file():
@@ -165,8 +199,10 @@ def main():
     warm = cache.WarmFile(path, options.warm_size << 20)
     idle_seconds = QUICK_IDLE_SECONDS if options.quick else 10
     try:
-        selected = chosen(options.rows, rows.every(path, warm.path, idle_seconds, path.stat().st_size, warm.size))
-        machine.check_tools(rows.needs(selected.values()), with_nbd="grpc-1" in selected)
+        every = rows.every(path, warm.path, idle_seconds, path.stat().st_size, warm.size)
+        selected = chosen(options.rows, available(options, every))
+        needs = [*rows.needs(selected.values()), *([("strace", "strace")] if options.before else [])]
+        machine.check_tools(needs, with_nbd="grpc-1" in selected and options.before is None)
         facts = machine.facts(path)
         if facts["load_at_start"] > 0.5:
             say(f"note: load average {facts['load_at_start']:.1f}: others use this machine, and the figures will show it")
@@ -174,16 +210,25 @@ def main():
             say(f"copying {options.warm_size} MiB beside the file for the warm rows")
             warm.make()
             warm.lock()
-        results, started = [], time.monotonic()
+        results, calls, started = [], {}, time.monotonic()
         for index, (name, row) in enumerate(selected.items()):
             progress = f"{time.monotonic() - started:5.0f} s {index + 1:2}/{len(selected)}"
             results.append(measure_row(name, row, options.pairs, options.seconds, progress, options.quick))
-            text = write(path, options, results, facts)
+            if options.before is None:
+                text = write(path, options, results, facts)
+                continue
+            if results[-1].subject:
+                calls[name] = before.count_calls(name, row)
+            text = write_before(path, options, results, calls, facts)
     finally:
         warm.remove()
     say(f"results are in {os.path.relpath(options.out)}")
     print(text)
-    if any(result.problem for result in results):
+    if options.before is None:
+        failed = any(result.problem for result in results)
+    else:
+        failed = any(before.problem(result) or before.verdict(result)[0] for result in results)
+    if failed:
         sys.exit(1)
 
 

@@ -2,30 +2,34 @@
 """Instructions a run of each micro-benchmark piece, counted by valgrind: the same on a busy machine as on a quiet one.
 
     bench/instructions.py                        all pieces, as a Markdown table
-    bench/instructions.py --against OLD.json     and how they changed; --limit 5: fail above 5 % more
+    bench/instructions.py --before COMMIT        and how they changed since that commit, whose pieces are built and counted too
+    bench/instructions.py --against OLD.json     the same with counts that --json wrote
     bench/instructions.py --json NEW.json        also writes them, to be held against later
 
-A piece is run N and 2N times; the difference is N runs without start and end of the program. What a run costs in time
-is what `cargo bench --bench pieces` tells. Needs valgrind.
+--limit 2 fails when a piece takes over 2 % more than before. A piece is run N and 2N times; the difference is N runs
+without start and end of the program. What a run costs in time is what `cargo bench --bench pieces` tells. Needs valgrind.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CRATES = ("ringfetch-engine", "ringfetch-server")
 RUNS = 2000
 
 
-def built(crate):
+def built(crate, source, target):
     """Builds a crate's pieces and returns the executable."""
+    environment = {**os.environ, **({"CARGO_TARGET_DIR": str(target)} if target else {})}
     done = subprocess.run(["cargo", "bench", "--no-run", "-p", crate, "--bench", "pieces", "--message-format=json"],
-                          cwd=ROOT, stdout=subprocess.PIPE, text=True)
+                          cwd=source, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(f"{crate}: its pieces do not build")
     messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -43,31 +47,72 @@ def counted(executable, piece, runs):
     return int(total.group(1))
 
 
+def pieces(source=ROOT, target=None):
+    """(name, instructions a run) of every piece of a source tree, one after the other."""
+    for crate in CRATES:
+        executable = built(crate, source, target)
+        names = subprocess.run([executable, "--list"], capture_output=True, text=True, check=True).stdout.split()
+        for name in names:
+            yield name, round((counted(executable, name, 2 * RUNS) - counted(executable, name, RUNS)) / RUNS, 1)
+
+
+def pieces_of(commit):
+    """The pieces of a commit, built beside this build. What was built stays there, for the next time."""
+    named = subprocess.run(["git", "rev-parse", "--verify", "--short=12", f"{commit}^{{commit}}"], cwd=ROOT,
+                           capture_output=True, text=True)
+    if named.returncode != 0:
+        sys.exit(f"--before: {commit}: no such commit")
+    place = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "bench" / "before"
+    source = place / named.stdout.strip()
+    if not source.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        unpacked = tempfile.mkdtemp(dir=place)
+        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        subprocess.run(["tar", "--extract", f"--directory={unpacked}"], input=archive.stdout, check=True)
+        # Only when it is whole: a run that was broken off leaves nothing that looks like the commit.
+        os.rename(unpacked, source)
+    return dict(pieces(source, place / "target"))
+
+
+def change(before, count):
+    """Percent more than before. None: there is nothing to be held against."""
+    return (count / before - 1) * 100 if before else None
+
+
+def line(name, before, count):
+    """A piece as a row: now, before, change; a hyphen for what there is not."""
+    percent = change(before, count) if count is not None else None
+    cells = [f"{value:,.0f}" if value is not None else "-" for value in (count, before)]
+    return f"| {name} | {' | '.join(cells)} | {'-' if percent is None else f'{percent:+.1f} %'} |"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, help="write the counts here")
-    parser.add_argument("--against", type=pathlib.Path, help="counts that --json wrote before")
-    parser.add_argument("--limit", type=float, help="with --against: fail when a piece grew by more than so many percent")
+    old = parser.add_mutually_exclusive_group()
+    old.add_argument("--against", type=pathlib.Path, help="counts that --json wrote before")
+    old.add_argument("--before", metavar="COMMIT", help="build and count this commit's pieces too")
+    parser.add_argument("--limit", type=float,
+                        help="with --against or --before: fail when a piece grew by more than so many percent")
     options = parser.parse_args()
     if shutil.which("valgrind") is None:
         sys.exit("valgrind is missing. On Debian: apt-get install valgrind")
-    before = json.loads(options.against.read_text()) if options.against else {}
+    before = {}
+    if options.against:
+        before = json.loads(options.against.read_text())
+    elif options.before:
+        before = pieces_of(options.before)
+    print("| piece | instructions a run | before | change |\n|---|--:|--:|--:|")
     counts, grown = {}, []
-    print("| piece | instructions a run |" + (" before | change |" if before else ""))
-    print("|---|--:|" + ("--:|--:|" if before else ""))
-    for crate in CRATES:
-        executable = built(crate)
-        names = subprocess.run([executable, "--list"], capture_output=True, text=True, check=True).stdout.split()
-        for name in names:
-            count = (counted(executable, name, 2 * RUNS) - counted(executable, name, RUNS)) / RUNS
-            counts[name] = round(count, 1)
-            line = f"| {name} | {count:,.0f} |"
-            if name in before:
-                change = (count / before[name] - 1) * 100
-                line += f" {before[name]:,.0f} | {change:+.1f} % |"
-                if options.limit is not None and change > options.limit:
-                    grown.append(f"{name}: {change:+.1f} %")
-            print(line, flush=True)
+    for name, count in pieces():
+        counts[name] = count
+        print(line(name, before.get(name), count), flush=True)
+        percent = change(before.get(name), count)
+        if None not in (options.limit, percent) and percent > options.limit:
+            grown.append(f"{name}: {percent:+.1f} %")
+    for name in before:
+        if name not in counts:
+            print(line(name, before[name], None))
     if options.json:
         options.json.write_text(json.dumps(counts, indent=1) + "\n")
     if grown:

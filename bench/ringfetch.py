@@ -1,5 +1,6 @@
 """Ringfetch's own sides: the daemon, the load generator that drives it, and the engine without a network."""
 
+import copy
 import json
 import os
 import pathlib
@@ -17,9 +18,11 @@ ENGINE_LOAD, STOCK_SERVER = TARGET / "examples" / "engine_load", TARGET / "examp
 BLOCKS = {"kind": "blocks", "block_bytes": 4096, "partial_tail": "ignore"}
 
 
-def build():
+def build(with_examples=True):
     """The release build of everything that is measured."""
     run(["cargo", "build", "--release", "-p", "ringfetch-server", "-p", "ringfetch-cli", "--bins"], cwd=ROOT)
+    if not with_examples:
+        return
     run(["cargo", "build", "--release", "-p", "ringfetch-engine", "--example", "engine_load"], cwd=ROOT)
     run(["cargo", "build", "--release", "-p", "ringfetch-cli", "--example", "stock_server"], cwd=ROOT)
 
@@ -30,6 +33,13 @@ class Daemon(Server):
     def __init__(self, path, engine, dataset=None):
         self.path, self.engine = path, engine
         self.dataset = dataset or BLOCKS
+        self.binary = RINGFETCHD
+
+    def with_binary(self, binary):
+        """The same with another ringfetchd."""
+        other = copy.copy(self)
+        other.binary = binary
+        return other
 
     def describe(self):
         dataset = "blocks of 4096 bytes" if self.dataset is BLOCKS else json.dumps(self.dataset)
@@ -43,7 +53,7 @@ class Daemon(Server):
             "datasets": [{"name": "data", "path": str(self.path), **self.dataset}],
         }))
         self.file = directory / "addresses.json"
-        self.launch([RINGFETCHD, "--config", directory / "ringfetchd.yaml", "--addresses-file", self.file],
+        self.launch([self.binary, "--config", directory / "ringfetchd.yaml", "--addresses-file", self.file],
                     directory / "log")
         addresses = json.loads(self.file.read_text())
         self.grpc, self.http = (f"http://{addresses[name]}" for name in ("grpc", "http"))
@@ -72,8 +82,12 @@ class Daemon(Server):
         page = urllib.request.urlopen(f"{self.http}/metrics").read().decode()
         return sum(float(line.split()[-1]) for line in page.splitlines() if re.match(rf"{name}[ {{]", line))
 
+    def reads(self):
+        """Reads answered since its start."""
+        return self._metric("ringfetch_reads_total")
+
     def figures(self):
-        device, asked = self._metric("ringfetch_device_reads_total"), self._metric("ringfetch_reads_total")
+        device, asked = self._metric("ringfetch_device_reads_total"), self.reads()
         return {"device_reads_per_read": device / max(asked, 1), "resident_mib": self.status_mib("VmHWM")}
 
 

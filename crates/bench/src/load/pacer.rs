@@ -24,6 +24,7 @@ const STOP_CHECK: Duration = Duration::from_millis(100);
 /// Arrivals closer than this are sent together: a system call for the timer and one for the socket for each call cost
 /// as much CPU as all the rest of it, on a machine that the server may share (ADR 0012). A request waits at most so
 /// long for those after it, its latency counts from its own arrival, and the report tells the lateness.
+/// [`Arrivals::take`] decides.
 const TOGETHER: Duration = Duration::from_micros(100);
 
 /// The clock of one measurement, shared by all slots of all threads.
@@ -172,8 +173,44 @@ pub(crate) struct Gate {
 struct Arrivals {
     schedule: Schedule,
     alarm: Alarm,
-    /// When the last request got its turn.
-    last: Instant,
+    /// When the first request of the last group was sent.
+    group: Instant,
+}
+
+/// What to do about the next arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Send it: this was its arrival.
+    Send(Instant),
+    /// None is to be sent before this instant.
+    Wait(Instant),
+    /// There are no more.
+    Over,
+}
+
+impl Arrivals {
+    /// Takes the next arrival if it is to be sent at `now`. What had arrived when the last group began belongs to that
+    /// group; a new group begins when something has arrived, and no sooner than [`TOGETHER`] after the last one. Looks
+    /// at no clock: it may be asked at any time and any number of times.
+    fn take(&mut self, now: Instant) -> Next {
+        let Some(due) = self.schedule.due else {
+            return Next::Over;
+        };
+        let starts_group = due > self.group;
+        let leaves = if starts_group {
+            due.max(self.group + TOGETHER)
+        } else {
+            due
+        };
+        if now < leaves {
+            return Next::Wait(leaves);
+        }
+        if starts_group {
+            self.group = now;
+        }
+        self.schedule.advance();
+        Next::Send(due)
+    }
 }
 
 impl Gate {
@@ -188,11 +225,10 @@ impl Gate {
                 },
             };
             let schedule = Schedule::new(pacer.begin, profile, spacing, threads.into());
-            let last = pacer.begin;
             Mutex::new(Arrivals {
                 schedule,
                 alarm,
-                last,
+                group: pacer.begin,
             })
         });
         Self { pacer, arrivals }
@@ -210,7 +246,6 @@ impl Gate {
         };
         let mut arrivals = arrivals.lock().await;
         loop {
-            let due = arrivals.schedule.due?;
             let now = Instant::now();
             if pacer.is_stopped() || pacer.end().is_some_and(|end| now >= end + GRACE) {
                 // Nobody sends the rest: count what should have been.
@@ -218,21 +253,21 @@ impl Gate {
                 pacer.missed.fetch_add(missed, Ordering::Relaxed);
                 return None;
             }
-            if due <= now {
-                arrivals.schedule.advance();
-                arrivals.last = now;
-                let turn = pacer.turn(due, due < free_since);
-                if turn.is_none() {
-                    arrivals.schedule.due = None;
+            match arrivals.take(now) {
+                Next::Over => return None,
+                Next::Wait(until) => arrivals.alarm.wait(until.min(now + STOP_CHECK)).await,
+                Next::Send(due) => {
+                    let turn = pacer.turn(due, due < free_since);
+                    if turn.is_none() {
+                        arrivals.schedule.due = None;
+                    }
+                    drop(arrivals);
+                    // The slots of all that is due come past here before the first of them sends: what they send then
+                    // goes into one write a connection.
+                    tokio::task::yield_now().await;
+                    return turn;
                 }
-                drop(arrivals);
-                // The slots of all that is due come past here before the first of them sends: what they send then goes
-                // into one write a connection.
-                tokio::task::yield_now().await;
-                return turn;
             }
-            let together = due.max(arrivals.last + TOGETHER);
-            arrivals.alarm.wait(together.min(now + STOP_CHECK)).await;
         }
     }
 }
@@ -414,29 +449,97 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn what_arrives_close_together_is_sent_together() {
-        // Scenario: an arrival every 25 us. Expected: none is sent before it is due; and one that was not due yet when the
-        // one before it was sent comes no earlier than `TOGETHER` after that one.
-        let ramp = Ramp {
-            from: 40_000.0,
-            to: 40_000.0,
+    /// Arrivals at a constant rate from `begin` on.
+    fn constant(begin: Instant, rate: f64) -> Arrivals {
+        let profile = Profile {
+            warmup_s: 0.0,
+            from: rate,
+            to: rate,
+            window_s: None,
         };
-        let open = Some((ramp, ArrivalsArg::Constant));
-        let pacer = Pacer::new(Instant::now(), ms(0), Ok(ms(60_000)), open);
-        let gate = Gate::new(Arc::new(pacer), 0, 1, 7, Alarm::new());
-        let (mut before, mut waits) = (None, 0);
-        while waits < 5 {
-            let asked = Instant::now();
-            let due = gate.next(asked).await.unwrap().start;
-            let sent = Instant::now();
-            assert!(sent >= due);
-            if let Some((asked_before, _)) = before.filter(|(_, sent_before)| due > *sent_before) {
-                waits += 1;
-                assert!(sent >= asked_before + TOGETHER);
-            }
-            before = Some((asked, sent));
+        Arrivals {
+            schedule: Schedule::new(begin, profile, Spacing::Constant { next: 0.0 }, 1.0),
+            alarm: Alarm::Coarse,
+            group: begin,
         }
+    }
+
+    /// What is sent when asked at these microseconds, as often as there is something to send: arrivals by the time of
+    /// their sending, and until when to wait after each.
+    fn groups(arrivals: &mut Arrivals, asked: impl IntoIterator<Item = u64>) -> Vec<(u64, Vec<u128>, u128)> {
+        let begin = arrivals.schedule.begin;
+        let after = |instant: Instant| (instant - begin).as_micros();
+        let mut groups = Vec::new();
+        for now_us in asked {
+            let now = begin + Duration::from_micros(now_us);
+            let mut sent = Vec::new();
+            let until = loop {
+                match arrivals.take(now) {
+                    Next::Send(due) => sent.push(after(due)),
+                    Next::Wait(until) => break until,
+                    Next::Over => panic!("these arrivals never end"),
+                }
+            };
+            assert!(until > now, "a wait that is over would be a busy loop");
+            if !sent.is_empty() {
+                groups.push((now_us, sent, after(until)));
+            }
+        }
+        groups
+    }
+
+    #[test]
+    fn what_arrives_close_together_is_sent_together() {
+        // Scenario: an arrival every 25 us; asked when the last answer said so, and at every microsecond, as alarms that
+        // go off early and other slots do. Expected: the same both times: the first one at once, then groups at multiples
+        // of `TOGETHER`, each of all that has arrived by then.
+        let every_100_us = [
+            (0, vec![0], 100),
+            (100, vec![25, 50, 75, 100], 200),
+            (200, vec![125, 150, 175, 200], 300),
+            (300, vec![225, 250, 275, 300], 400),
+        ];
+        let mut followed = constant(Instant::now(), 40_000.0);
+        let mut now = 0;
+        for group in &every_100_us {
+            assert_eq!(groups(&mut followed, [now]), std::slice::from_ref(group));
+            now = u64::try_from(group.2).unwrap();
+        }
+        assert_eq!(
+            groups(&mut constant(Instant::now(), 40_000.0), 0..400),
+            every_100_us
+        );
+    }
+
+    #[test]
+    fn nothing_waits_longer_than_for_its_group() {
+        // Scenario: an arrival every 40 us, asked at 150 us, which is late for the group of 100 us, and then at every
+        // microsecond; one every 250 us, asked at every microsecond. Expected: whoever is late sends all that has arrived
+        // and keeps the distance from then on; what is alone is sent when it arrives.
+        let mut late = constant(Instant::now(), 25_000.0);
+        assert_eq!(
+            groups(&mut late, [0].into_iter().chain(150..400)),
+            [
+                (0, vec![0], 100),
+                (150, vec![40, 80, 120], 250),
+                (250, vec![160, 200, 240], 350),
+                (350, vec![280, 320], 450),
+            ]
+        );
+        assert_eq!(
+            groups(&mut constant(Instant::now(), 4_000.0), 0..600),
+            [(0, vec![0], 250), (250, vec![250], 500), (500, vec![500], 750)]
+        );
+    }
+
+    #[test]
+    fn nothing_is_sent_before_the_run_begins() {
+        // Scenario: asked a second before the first arrival. Expected: to wait for it.
+        let now = Instant::now();
+        let begin = now + ms(1000);
+        let mut arrivals = constant(begin, 40_000.0);
+        assert_eq!(arrivals.take(now), Next::Wait(begin));
+        assert_eq!(arrivals.take(begin), Next::Send(begin));
     }
 
     fn arrivals(profile: Profile, arrivals: ArrivalsArg, thread: u32, threads: u32) -> Vec<f64> {

@@ -23,8 +23,13 @@ os.execv(command[0], command)
 
 /// Runs `ringfetch doctor` through another program that ends by running its arguments.
 fn doctor_through(through: &[&str], args: &[&str]) -> Output {
+    doctor_of(env!("CARGO_BIN_EXE_ringfetch"), through, args)
+}
+
+/// [`doctor_through`] for a copy of the binary.
+fn doctor_of(binary: &str, through: &[&str], args: &[&str]) -> Output {
     let mut line = through.to_vec();
-    line.extend([env!("CARGO_BIN_EXE_ringfetch"), "doctor"]);
+    line.extend([binary, "doctor"]);
     line.extend(args);
     let (program, args) = line.split_first().unwrap();
     Command::new(program).args(args).output().unwrap()
@@ -32,9 +37,14 @@ fn doctor_through(through: &[&str], args: &[&str]) -> Output {
 
 /// A run with --json that must end with this code.
 fn examine(through: &[&str], args: &[&str], code: i32) -> Value {
+    examine_with(env!("CARGO_BIN_EXE_ringfetch"), through, args, code)
+}
+
+/// [`examine`] with a copy of the binary.
+fn examine_with(binary: &str, through: &[&str], args: &[&str], code: i32) -> Value {
     let mut all = vec!["--json"];
     all.extend(args);
-    let output = doctor_through(through, &all);
+    let output = doctor_of(binary, through, &all);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
     // 1: what is not well, in one line; 0: nothing.
@@ -65,9 +75,14 @@ fn remedy(report: &Value, id: &str, path: Option<&Path>, verdict: &str) -> Strin
         .to_owned()
 }
 
-/// A directory that every user may enter, on the file system that the build is on.
+/// A directory on the file system that the build is on.
 fn directory() -> tempfile::TempDir {
-    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A directory that every user may enter, wherever the build is.
+fn directory_for_all() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     directory
 }
@@ -78,14 +93,24 @@ fn file(directory: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// A user with no other processes, since what a user has locked is counted over all of them.
+/// [`examine`] as a user with no other processes, since what a user has locked is counted over all of them; with a copy
+/// of the binary, since that user may not be able to enter the directory of the build.
 fn somebody(through: &[&str], args: &[&str], code: i32) -> Value {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let place = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let user = (1_000_000 + 16 * std::process::id() + place).to_string();
     let mut line = through.to_vec();
     line.extend(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"]);
-    examine(&line, args, code)
+    let directory = directory_for_all();
+    let binary = directory.path().join("ringfetch");
+    // By a process of its own: a descriptor that this one has open for writing, another test's child would inherit, and
+    // the kernel executes no file that is open for writing.
+    let copied = Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_ringfetch"))
+        .arg(&binary)
+        .status();
+    assert!(copied.unwrap().success());
+    examine_with(binary.to_str().unwrap(), &line, args, code)
 }
 
 /// A loop device, detached on drop.
@@ -292,6 +317,7 @@ fn a_seccomp_filter_is_named_with_its_remedy() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn little_lockable_memory_is_a_warning() {
     // Scenario: a user without privileges, 1 MiB of lockable memory; 512 KiB of answer memory with 1 ring, with 4, with 4
     // and --strict; then with what the remedy asks for. Expectation: one ring fits; for four a warning, exit code 0, with
@@ -334,11 +360,12 @@ fn memory_is_no_device() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn paths_that_cannot_be_read_fail_with_the_remedy() {
     // Scenario: a path that is missing, one that another user may not read, an empty file, a fifo, a directory without
     // objects and one with an object that may not be read. Expectation: problems, exit code 1 and no hanging; for
     // directories warnings; the readable file beside them is examined all the same.
-    let directory = directory();
+    let directory = directory_for_all();
     let here = |name: &str| directory.path().join(name);
     let (good, secret) = (file(directory.path(), "good"), file(directory.path(), "secret"));
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -370,6 +397,7 @@ fn paths_that_cannot_be_read_fail_with_the_remedy() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_loop_device_is_seen_through() {
     // Scenario: a loop device that goes through the page cache, and one that does not. Expectation: read directly and
     // through a ring, as a device without a file system; a warning with losetup's option for the first, none for the
@@ -405,6 +433,7 @@ fn a_loop_device_is_seen_through() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn container_layers_are_told_apart_from_volumes() {
     // Scenario: an overlayfs over a file that is in the page cache, mounted for this run alone. Expectation: warnings that
     // it is a container's layers, and that backend auto would take all of it for cold, which it then is not to be.

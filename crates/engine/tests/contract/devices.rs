@@ -107,6 +107,7 @@ fn reads_are_right_on(sector_bytes: u32) {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn sectors_of_512_bytes() {
     // Scenario: a loop device of 512-byte sectors, read by every backend. Expectation: direct reads aligned to 512, and
     // the bytes of blocks and of ranges off every alignment, at either end.
@@ -114,12 +115,14 @@ fn sectors_of_512_bytes() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn sectors_of_4096_bytes() {
     // Scenario: a loop device of 4096-byte sectors. Expectation: direct reads aligned to 4096, and the same bytes.
     reads_are_right_on(4096);
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_device_that_fails() {
     // Scenario: a device loses its second half, and what was cached of it; blocks in both halves, apart and in a run
     // that merges into one read; ranges that cross the border; the lost part alone, with fail_fast. Expectation: EIO

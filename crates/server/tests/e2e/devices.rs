@@ -35,6 +35,7 @@ impl Drop for LoopDevice {
 }
 
 #[tokio::test]
+#[ignore = "needs root"]
 async fn devices_of_both_sector_sizes_are_served() {
     // Scenario: two loop devices, sectors of 512 and of 4096 bytes, as blocks and as raw vectors, read by every backend.
     // Expectation: their bytes over both transports, directly (but for mmap), and the alignment that each needs.

@@ -107,6 +107,7 @@ fn files_that_contradict_their_entry_are_told_all_at_once() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_file_without_permission_names_the_file_and_the_remedy() {
     // Scenario: a daemon of another user over a file that only its owner may read. Expectation: exit code 2 and the
     // path, "permission denied" and what to do.

@@ -171,6 +171,7 @@ async fn a_limit_of_open_files_that_is_too_low_never_falls_back() {
 }
 
 #[tokio::test]
+#[ignore = "needs root"]
 async fn without_lockable_memory_it_goes_on_unregistered_and_says_so() {
     // Scenario: a user without privileges, 64 KiB of lockable memory and 32 MiB of response memory to register.
     // Expectation: uring serves, and the log says that the memory is not registered and what would mend it; with
