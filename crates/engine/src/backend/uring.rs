@@ -168,8 +168,8 @@ impl Wake for SlotWaker {
 
 /// Turns a completion into its result; the file is held until then.
 struct Outcome {
-    /// Where a read through the page cache began. A direct read and a truncation of its file wait for each other.
-    buffered_from: Option<u64>,
+    offset: u64,
+    is_direct: bool,
 }
 
 impl OneshotOutputTransform for Outcome {
@@ -179,10 +179,7 @@ impl OneshotOutputTransform for Outcome {
     fn transform_oneshot_output(self, file: Arc<OpenFile>, completion: cqueue::Entry) -> Self::Output {
         let result = completion.result();
         let bytes = u32::try_from(result).map_err(|_| result.saturating_neg())?;
-        match self.buffered_from {
-            Some(offset) => file.kept(offset, bytes),
-            None => Ok(bytes),
-        }
+        file.kept(self.offset, bytes, self.is_direct)
     }
 }
 
@@ -438,14 +435,14 @@ impl Backend for UringBackend {
             destination,
             length,
         } = attempt;
-        let (descriptor, buffered_from): (BorrowedFd<'_>, _) = match file.direct_fd() {
-            Some(direct_descriptor) if direct => (direct_descriptor, None),
-            Some(_) | None => (file.buffered_fd(), Some(offset)),
+        let (descriptor, is_direct): (BorrowedFd<'_>, _) = match file.direct_fd() {
+            Some(direct_descriptor) if direct => (direct_descriptor, true),
+            Some(_) | None => (file.buffered_fd(), false),
         };
         let buffer = self
             .registered
             .and_then(|registered| registered.index(destination, length));
-        let place = self.files.place(&file, buffered_from.is_none());
+        let place = self.files.place(&file, is_direct);
         let fd = types::Fd(descriptor.as_raw_fd());
         let entry = match (buffer, place) {
             (Some(buffer), Some(place)) => opcode::ReadFixed::new(place, destination, length, buffer)
@@ -459,7 +456,7 @@ impl Backend for UringBackend {
                 .build(),
             (None, None) => opcode::Read::new(fd, destination, length).offset(offset).build(),
         };
-        let operation = UnsubmittedOneshot::new(file, Outcome { buffered_from }, entry).submit();
+        let operation = UnsubmittedOneshot::new(file, Outcome { offset, is_direct }, entry).submit();
         self.unsubmitted += 1;
         if let Some(place) = self.operations.get_mut(slot as usize) {
             *place = Some(operation);

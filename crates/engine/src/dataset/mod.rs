@@ -12,6 +12,7 @@ mod listing;
 mod npy;
 mod objects;
 mod open;
+mod trial;
 
 pub use file::OpenFile;
 

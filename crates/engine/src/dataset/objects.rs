@@ -170,10 +170,10 @@ fn try_direct(
     direct_io: DirectIo,
     blame: Blame<'_>,
 ) -> Result<(Wish, DirectFacts), OpenError> {
-    let wish = |direct_io, tried_dev| Wish {
+    let wish = |direct_io, tried| Wish {
         accept: Accept::FilesOnly,
         direct_io,
-        tried_dev,
+        tried,
     };
     if direct_io == DirectIo::Off {
         return Ok((
@@ -212,7 +212,10 @@ fn try_direct(
     }
     let in_memory = direct::is_on_tmpfs(file.buffered()).then_some(path);
     let facts = DirectFacts::aligned(file.alignment(), in_memory);
-    Ok((wish(direct_io, Some(file.identity().dev())), facts))
+    Ok((
+        wish(direct_io, Some((file.identity().dev(), file.alignment()))),
+        facts,
+    ))
 }
 
 /// The rules of a name that need no file system.
