@@ -208,8 +208,10 @@ impl Registered {
 /// A file stays in the table, and open, until it is forgotten: only files of datasets' address spaces come here.
 #[derive(Debug, Default)]
 struct FileTable {
-    /// The table was made; `Some(false)`: it cannot be, or an update failed.
-    usable: Option<bool>,
+    /// The ring has the table.
+    is_made: bool,
+    /// The table cannot be made, or an update failed.
+    is_broken: bool,
     /// (file, direct) at the index that is its place; `None`: free again.
     places: Vec<Option<(u64, bool)>>,
 }
@@ -232,7 +234,7 @@ impl FileTable {
             .into_iter()
             .filter_map(|(fd, direct)| Some((fd?, direct)))
         {
-            if self.usable == Some(false) || self.place(file, direct).is_some() {
+            if self.is_broken || self.place(file, direct).is_some() {
                 continue;
             }
             let free = self.places.iter().position(Option::is_none);
@@ -240,8 +242,8 @@ impl FileTable {
             if free >= FILE_PLACES as usize {
                 continue;
             }
-            self.usable = Some(self.store(ring, free, descriptor.as_raw_fd()).is_ok());
-            if self.usable == Some(true) {
+            self.is_broken = self.store(ring, free, descriptor.as_raw_fd()).is_err();
+            if !self.is_broken {
                 match self.places.get_mut(free) {
                     Some(place) => *place = Some((file.id, direct)),
                     None => self.places.push(Some((file.id, direct))),
@@ -265,12 +267,13 @@ impl FileTable {
     }
 
     /// Puts a descriptor at a place; -1 empties it.
-    fn store(&self, ring: RawFd, place: usize, descriptor: RawFd) -> io::Result<()> {
+    fn store(&mut self, ring: RawFd, place: usize, descriptor: RawFd) -> io::Result<()> {
         const IORING_REGISTER_FILES: libc::c_uint = 2;
         const IORING_REGISTER_FILES_UPDATE: libc::c_uint = 6;
-        if self.usable.is_none() {
+        if !self.is_made {
             let empty = [-1; FILE_PLACES as usize];
             register(ring, IORING_REGISTER_FILES, empty.as_ptr().cast(), FILE_PLACES)?;
+            self.is_made = true;
         }
         let descriptors = [descriptor];
         let update = FilesUpdate {
@@ -412,6 +415,29 @@ impl UringBackend {
     }
 }
 
+impl Drop for UringBackend {
+    /// Leaves the ring as it was found: it outlives a shard that never came to serve (its group did not start), and takes
+    /// neither memory nor a table of files twice.
+    fn drop(&mut self) {
+        const IORING_UNREGISTER_BUFFERS: libc::c_uint = 1;
+        const IORING_UNREGISTER_FILES: libc::c_uint = 3;
+        let in_flight = self.operations.iter().any(Option::is_some);
+        // With reads in flight the shard has failed, and the process ends; the kernel would wait for them.
+        let Some(ring) = self.ring.filter(|_| !in_flight) else {
+            return;
+        };
+        let held = [
+            (self.registered.is_some(), IORING_UNREGISTER_BUFFERS),
+            (self.files.is_made, IORING_UNREGISTER_FILES),
+        ];
+        for (_, operation) in held.into_iter().filter(|(held, _)| *held) {
+            if let Err(error) = register(ring, operation, std::ptr::null(), 0) {
+                tracing::warn!(%error, operation, "a ring keeps what was registered with it");
+            }
+        }
+    }
+}
+
 impl Backend for UringBackend {
     fn introduce(&mut self, files: &[Arc<OpenFile>]) {
         if let Some(ring) = self.ring {
@@ -546,6 +572,25 @@ impl Backend for UringBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffer::Arena;
+    use crate::config::DirectIo;
+
+    /// Three backends on one ring, one after the other: each can register the memory and files, as the one before gave
+    /// both back.
+    #[test]
+    fn a_backend_leaves_its_ring_as_it_found_it() {
+        let named = tempfile::NamedTempFile::new().expect("a file");
+        let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
+        let arena = Arena::new(1 << 20).expect("memory");
+        let runtime = RingRuntime::new(8).expect("a ring");
+        for _ in 0..3 {
+            let mut backend = runtime.handle().backend(8);
+            let (base, bytes) = arena.region();
+            backend.register_memory(base, bytes).expect("registered memory");
+            backend.introduce(std::slice::from_ref(&file));
+            assert!(backend.files.place(&file, false).is_some());
+        }
+    }
 
     /// Sixteen threads make and drop rings at the same time; each finds its own descriptor, however the numbers are
     /// reused: an operation in its queue is submitted through it.
