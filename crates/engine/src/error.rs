@@ -116,6 +116,8 @@ pub enum Resource {
     Memory,
     /// One connection's share of that memory (`limits.connection_bytes`).
     ConnectionMemory,
+    /// The open files of an objects dataset (`max_open_files`, and those that requests may hold beyond it).
+    OpenObjects,
 }
 
 impl Resource {
@@ -125,6 +127,7 @@ impl Resource {
             Self::QueuedReads => "queued_reads",
             Self::Memory => "memory",
             Self::ConnectionMemory => "connection_memory",
+            Self::OpenObjects => "open_objects",
         }
     }
 }
@@ -136,6 +139,9 @@ impl std::fmt::Display for Resource {
             Self::Memory => "the response memory is used up (engine.memory_budget)",
             Self::ConnectionMemory => {
                 "this connection's share of the response memory is used up (limits.connection_bytes)"
+            }
+            Self::OpenObjects => {
+                "requests hold as many of the dataset's objects open as may be (max_open_files)"
             }
         })
     }

@@ -85,7 +85,7 @@ pub fn of_read(error: &ReadError) -> Answer {
             // 429 blames the client, which is right where its own connection holds the memory and nowhere else.
             let http = match resource {
                 Resource::ConnectionMemory => Http::TOO_MANY_REQUESTS,
-                Resource::QueuedReads | Resource::Memory => Http::SERVICE_UNAVAILABLE,
+                Resource::QueuedReads | Resource::Memory | Resource::OpenObjects => Http::SERVICE_UNAVAILABLE,
             };
             Answer::new(Code::ResourceExhausted, http, "overloaded").retry(RETRY_OVERLOADED)
         }

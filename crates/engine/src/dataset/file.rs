@@ -5,7 +5,7 @@
 //! backends borrow the descriptors.
 
 use super::direct::{self, Alignment};
-use super::trial;
+use super::{reaper, trial};
 use crate::config::DirectIo;
 use crate::geometry::Extent;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -13,10 +13,12 @@ use rustix::io::Errno;
 use std::any::Any;
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// How often a file that is replaced between the opening of its two descriptors is opened anew.
 const REPLACED_ATTEMPTS: u32 = 4;
@@ -28,8 +30,11 @@ pub struct OpenFile {
     pub(crate) id: u64,
     /// Whatever the backend keeps with a file (a mapping, a registration); dropped with it.
     pub(crate) attached: OnceLock<Box<dyn Any + Send + Sync>>,
-    buffered: File,
+    /// There until the drop.
+    buffered: ManuallyDrop<File>,
     direct: Option<File>,
+    /// The part of a budget that its descriptors take, for as long as they are open.
+    permit: Option<OwnedSemaphorePermit>,
     alignment: Alignment,
     /// See [`direct::excludes_truncation`].
     direct_excludes_truncation: bool,
@@ -98,6 +103,21 @@ pub(super) const OPEN_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY);
 
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        // SAFETY: `buffered` is taken here only, and nothing uses the value after its drop.
+        let buffered = unsafe { ManuallyDrop::take(&mut self.buffered) };
+        // In this order: the mapping, the descriptors, and then what they were charged to.
+        let remains = (
+            self.attached.take(),
+            buffered,
+            self.direct.take(),
+            self.permit.take(),
+        );
+        reaper::drop_later(Box::new(remains));
+    }
+}
+
 impl OpenFile {
     /// Opens one regular file or block device by its path.
     ///
@@ -164,8 +184,9 @@ impl OpenFile {
         Ok(Self {
             id: next_id(),
             attached: OnceLock::new(),
-            buffered: File::from(descriptor),
+            buffered: ManuallyDrop::new(File::from(descriptor)),
             direct: None,
+            permit: None,
             alignment: Alignment::NONE,
             direct_excludes_truncation: false,
             is_block_device,
@@ -219,6 +240,11 @@ impl OpenFile {
     pub(super) fn drop_direct(&mut self) {
         self.direct = None;
         self.alignment = Alignment::NONE;
+    }
+
+    /// Charges its descriptors to a budget until they are closed.
+    pub(super) fn charge(&mut self, permit: OwnedSemaphorePermit) {
+        self.permit = Some(permit);
     }
 
     /// Length at open.
@@ -295,7 +321,7 @@ impl OpenFile {
     /// Length now as far as this host knows: asks no server and no FUSE daemon, which might take as long as a read.
     fn known_length(&self) -> io::Result<u64> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        match rustix::fs::statx(&self.buffered, c"", flags, StatxFlags::SIZE) {
+        match rustix::fs::statx(&*self.buffered, c"", flags, StatxFlags::SIZE) {
             Ok(found) => Ok(found.stx_size),
             // Kernels before 4.11, and seccomp filters as old.
             Err(Errno::NOSYS | Errno::PERM) => self.current_length(),

@@ -15,10 +15,11 @@ pub(super) enum Rejection {
     QueuedReads,
     Memory,
     ConnectionMemory,
+    OpenObjects,
 }
 
 /// Every rejection at its place: `reason as usize`.
-const REJECTIONS: [(Rejection, &str); 8] = [
+const REJECTIONS: [(Rejection, &str); 9] = [
     (Rejection::Items, "items"),
     (Rejection::ResponseBytes, "response_bytes"),
     (Rejection::RequestsInFlight, "requests_in_flight"),
@@ -27,6 +28,7 @@ const REJECTIONS: [(Rejection, &str); 8] = [
     (Rejection::QueuedReads, "queued_reads"),
     (Rejection::Memory, "memory"),
     (Rejection::ConnectionMemory, "connection_memory"),
+    (Rejection::OpenObjects, "open_objects"),
 ];
 
 impl Rejection {
@@ -42,6 +44,7 @@ impl Rejection {
                 Resource::QueuedReads => Self::QueuedReads,
                 Resource::Memory => Self::Memory,
                 Resource::ConnectionMemory => Self::ConnectionMemory,
+                Resource::OpenObjects => Self::OpenObjects,
             }),
             FetchError::DatasetNotFound { .. }
             | FetchError::WrongKind { .. }
