@@ -33,6 +33,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Objects of one request that are opened at the same time. Misses go to the blocking pool, 512 threads by default:
 /// one request must not take them all.
@@ -93,7 +94,12 @@ struct Inner {
     in_flight: AtomicU32,
     draining: AtomicBool,
     rejections: Rejections,
+    walks: Arc<Semaphore>,
 }
+
+/// Directory walks at a time in the whole daemon, whichever transport asks: each holds a blocking thread for as long as
+/// its directory is large.
+pub const WALKS_MAX: usize = 4;
 
 /// One way to read, shared by every transport. Clones share it.
 #[derive(Debug, Clone)]
@@ -115,6 +121,7 @@ impl Fetcher {
                 in_flight: AtomicU32::new(0),
                 draining: AtomicBool::new(false),
                 rejections: Rejections::new(),
+                walks: Arc::new(Semaphore::new(WALKS_MAX)),
             }),
         }
     }
@@ -143,6 +150,11 @@ impl Fetcher {
             self.inner.engine.introduce(dataset);
         }
         self.inner.serving.store(Arc::new(Serving::new(datasets, limits)));
+    }
+
+    /// Leave to walk a directory, to be kept until the walk is over; `None` while [`WALKS_MAX`] are under way.
+    pub fn try_walk(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.inner.walks).try_acquire_owned().ok()
     }
 
     /// Every dataset, by name.

@@ -4,13 +4,11 @@
 //! threads that open objects. A page ends at its size or at a bound of bytes, whichever comes first.
 
 use super::describe;
-use crate::fetch::{FetchError, Fetcher};
+use crate::fetch::{FetchError, Fetcher, WALKS_MAX};
 use crate::status;
 use ringfetch_engine::dataset::{Kind, ObjectEntry};
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::dataset_service_server::DatasetService;
-use std::sync::Arc;
-use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
@@ -19,22 +17,16 @@ const PAGE_NAMES_MAX: usize = 1000;
 /// Bytes of names on one page, at most: clients refuse messages of more than 4 MiB by default, and a name can have
 /// 4 KiB.
 const PAGE_BYTES_MAX: usize = 1 << 20;
-/// Directory walks at a time in the whole daemon.
-const WALKS_AT_ONCE: usize = 4;
 
 /// The service.
 #[derive(Debug)]
 pub(super) struct Datasets {
     fetcher: Fetcher,
-    walks: Arc<Semaphore>,
 }
 
 impl Datasets {
     pub(super) fn new(fetcher: Fetcher) -> Self {
-        Self {
-            fetcher,
-            walks: Arc::new(Semaphore::new(WALKS_AT_ONCE)),
-        }
+        Self { fetcher }
     }
 }
 
@@ -85,9 +77,9 @@ impl DatasetService for Datasets {
                 remedy,
             }));
         }
-        let Ok(permit) = Arc::clone(&self.walks).try_acquire_owned() else {
+        let Some(permit) = self.fetcher.try_walk() else {
             let message =
-                format!("overloaded: {WALKS_AT_ONCE} directories are being listed; retry after a moment");
+                format!("overloaded: {WALKS_MAX} directories are being listed; retry after a moment");
             let details = ErrorDetails::with_retry_info(Some(std::time::Duration::from_millis(200)));
             return Err(Status::with_error_details(
                 tonic::Code::ResourceExhausted,

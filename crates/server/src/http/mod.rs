@@ -39,12 +39,8 @@ use bytes::Bytes;
 use ringfetch_engine::buffer::Share;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::Semaphore;
 
 pub use shortcut::shortcut;
-
-/// Directory walks at the same time, in the whole daemon.
-const WALKS_MAX: usize = 4;
 
 /// What the operations work with.
 #[derive(Debug)]
@@ -55,7 +51,6 @@ struct App {
     document: Bytes,
     page: page::Page,
     figures: figures::Figures,
-    walks: Arc<Semaphore>,
 }
 
 /// The HTTP service: made once, cloned for each connection. Requests may carry a
@@ -73,7 +68,6 @@ pub fn service(
         lifecycle,
         registry,
         document: openapi::document(),
-        walks: Arc::new(Semaphore::new(WALKS_MAX)),
     };
     with_edge(router(), rpc).with_state(Arc::new(app))
 }

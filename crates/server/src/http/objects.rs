@@ -188,7 +188,7 @@ pub(super) async fn list(
         .page()?;
     let dataset = dataset_of_kind(&app.fetcher, &name, Wanted::Objects)?;
     // A walk holds a blocking thread for as long as the directory is large: few at a time, and the others are told.
-    let Ok(permit) = Arc::clone(&app.walks).try_acquire_owned() else {
+    let Some(permit) = app.fetcher.try_walk() else {
         return Err(Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "overloaded",
