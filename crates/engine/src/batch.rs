@@ -7,6 +7,7 @@ use crate::dataset::{Dataset, Kind, OpenFile};
 use crate::error::{ItemError, ReadError};
 use crate::geometry::{self, Extent, VectorGrid};
 use bytes::Bytes;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Longest single item: lengths and places in a response are 32-bit on the wire.
@@ -18,6 +19,8 @@ pub struct Batch {
     pub(crate) dataset: Arc<Dataset>,
     /// The objects it reads; other kinds read the dataset's own files.
     pub(crate) objects: Vec<Arc<OpenFile>>,
+    /// Where each of them is in `objects`, by its id: a request may name thousands.
+    object_places: HashMap<u64, usize>,
     pub(crate) segments: Vec<Segment>,
     pub(crate) items: Vec<Item>,
     pub(crate) errors: Vec<ItemError>,
@@ -54,6 +57,7 @@ impl Batch {
         Self {
             dataset,
             objects: Vec::new(),
+            object_places: HashMap::new(),
             segments: Vec::with_capacity(items),
             items: Vec::with_capacity(items),
             errors: Vec::new(),
@@ -131,13 +135,11 @@ impl Batch {
             Ok(extent) => extent,
             Err(error) => return self.push_failed(error),
         };
-        let file = match self.objects.iter().rposition(|file| Arc::ptr_eq(file, object)) {
-            Some(known) => known,
-            None => {
-                self.objects.push(Arc::clone(object));
-                self.objects.len() - 1
-            }
-        };
+        let next = self.objects.len();
+        let file = *self.object_places.entry(object.id).or_insert(next);
+        if file == next {
+            self.objects.push(Arc::clone(object));
+        }
         let Some(item) = self.open_item(extent) else {
             return;
         };
@@ -277,6 +279,45 @@ impl Lengths {
             }
         } else {
             Self::Each(items.iter().map(|item| item.length).collect())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DirectIo;
+    use crate::dataset::{DatasetSpec, KindSpec};
+    use std::time::Duration;
+
+    /// Objects in any order, some of them often: each is held once, and every segment names its own.
+    #[test]
+    fn an_object_is_held_once_however_often_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let files: Vec<_> = (0..5_u8)
+            .map(|number| {
+                let path = dir.path().join(number.to_string());
+                std::fs::write(&path, vec![number; 10]).unwrap();
+                Arc::new(OpenFile::open(&path, DirectIo::Off).unwrap())
+            })
+            .collect();
+        let spec = DatasetSpec {
+            name: "objects".to_owned(),
+            paths: vec![dir.path().to_owned()],
+            kind: KindSpec::Objects {
+                max_open_files: 8,
+                revalidate: Duration::ZERO,
+            },
+            direct_io: DirectIo::Off,
+        };
+        let mut batch = Batch::new(Arc::new(Dataset::open(&spec).unwrap()), 0);
+        let order: Vec<usize> = (0..100).map(|number| number * number % 5).chain(0..5).collect();
+        for &file in &order {
+            batch.push_object(&files[file], 0, Some(1));
+        }
+        assert_eq!(batch.objects.len(), 5);
+        for (segment, &file) in batch.segments.iter().zip(&order) {
+            assert!(Arc::ptr_eq(batch.file(segment.file).unwrap(), &files[file]));
         }
     }
 }

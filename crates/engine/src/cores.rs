@@ -120,6 +120,11 @@ async fn run_errands(mut errands: mpsc::UnboundedReceiver<Errand>, ring: Option<
                     drop(placed.send(Err(io::Error::other("the core has no ring"))));
                     continue;
                 };
+                // One that was put here before belongs to a group that did not start: its senders are gone, and it gives
+                // back what it registered with the ring when it ends.
+                for earlier in shards.drain(..) {
+                    let _ended = earlier.await;
+                }
                 let (backend, outcome) = ring_backend(ring, plan);
                 if placed.send(Ok(outcome)).is_ok() {
                     shards.push(tokio::task::spawn_local(on_backend(backend, plan, shard, alarm)));
@@ -247,4 +252,41 @@ fn on_plain(started: std::sync::mpsc::SyncSender<io::Result<RingOutcome>>, main:
         return;
     }
     tokio::task::LocalSet::new().block_on(&runtime, main);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Arena;
+    use crate::config::BackendKind;
+
+    /// A shard is put on a core, and its group is given up before it serves, twice; then comes one that stays.
+    /// Expectation: each has the memory registered with the core's ring, and the core ends when the last one does.
+    #[test]
+    fn a_shard_after_one_that_was_given_up_has_registered_memory() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let (base, bytes) = arena.region();
+        let (core, errands) = mpsc::unbounded_channel();
+        let thread = start_core(0, None, errands, Some(8)).unwrap();
+        for number in 0..3 {
+            let (sender, inbox) = mpsc::channel(1);
+            let metrics = ShardMetrics::new(number, BackendKind::Uring, 8);
+            let (placed, answer) = std::sync::mpsc::sync_channel(1);
+            let errand = Errand::Shard {
+                plan: RingPlan {
+                    queue_depth: 8,
+                    eager_flush_reads: 0,
+                    register: Some((base as usize, bytes)),
+                },
+                shard: Unplaced { inbox, metrics },
+                alarm: Alarm(Arc::new(watch::channel(false).0)),
+                placed,
+            };
+            assert!(core.send(errand).is_ok());
+            assert_eq!(answer.recv().unwrap().unwrap(), None, "shard {number}");
+            drop(sender);
+        }
+        drop(core);
+        thread.join().unwrap();
+    }
 }

@@ -7,18 +7,38 @@
 /// (`cpu.max`, every level up to the root) or v1 (`cpu.cfs_quota_us`). Where the mask cannot be read, CPUs are
 /// numbered from 0.
 pub fn usable_cpus() -> Vec<usize> {
-    let count = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut cpus: Vec<usize> = match rustix::thread::sched_getaffinity(None) {
-        Ok(mask) => (0..rustix::thread::CpuSet::MAX_CPU)
-            .filter(|&cpu| mask.is_set(cpu))
-            .collect(),
-        Err(_) => (0..count).collect(),
-    };
+    let count = granted();
+    let mut cpus = mask().unwrap_or_else(|| (0..count).collect());
     cpus.truncate(count);
     if cpus.is_empty() {
         cpus.push(0);
     }
     cpus
+}
+
+/// The CPUs to pin threads to: those of the affinity mask, where it is what limits this process (a cpuset, `taskset`, or
+/// nothing at all). `None` where the cgroup's quota gives fewer CPUs than the mask holds, or the mask cannot be read.
+///
+/// A quota is time, not CPUs: every container of a host with the same quota would choose the same first CPUs, and leave
+/// the others idle. Worked: 8 containers with a quota of 2 on a host of 16 CPUs would all pin to CPUs 0 and 1.
+pub fn cpus_to_pin() -> Option<Vec<usize>> {
+    mask().and_then(|mask| pinnable(mask, granted()))
+}
+
+fn pinnable(mask: Vec<usize>, granted: usize) -> Option<Vec<usize>> {
+    (!mask.is_empty() && mask.len() <= granted).then_some(mask)
+}
+
+/// CPUs that mask and quota together give.
+fn granted() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The affinity mask, ascending.
+fn mask() -> Option<Vec<usize>> {
+    let mask = rustix::thread::sched_getaffinity(None).ok()?;
+    let all = 0..rustix::thread::CpuSet::MAX_CPU;
+    Some(all.filter(|&cpu| mask.is_set(cpu)).collect())
 }
 
 #[cfg(test)]
@@ -43,8 +63,20 @@ mod tests {
             mask.set(last);
             sched_setaffinity(None, &mask).expect("a smaller mask is always allowed");
             assert_eq!(usable_cpus(), [last]);
+            assert_eq!(cpus_to_pin(), Some(vec![last]));
         })
         .join()
         .expect("no panic");
+    }
+
+    #[test]
+    fn a_quota_below_the_mask_pins_nothing() {
+        // Scenario: a mask of four CPUs, with a quota of fewer, of as many, and with none. Expectation: pinned only where
+        // the mask is the limit.
+        let mask = vec![3, 4, 8, 9];
+        assert_eq!(pinnable(mask.clone(), 1), None);
+        assert_eq!(pinnable(mask.clone(), 3), None);
+        assert_eq!(pinnable(mask.clone(), 4), Some(mask.clone()));
+        assert_eq!(pinnable(Vec::new(), 1), None);
     }
 }

@@ -120,6 +120,8 @@ pub enum Resource {
     ConnectionMemory,
     /// One caller's share of the queue: half of what is free.
     CallerReads,
+    /// The open files of an objects dataset (`max_open_files`, and those that requests may hold beyond it).
+    OpenObjects,
 }
 
 impl Resource {
@@ -131,6 +133,7 @@ impl Resource {
             Self::CallerMemory => "caller_memory",
             Self::ConnectionMemory => "connection_memory",
             Self::CallerReads => "caller_reads",
+            Self::OpenObjects => "open_objects",
         }
     }
 }
@@ -150,6 +153,9 @@ impl std::fmt::Display for Resource {
             }
             Self::ConnectionMemory => {
                 "this connection's share of the response memory is used up (limits.connection_bytes)"
+            }
+            Self::OpenObjects => {
+                "requests hold as many of the dataset's objects open as may be (max_open_files)"
             }
         })
     }

@@ -74,7 +74,7 @@ pub(crate) fn cores(
     let count = config.cores.max(1);
     room_for_runtimes(count)
         .map_err(|error| StartError(format!("{count} cores cannot start: {error}{}", remedy(&error))))?;
-    let cpus = crate::cpus::usable_cpus();
+    let cpus = if config.pin { cpus_to_pin() } else { Vec::new() };
     let wanted = config.uring.placement == Placement::SameThread;
     let needed = wanted && backend.uses_ring();
     let possible =
@@ -88,10 +88,7 @@ pub(crate) fn cores(
         let mut threads = Vec::new();
         for index in 0..count as usize {
             let (sender, errands) = mpsc::unbounded_channel();
-            let cpu = cpus
-                .get(index % cpus.len().max(1))
-                .copied()
-                .filter(|_| config.pin);
+            let cpu = cpus.get(index % cpus.len().max(1)).copied();
             let thread = cores::start_core(index, cpu, errands, entries).map_err(|error| {
                 StartError(format!("core {index} cannot start: {error}{}", remedy(&error)))
             })?;
@@ -106,6 +103,17 @@ pub(crate) fn cores(
         }
         tracing::info!(%error, "the cores start without rings; a switch to a ring gives its shards threads of their own");
         start(None)
+    })
+}
+
+/// The CPUs that cores are pinned to; none where the scheduler is to place them.
+fn cpus_to_pin() -> Vec<usize> {
+    crate::cpus::cpus_to_pin().unwrap_or_else(|| {
+        tracing::info!(
+            "cores are not pinned: a CPU quota, not a cpuset, limits this process, and other containers with a quota would \
+             pin to the same CPUs"
+        );
+        Vec::new()
     })
 }
 

@@ -89,7 +89,7 @@ pub fn of_read(error: &ReadError) -> Answer {
                 Resource::CallerMemory | Resource::ConnectionMemory | Resource::CallerReads => {
                     Http::TOO_MANY_REQUESTS
                 }
-                Resource::QueuedReads | Resource::Memory => Http::SERVICE_UNAVAILABLE,
+                Resource::QueuedReads | Resource::Memory | Resource::OpenObjects => Http::SERVICE_UNAVAILABLE,
             };
             Answer::new(Code::ResourceExhausted, http, "overloaded").retry(RETRY_OVERLOADED)
         }

@@ -5,6 +5,7 @@ use super::cgroup::Cgroup;
 use super::report::{Check, Finding};
 use super::view::View;
 use crate::quantity::{grouped, size};
+use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
 use rustix::process::{Resource, getrlimit};
 
 const CPUS: Check = Check {
@@ -49,7 +50,7 @@ pub(super) const CHECKS: &[Check] = &[
 const OTHER_MEMORY_BYTES: u64 = 128 << 20;
 /// Defaults of `config/ringfetchd.yaml`: connections on each of three ports, descriptors of open objects.
 const CONNECTIONS: u64 = 3 * 4096;
-const OBJECTS: u64 = 1024;
+const OBJECTS: u64 = 1024 + IN_FLIGHT_DESCRIPTORS_MAX as u64;
 /// Descriptors of a core: epoll, its waker, the signals' pipe, a ring with its event.
 const CORE_DESCRIPTORS: u64 = 6;
 /// Descriptors of a file: one for each way to read.

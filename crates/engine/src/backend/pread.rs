@@ -32,11 +32,7 @@ pub(super) unsafe fn pread_attempt(attempt: &Attempt) -> Result<u32, i32> {
         Ok((read, _)) => u32::try_from(read.len()).unwrap_or(attempt.length),
         Err(errno) => return Err(errno.raw_os_error()),
     };
-    match fd {
-        // A direct read and a truncation of its file wait for each other.
-        Some(_) => Ok(read),
-        None => file.kept(attempt.offset, read),
-    }
+    file.kept(attempt.offset, read, fd.is_some())
 }
 
 /// See the module.

@@ -168,8 +168,8 @@ impl Wake for SlotWaker {
 
 /// Turns a completion into its result; the file is held until then.
 struct Outcome {
-    /// Where a read through the page cache began. A direct read and a truncation of its file wait for each other.
-    buffered_from: Option<u64>,
+    offset: u64,
+    is_direct: bool,
 }
 
 impl OneshotOutputTransform for Outcome {
@@ -179,10 +179,7 @@ impl OneshotOutputTransform for Outcome {
     fn transform_oneshot_output(self, file: Arc<OpenFile>, completion: cqueue::Entry) -> Self::Output {
         let result = completion.result();
         let bytes = u32::try_from(result).map_err(|_| result.saturating_neg())?;
-        match self.buffered_from {
-            Some(offset) => file.kept(offset, bytes),
-            None => Ok(bytes),
-        }
+        file.kept(self.offset, bytes, self.is_direct)
     }
 }
 
@@ -211,8 +208,10 @@ impl Registered {
 /// A file stays in the table, and open, until it is forgotten: only files of datasets' address spaces come here.
 #[derive(Debug, Default)]
 struct FileTable {
-    /// The table was made; `Some(false)`: it cannot be, or an update failed.
-    usable: Option<bool>,
+    /// The ring has the table.
+    is_made: bool,
+    /// The table cannot be made, or an update failed.
+    is_broken: bool,
     /// (file, direct) at the index that is its place; `None`: free again.
     places: Vec<Option<(u64, bool)>>,
 }
@@ -235,7 +234,7 @@ impl FileTable {
             .into_iter()
             .filter_map(|(fd, direct)| Some((fd?, direct)))
         {
-            if self.usable == Some(false) || self.place(file, direct).is_some() {
+            if self.is_broken || self.place(file, direct).is_some() {
                 continue;
             }
             let free = self.places.iter().position(Option::is_none);
@@ -243,8 +242,8 @@ impl FileTable {
             if free >= FILE_PLACES as usize {
                 continue;
             }
-            self.usable = Some(self.store(ring, free, descriptor.as_raw_fd()).is_ok());
-            if self.usable == Some(true) {
+            self.is_broken = self.store(ring, free, descriptor.as_raw_fd()).is_err();
+            if !self.is_broken {
                 match self.places.get_mut(free) {
                     Some(place) => *place = Some((file.id, direct)),
                     None => self.places.push(Some((file.id, direct))),
@@ -268,12 +267,13 @@ impl FileTable {
     }
 
     /// Puts a descriptor at a place; -1 empties it.
-    fn store(&self, ring: RawFd, place: usize, descriptor: RawFd) -> io::Result<()> {
+    fn store(&mut self, ring: RawFd, place: usize, descriptor: RawFd) -> io::Result<()> {
         const IORING_REGISTER_FILES: libc::c_uint = 2;
         const IORING_REGISTER_FILES_UPDATE: libc::c_uint = 6;
-        if self.usable.is_none() {
+        if !self.is_made {
             let empty = [-1; FILE_PLACES as usize];
             register(ring, IORING_REGISTER_FILES, empty.as_ptr().cast(), FILE_PLACES)?;
+            self.is_made = true;
         }
         let descriptors = [descriptor];
         let update = FilesUpdate {
@@ -415,6 +415,29 @@ impl UringBackend {
     }
 }
 
+impl Drop for UringBackend {
+    /// Leaves the ring as it was found: it outlives a shard that never came to serve (its group did not start), and takes
+    /// neither memory nor a table of files twice.
+    fn drop(&mut self) {
+        const IORING_UNREGISTER_BUFFERS: libc::c_uint = 1;
+        const IORING_UNREGISTER_FILES: libc::c_uint = 3;
+        let in_flight = self.operations.iter().any(Option::is_some);
+        // With reads in flight the shard has failed, and the process ends; the kernel would wait for them.
+        let Some(ring) = self.ring.filter(|_| !in_flight) else {
+            return;
+        };
+        let held = [
+            (self.registered.is_some(), IORING_UNREGISTER_BUFFERS),
+            (self.files.is_made, IORING_UNREGISTER_FILES),
+        ];
+        for (_, operation) in held.into_iter().filter(|(held, _)| *held) {
+            if let Err(error) = register(ring, operation, std::ptr::null(), 0) {
+                tracing::warn!(%error, operation, "a ring keeps what was registered with it");
+            }
+        }
+    }
+}
+
 impl Backend for UringBackend {
     fn introduce(&mut self, files: &[Arc<OpenFile>]) {
         if let Some(ring) = self.ring {
@@ -438,14 +461,14 @@ impl Backend for UringBackend {
             destination,
             length,
         } = attempt;
-        let (descriptor, buffered_from): (BorrowedFd<'_>, _) = match file.direct_fd() {
-            Some(direct_descriptor) if direct => (direct_descriptor, None),
-            Some(_) | None => (file.buffered_fd(), Some(offset)),
+        let (descriptor, is_direct): (BorrowedFd<'_>, _) = match file.direct_fd() {
+            Some(direct_descriptor) if direct => (direct_descriptor, true),
+            Some(_) | None => (file.buffered_fd(), false),
         };
         let buffer = self
             .registered
             .and_then(|registered| registered.index(destination, length));
-        let place = self.files.place(&file, buffered_from.is_none());
+        let place = self.files.place(&file, is_direct);
         let fd = types::Fd(descriptor.as_raw_fd());
         let entry = match (buffer, place) {
             (Some(buffer), Some(place)) => opcode::ReadFixed::new(place, destination, length, buffer)
@@ -459,7 +482,7 @@ impl Backend for UringBackend {
                 .build(),
             (None, None) => opcode::Read::new(fd, destination, length).offset(offset).build(),
         };
-        let operation = UnsubmittedOneshot::new(file, Outcome { buffered_from }, entry).submit();
+        let operation = UnsubmittedOneshot::new(file, Outcome { offset, is_direct }, entry).submit();
         self.unsubmitted += 1;
         if let Some(place) = self.operations.get_mut(slot as usize) {
             *place = Some(operation);
@@ -549,6 +572,25 @@ impl Backend for UringBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffer::Arena;
+    use crate::config::DirectIo;
+
+    /// Three backends on one ring, one after the other: each can register the memory and files, as the one before gave
+    /// both back.
+    #[test]
+    fn a_backend_leaves_its_ring_as_it_found_it() {
+        let named = tempfile::NamedTempFile::new().expect("a file");
+        let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
+        let arena = Arena::new(1 << 20).expect("memory");
+        let runtime = RingRuntime::new(8).expect("a ring");
+        for _ in 0..3 {
+            let mut backend = runtime.handle().backend(8);
+            let (base, bytes) = arena.region();
+            backend.register_memory(base, bytes).expect("registered memory");
+            backend.introduce(std::slice::from_ref(&file));
+            assert!(backend.files.place(&file, false).is_some());
+        }
+    }
 
     /// Sixteen threads make and drop rings at the same time; each finds its own descriptor, however the numbers are
     /// reused: an operation in its queue is submitted through it.

@@ -5,17 +5,20 @@
 //! backends borrow the descriptors.
 
 use super::direct::{self, Alignment};
+use super::{reaper, trial};
 use crate::config::DirectIo;
 use crate::geometry::Extent;
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::any::Any;
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// How often a file that is replaced between the opening of its two descriptors is opened anew.
 const REPLACED_ATTEMPTS: u32 = 4;
@@ -27,9 +30,14 @@ pub struct OpenFile {
     pub(crate) id: u64,
     /// Whatever the backend keeps with a file (a mapping, a registration); dropped with it.
     pub(crate) attached: OnceLock<Box<dyn Any + Send + Sync>>,
-    buffered: File,
+    /// There until the drop.
+    buffered: ManuallyDrop<File>,
     direct: Option<File>,
+    /// The part of a budget that its descriptors take, for as long as they are open.
+    permit: Option<OwnedSemaphorePermit>,
     alignment: Alignment,
+    /// See [`direct::excludes_truncation`].
+    direct_excludes_truncation: bool,
     is_block_device: bool,
     identity: Identity,
     etag: String,
@@ -85,8 +93,8 @@ pub(super) enum Accept {
 pub(super) struct Wish {
     pub(super) accept: Accept,
     pub(super) direct_io: DirectIo,
-    /// The device on which a trial read is not needed, because one succeeded there.
-    pub(super) tried_dev: Option<u64>,
+    /// The device on which a trial is not needed, because one was made there, and what it found.
+    pub(super) tried: Option<(u64, Alignment)>,
 }
 
 /// Flags of every open. NONBLOCK: a fifo must not hang the opener; it is cleared on what turns out to be a file.
@@ -94,6 +102,21 @@ pub(super) const OPEN_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY);
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        // SAFETY: `buffered` is taken here only, and nothing uses the value after its drop.
+        let buffered = unsafe { ManuallyDrop::take(&mut self.buffered) };
+        // In this order: the mapping, the descriptors, and then what they were charged to.
+        let remains = (
+            self.attached.take(),
+            buffered,
+            self.direct.take(),
+            self.permit.take(),
+        );
+        reaper::drop_later(Box::new(remains));
+    }
+}
 
 impl OpenFile {
     /// Opens one regular file or block device by its path.
@@ -104,7 +127,7 @@ impl OpenFile {
         let wish = Wish {
             accept: Accept::FilesAndDevices,
             direct_io,
-            tried_dev: None,
+            tried: None,
         };
         match Self::open_path(path.as_ref(), wish) {
             Ok((file, _)) => Ok(file),
@@ -134,7 +157,7 @@ impl OpenFile {
             if wish.direct_io == DirectIo::Off || file.length_bytes() == 0 {
                 return Ok((file, None));
             }
-            match file.add_direct(&open, wish.tried_dev)? {
+            match file.add_direct(&open, wish.tried)? {
                 DirectOutcome::Added => return Ok((file, None)),
                 DirectOutcome::Refused(reason) if wish.direct_io == DirectIo::Required => {
                     return Err(FileError::DirectRefused(reason));
@@ -161,9 +184,11 @@ impl OpenFile {
         Ok(Self {
             id: next_id(),
             attached: OnceLock::new(),
-            buffered: File::from(descriptor),
+            buffered: ManuallyDrop::new(File::from(descriptor)),
             direct: None,
+            permit: None,
             alignment: Alignment::NONE,
+            direct_excludes_truncation: false,
             is_block_device,
             identity,
             etag: etag_of([identity]),
@@ -173,7 +198,7 @@ impl OpenFile {
     fn add_direct(
         &mut self,
         open: impl Fn(OFlags) -> Result<OwnedFd, Errno>,
-        tried_dev: Option<u64>,
+        tried: Option<(u64, Alignment)>,
     ) -> Result<DirectOutcome, FileError> {
         let descriptor = match open(OPEN_FLAGS | OFlags::DIRECT) {
             Ok(descriptor) => descriptor,
@@ -192,15 +217,20 @@ impl OpenFile {
             Ok(alignment) => alignment,
             Err(reason) => return Ok(DirectOutcome::Refused(reason)),
         };
-        if tried_dev != Some(self.identity.dev) {
-            match direct::trial_read(&file, alignment) {
-                Ok(()) => {}
-                Err(error) if direct::is_refusal(&error) => {
-                    return Ok(DirectOutcome::Refused(refusal(error)));
+        let alignment = match tried.filter(|(dev, _)| *dev == self.identity.dev) {
+            Some((_, found)) => alignment.coarser(found),
+            None => {
+                let mut reads = trial::Descriptors {
+                    direct: &file,
+                    buffered: &self.buffered,
+                };
+                match trial::find(&mut reads, alignment).map_err(FileError::TrialRead)? {
+                    Ok(found) => found,
+                    Err(reason) => return Ok(DirectOutcome::Refused(reason)),
                 }
-                Err(error) => return Err(FileError::TrialRead(error)),
             }
-        }
+        };
+        self.direct_excludes_truncation = direct::excludes_truncation(&file, self.is_block_device, alignment);
         self.direct = Some(file);
         self.alignment = alignment;
         Ok(DirectOutcome::Added)
@@ -210,6 +240,11 @@ impl OpenFile {
     pub(super) fn drop_direct(&mut self) {
         self.direct = None;
         self.alignment = Alignment::NONE;
+    }
+
+    /// Charges its descriptors to a budget until they are closed.
+    pub(super) fn charge(&mut self, permit: OwnedSemaphorePermit) {
+        self.permit = Some(permit);
     }
 
     /// Length at open.
@@ -262,18 +297,36 @@ impl OpenFile {
         Ok(self.buffered.metadata()?.len())
     }
 
-    /// How many of `bytes` that were read through the page cache from `offset` are the file's: the kernel looks at the
+    /// How many of `bytes` that a read from `offset` reported are the file's. A read through the page cache looks at the
     /// file's end before it copies, and cutting a file puts zeros behind the new end before it takes the pages away, so
     /// a read beside it may bring zeros (seen on ext4, kernel 6.18). The end is moved before that, so that it tells
-    /// afterwards: 4096 bytes from 8192 of what is now 10000 are 1808.
+    /// afterwards: 4096 bytes from 8192 of what is now 10000 are 1808. Direct reads are checked where the file system may
+    /// serve them from the page cache too.
     ///
     /// # Errors
     /// errno of fstat.
-    pub(crate) fn kept(&self, offset: u64, bytes: u32) -> Result<u32, i32> {
-        let end = self
-            .current_length()
-            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+    pub(crate) fn kept(&self, offset: u64, bytes: u32, is_direct: bool) -> Result<u32, i32> {
+        if is_direct && self.direct_excludes_truncation {
+            return Ok(bytes);
+        }
+        let end = if is_direct {
+            self.known_length()
+        } else {
+            self.current_length()
+        };
+        let end = end.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
         Ok(u32::try_from(end.saturating_sub(offset)).map_or(bytes, |left| left.min(bytes)))
+    }
+
+    /// Length now as far as this host knows: asks no server and no FUSE daemon, which might take as long as a read.
+    fn known_length(&self) -> io::Result<u64> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        match rustix::fs::statx(&*self.buffered, c"", flags, StatxFlags::SIZE) {
+            Ok(found) => Ok(found.stx_size),
+            // Kernels before 4.11, and seccomp filters as old.
+            Err(Errno::NOSYS | Errno::PERM) => self.current_length(),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     pub(super) fn is_block_device(&self) -> bool {

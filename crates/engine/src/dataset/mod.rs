@@ -12,8 +12,11 @@ mod listing;
 mod npy;
 mod objects;
 mod open;
+mod reaper;
+mod trial;
 
 pub use file::OpenFile;
+pub use objects::IN_FLIGHT_DESCRIPTORS_MAX;
 
 use crate::config::DirectIo;
 use crate::error::ReadError;
@@ -151,7 +154,8 @@ pub enum KindSpec {
     },
     /// A directory of files.
     Objects {
-        /// Most descriptors kept open; an object that is read directly takes two.
+        /// Most descriptors kept open; an object that is read directly takes two. Requests in flight may hold
+        /// [`IN_FLIGHT_DESCRIPTORS_MAX`] more.
         max_open_files: usize,
         /// How long a cached descriptor is trusted before its name is looked up again.
         revalidate: Duration,
@@ -251,6 +255,15 @@ pub struct Dataset {
     objects: Option<objects::Objects>,
 }
 
+impl Drop for Dataset {
+    fn drop(&mut self) {
+        // Its files look after themselves; a cache may hold a million objects.
+        if let Some(objects) = self.objects.take() {
+            reaper::drop_later(Box::new(objects));
+        }
+    }
+}
+
 impl Dataset {
     /// Opens every file, fixes lengths and identity, probes alignment and direct I/O.
     ///
@@ -318,7 +331,8 @@ impl Dataset {
     /// a miss opens on the blocking pool. Must be called inside a tokio runtime.
     ///
     /// # Errors
-    /// `ObjectNameInvalid`, `ObjectNotFound`, `ObjectUnreadable`; `Draining` when the runtime is shutting down.
+    /// `ObjectNameInvalid`, `ObjectNotFound`, `ObjectUnreadable`; `Overloaded` when requests hold as many as may be open;
+    /// `Draining` when the runtime is shutting down.
     ///
     /// # Cancel safety
     /// An open under way goes on and its file is cached; nothing is lost.

@@ -2,15 +2,15 @@
 //!
 //! A descriptor is trusted for `revalidate`; then its name is looked up again, and the cached file stays only if it is
 //! still what the name leads to (device, inode, length, mtime). Whoever holds a file keeps it open, in the cache or
-//! not. Absent: resolving names (`directory`), listing them (`listing`).
+//! not; one budget bounds both. Absent: resolving names (`directory`), listing them (`listing`).
 
 use super::direct;
 use super::directory::{Directory, is_absent};
 use super::file::{Accept, FileError, Identity, OPEN_FLAGS, OpenFile, Wish};
 use super::open::{Blame, file_problem, refusal_reason};
-use super::{DirectFacts, ObjectEntry, OpenError, listing};
+use super::{DirectFacts, ObjectEntry, OpenError, listing, reaper};
 use crate::config::DirectIo;
-use crate::error::ReadError;
+use crate::error::{ReadError, Resource};
 use lru::LruCache;
 use rustix::io::Errno;
 use std::num::NonZeroUsize;
@@ -22,8 +22,16 @@ use tokio::sync::Semaphore;
 /// Longest name: PATH_MAX, which the kernel would refuse anyway.
 pub(super) const NAME_BYTES_MAX: usize = 4096;
 
+/// Descriptors that requests in flight may hold open beside those that the cache may: a request of 4,096 objects (the
+/// default of `limits.items_per_request`), each read directly, fits when it is alone.
+pub const IN_FLIGHT_DESCRIPTORS_MAX: usize = 8192;
+
 /// Opens under way at once: each may hold two descriptors that the cache does not count yet.
 const OPENS_MAX: usize = 64;
+
+/// Cached files that give way at a time when requests need their descriptors, and how many are looked at for that.
+const IDLE_FORGOTTEN: usize = 16;
+const IDLE_LOOKED_AT: usize = 1024;
 
 /// The files of one directory.
 #[derive(Debug)]
@@ -33,6 +41,8 @@ pub(super) struct Objects {
     revalidate: Duration,
     wish: Wish,
     pub(super) opens: Arc<Semaphore>,
+    /// One permit for each descriptor of an object, whether the cache or a request holds it.
+    descriptors: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -62,7 +72,7 @@ impl Objects {
         })?;
         let (wish, facts) = try_direct(&directory, path, direct_io, blame)?;
         // A file that is read directly has two descriptors: 1000 of them hold 500 files.
-        let each = if wish.direct_io == DirectIo::Off { 1 } else { 2 };
+        let each = descriptors_each(wish.direct_io) as usize;
         if max_open_files < each {
             return Err(blame.field(
                 "max_open_files",
@@ -77,6 +87,11 @@ impl Objects {
             revalidate,
             wish,
             opens: Arc::new(Semaphore::new(OPENS_MAX)),
+            descriptors: Arc::new(Semaphore::new(
+                max_open_files
+                    .saturating_add(IN_FLIGHT_DESCRIPTORS_MAX)
+                    .min(Semaphore::MAX_PERMITS),
+            )),
         };
         Ok((objects, facts))
     }
@@ -94,7 +109,7 @@ impl Objects {
 
     pub(super) fn forget(&self, name: &str) {
         let forgotten = self.lock().pop(name);
-        // Closing may block; it happens here, after the lock is gone.
+        // After the lock is gone.
         drop(forgotten);
     }
 
@@ -110,8 +125,12 @@ impl Objects {
         }
         let began = Instant::now();
         let result = match self.open_or_keep(name) {
-            Err(FileError::Open(error)) if is_out_of_descriptors(&error) => {
+            Err(Failure::File(FileError::Open(error))) if is_out_of_descriptors(&error) => {
                 self.forget_half();
+                self.open_or_keep(name)
+            }
+            Err(Failure::Budget) => {
+                self.forget_idle();
                 self.open_or_keep(name)
             }
             result => result,
@@ -126,14 +145,17 @@ impl Objects {
                 drop(replaced);
                 Ok(file)
             }
-            Err(error) => {
+            Err(Failure::File(error)) => {
                 self.forget(name);
                 Err(read_error(name, error))
             }
+            Err(Failure::Budget) => Err(ReadError::Overloaded {
+                resource: Resource::OpenObjects,
+            }),
         }
     }
 
-    fn open_or_keep(&self, name: &str) -> Result<Arc<OpenFile>, FileError> {
+    fn open_or_keep(&self, name: &str) -> Result<Arc<OpenFile>, Failure> {
         let kept = self.lock().peek(name).map(|cached| Arc::clone(&cached.file));
         if let Some(kept) = kept {
             let now = self.directory.open_beneath(name, OPEN_FLAGS)?;
@@ -141,11 +163,16 @@ impl Objects {
                 return Ok(kept);
             }
         }
-        let (file, _) = OpenFile::open_with(self.wish, |flags| self.directory.open_beneath(name, flags))?;
+        // Before the file is opened, so that there is never more open than the budget says.
+        let permit = Arc::clone(&self.descriptors)
+            .try_acquire_many_owned(descriptors_each(self.wish.direct_io))
+            .map_err(|_| Failure::Budget)?;
+        let (mut file, _) = OpenFile::open_with(self.wish, |flags| self.directory.open_beneath(name, flags))?;
+        file.charge(permit);
         Ok(Arc::new(file))
     }
 
-    /// Closes the less recently used half, unless a read still holds them.
+    /// Closes the less recently used half, unless a read still holds them, and waits until that is done.
     fn forget_half(&self) {
         let mut forgotten = Vec::new();
         {
@@ -156,6 +183,21 @@ impl Objects {
             }
         }
         drop(forgotten);
+        reaper::settle();
+    }
+
+    /// Closes some of the less recently used files that no read holds, and waits until that is done.
+    fn forget_idle(&self) {
+        let mut forgotten = Vec::new();
+        {
+            let mut cache = self.lock();
+            let oldest = cache.iter().rev().take(IDLE_LOOKED_AT);
+            let idle = oldest.filter(|(_, cached)| Arc::strong_count(&cached.file) == 1);
+            let idle: Vec<Box<str>> = idle.take(IDLE_FORGOTTEN).map(|(name, _)| name.clone()).collect();
+            forgotten.extend(idle.iter().map(|name| cache.pop(name)));
+        }
+        drop(forgotten);
+        reaper::settle();
     }
 
     fn lock(&self) -> MutexGuard<'_, LruCache<Box<str>, Cached>> {
@@ -164,16 +206,34 @@ impl Objects {
     }
 }
 
+/// Why an object is not opened.
+enum Failure {
+    File(FileError),
+    /// As many descriptors are open as may be.
+    Budget,
+}
+
+impl<E: Into<FileError>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::File(error.into())
+    }
+}
+
+/// Descriptors of one object: one for each way to read.
+fn descriptors_each(direct_io: DirectIo) -> u32 {
+    if direct_io == DirectIo::Off { 1 } else { 2 }
+}
+
 fn try_direct(
     directory: &Directory,
     path: &Path,
     direct_io: DirectIo,
     blame: Blame<'_>,
 ) -> Result<(Wish, DirectFacts), OpenError> {
-    let wish = |direct_io, tried_dev| Wish {
+    let wish = |direct_io, tried| Wish {
         accept: Accept::FilesOnly,
         direct_io,
-        tried_dev,
+        tried,
     };
     if direct_io == DirectIo::Off {
         return Ok((
@@ -212,7 +272,10 @@ fn try_direct(
     }
     let in_memory = direct::is_on_tmpfs(file.buffered()).then_some(path);
     let facts = DirectFacts::aligned(file.alignment(), in_memory);
-    Ok((wish(direct_io, Some(file.identity().dev())), facts))
+    Ok((
+        wish(direct_io, Some((file.identity().dev(), file.alignment()))),
+        facts,
+    ))
 }
 
 /// The rules of a name that need no file system.

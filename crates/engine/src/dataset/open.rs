@@ -209,7 +209,7 @@ fn open_files(spec: &DatasetSpec, blame: Blame<'_>) -> Result<(Vec<OpenFile>, Di
     let wish = Wish {
         accept: Accept::FilesAndDevices,
         direct_io: spec.direct_io,
-        tried_dev: None,
+        tried: None,
     };
     let mut files = Vec::with_capacity(spec.paths.len());
     let mut refusal = None;
@@ -275,8 +275,14 @@ impl DirectFacts {
             offset_bytes,
             memory_bytes,
             source,
+            disproved,
         } = alignment;
         let mut reason = format!("O_DIRECT, {offset_bytes}-byte alignment {source}");
+        if let Some((announced, misread)) = disproved {
+            reason.push_str(&format!(
+                "; memory aligned to {memory_bytes} bytes, since a trial read into {announced}-byte aligned memory {misread}"
+            ));
+        }
         if let Some(path) = in_memory {
             reason.push_str(&format!(
                 "; {} is on tmpfs: this measures memory, not a device",

@@ -360,3 +360,22 @@ fn more_than_4_gib() {
         )]
     );
 }
+
+/// Direct reads of tmpfs are served from the page cache, which may bring zeros of a cut: they end where the file ends.
+#[test]
+fn what_the_page_cache_serves_is_held_against_the_length() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = file(&dir, "blocks", &[1; 8192]);
+    let opened = OpenFile::open(&path, DirectIo::Preferred).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(5000)
+        .unwrap();
+    for is_direct in [false, true] {
+        assert_eq!(opened.kept(0, 4096, is_direct), Ok(4096));
+        assert_eq!(opened.kept(4096, 4096, is_direct), Ok(904));
+        assert_eq!(opened.kept(8192, 4096, is_direct), Ok(0));
+    }
+}

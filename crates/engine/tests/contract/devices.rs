@@ -4,54 +4,15 @@
 //! SIGBUS under a mapping included. Needs root and `losetup`, and fails without them.
 
 use crate::harness::{Harness, VARIANTS, Variant, WAIT, blocks_of, ranges_of, wait_until};
+use crate::machine::{Device, machine};
+use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo};
+use ringfetch_engine::dataset::{Dtype, KindSpec, Layout};
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// The machine has few loop devices and one page cache: one test at a time.
-static MACHINE: Mutex<()> = Mutex::new(());
-
-fn machine() -> MutexGuard<'static, ()> {
-    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// An attached loop device; detached on drop.
-struct LoopDevice(PathBuf);
-
-impl LoopDevice {
-    fn attach(backing: &Path, sector_bytes: u32) -> Self {
-        let output = Command::new("losetup")
-            .args([
-                "--find",
-                "--show",
-                "--read-only",
-                "--direct-io=on",
-                "--sector-size",
-            ])
-            .arg(sector_bytes.to_string())
-            .arg(backing)
-            .output()
-            .expect("install losetup (util-linux)");
-        assert!(
-            output.status.success(),
-            "losetup needs root and a kernel with loop devices: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Self(PathBuf::from(
-            String::from_utf8(output.stdout).expect("a path").trim(),
-        ))
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        // Detaches when the last descriptor is closed; a failure here must not hide the test's own.
-        let _detached = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
-}
+use ringfetch_engine::pattern;
+use std::path::Path;
+use std::sync::Arc;
 
 fn drop_page_cache() {
     std::fs::write("/proc/sys/vm/drop_caches", "3").expect("dropping the page cache needs root");
@@ -69,8 +30,8 @@ fn reads_are_right_on(sector_bytes: u32) {
     for variant in real_variants() {
         let harness = Harness::with(variant, |_| {});
         let (backing, model) = harness.file("backing", 4 << 20);
-        let device = LoopDevice::attach(&backing, sector_bytes);
-        let dataset = harness.blocks(4096, &[&device.0]);
+        let device = Device::on_file(&backing, sector_bytes, true);
+        let dataset = harness.blocks(4096, &[device.path()]);
         assert_eq!(dataset.length_bytes(), 4 << 20, "{}", harness.name());
         if variant.direct_io == DirectIo::Required {
             let facts = dataset.direct();
@@ -131,8 +92,8 @@ fn a_device_that_fails() {
     for variant in real_variants() {
         let harness = Harness::with(variant, |_| {});
         let (backing, model) = harness.file("backing", 4 << 20);
-        let device = LoopDevice::attach(&backing, 512);
-        let dataset = harness.blocks(4096, &[&device.0]);
+        let device = Device::on_file(&backing, 512, true);
+        let dataset = harness.blocks(4096, &[device.path()]);
         let half = 2 << 20;
         harness.truncate(&backing, half as u64);
         let eio = |offset: usize, length: usize| ReadError::Device {
@@ -177,7 +138,7 @@ fn a_device_that_fails() {
         harness.expect_blocks(&dataset, &model, 4096, &[0, 1, 2, 511]);
         drop(dataset);
         harness.finish();
-        let gone = device.0.clone();
+        let gone = device.path().to_owned();
         drop(device);
         wait_until(
             || detached(&gone),
@@ -190,4 +151,63 @@ fn a_device_that_fails() {
 fn detached(device: &Path) -> bool {
     let name = device.file_name().expect("a name").to_string_lossy();
     !Path::new(&format!("/sys/block/{name}/loop/backing_file")).exists()
+}
+
+#[test]
+#[ignore = "needs root and zram"]
+fn memory_that_a_driver_gets_wrong_is_not_used() {
+    // Scenario: a device in memory whose driver announces 512-byte aligned memory and overwrites whole pages; blocks,
+    // vectors of 3,072 bytes, ranges at odd offsets, runs that merge and reads that are split, by every backend.
+    // Expectation: direct reads into whole pages, the reason told, and the right bytes everywhere.
+    let _machine = machine();
+    let mut model = vec![0; 4 << 20];
+    pattern::fill(7, 0, &mut model);
+    let device = Device::in_memory(4 << 20);
+    std::fs::write(device.path(), &model).expect("write to the device");
+    for variant in real_variants() {
+        let harness = Harness::with(variant, |_| {});
+        let dataset = harness.blocks(4096, &[device.path()]);
+        let facts = dataset.direct();
+        if facts.direct {
+            assert_eq!(facts.memory_alignment_bytes, 4096, "{facts:?}");
+            let part = "since a trial read into 512-byte aligned memory has the bytes around it overwritten";
+            assert!(facts.reason.contains(part), "{facts:?}");
+        }
+        assert_eq!(facts.direct, variant.direct_io != DirectIo::Off, "{facts:?}");
+        harness.expect_blocks(&dataset, &model, 4096, &[0, 1023, 7, 8, 9, 500, 7]);
+        harness.expect_blocks(&dataset, &model, 4096, &(100..180).collect::<Vec<_>>());
+        // Worked: after 512 bytes of response, a block on the device's sectors is off the page in memory.
+        harness.expect_ranges(&dataset, &model, &[(512, 512), (8192, 4096), (40_960, 12_288)]);
+        harness.expect_ranges(
+            &dataset,
+            &model,
+            &[(1, 3584), (4096, 8192), (77, 200_000), (0, 1)],
+        );
+        harness.expect_ranges(&dataset, &model, &[(777, 1_000_000)]);
+        harness.expect_ranges(&dataset, &model, &[((4 << 20) - 700, 700)]);
+        drop(dataset);
+
+        let kind = KindSpec::Vectors {
+            layout: Layout::Raw,
+            dim: Some(768),
+            dtype: Some(Dtype::F32),
+            header_bytes: 1024,
+        };
+        let dataset = harness.open(kind, &[device.path()]);
+        let vectors: Vec<usize> = (0..64).chain([1000, 3, 999, 1001, 1]).collect();
+        let items: Vec<_> = vectors
+            .iter()
+            .map(|vector| Ok(&model[1024 + vector * 3072..][..3072]))
+            .collect();
+        let build = || {
+            let mut batch = Batch::new(Arc::clone(&dataset), vectors.len());
+            vectors
+                .iter()
+                .for_each(|vector| batch.push_vector(*vector as u64));
+            batch
+        };
+        harness.expect(build, &items);
+        drop(dataset);
+        harness.finish();
+    }
 }

@@ -128,6 +128,9 @@ pub(crate) const VARIANTS: [Variant; 13] = [
     },
 ];
 
+/// A case of the contract, by its name.
+pub(crate) type Case = (&'static str, fn(&Harness));
+
 /// What a batch was answered, in memory of the test's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Answer {
@@ -211,6 +214,14 @@ impl Harness {
         harness.finish();
     }
 
+    /// Runs a case on a variant with its files beneath `directory`, and then looks after it.
+    pub(crate) fn run_in(directory: &Path, variant: Variant, case: impl FnOnce(&Self)) {
+        let mut harness = Self::with(variant, |_| {});
+        harness.directory = tempfile::tempdir_in(directory).expect("a directory");
+        case(&harness);
+        harness.finish();
+    }
+
     /// An engine with the settings of the suite, changed by `change`.
     pub(crate) fn with(variant: Variant, change: impl FnOnce(&mut EngineConfig)) -> Self {
         let mut config = EngineConfig {
@@ -268,10 +279,14 @@ impl Harness {
     }
 
     /// Writes a file of `length` pattern bytes; returns its path and the bytes.
+    ///
+    /// A byte has 4 random bits, so that file systems that compress do, and is never 0, which is what the kernel puts
+    /// where a file has no data.
     pub(crate) fn file(&self, name: &str, length: usize) -> (PathBuf, Vec<u8>) {
         let path = self.directory.path().join(name);
         let mut bytes = vec![0; length];
         pattern::fill(pattern::object_seed(1, name), 0, &mut bytes);
+        bytes.iter_mut().for_each(|byte| *byte = *byte % 16 + 1);
         std::fs::create_dir_all(path.parent().expect("a parent")).expect("directory");
         std::fs::write(&path, &bytes).expect("write");
         (path, bytes)

@@ -8,6 +8,7 @@ use super::{CallContext, FetchError, Fetcher, until};
 use ringfetch_engine::dataset::ObjectEntry;
 use ringfetch_engine::error::ReadError;
 use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Most names of a page, and how many there are where none are asked for.
 pub const PAGE_NAMES_MAX: usize = 1000;
@@ -26,6 +27,11 @@ pub struct Page {
 }
 
 impl Fetcher {
+    /// Leave to walk a directory, for as long as what is returned lives; none: there are as many walks as there may be.
+    pub fn try_walk(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.inner.walks).try_acquire_owned().ok()
+    }
+
     /// Lists objects whose names come after `after`, at most `names` of them; 0: as many as a page has.
     ///
     /// # Errors
@@ -47,7 +53,7 @@ impl Fetcher {
         let listed = async {
             let Opened(dataset) = self.find(dataset, Wanted::Objects)?;
             let (_in_flight, deadline) = self.admit(&context)?;
-            let Ok(permit) = Arc::clone(&self.inner.walks).try_acquire_owned() else {
+            let Some(permit) = self.try_walk() else {
                 return Err(FetchError::ListingsBusy { max: WALKS_MAX });
             };
             let walk = tokio::task::spawn_blocking(move || {

@@ -19,10 +19,11 @@ pub(super) enum Rejection {
     CallerReads,
     RequestMemory,
     Listings,
+    OpenObjects,
 }
 
 /// Every rejection at its place: `reason as usize`.
-const REJECTIONS: [(Rejection, &str); 12] = [
+const REJECTIONS: [(Rejection, &str); 13] = [
     (Rejection::Items, "items"),
     (Rejection::ResponseBytes, "response_bytes"),
     (Rejection::RequestsInFlight, "requests_in_flight"),
@@ -35,6 +36,7 @@ const REJECTIONS: [(Rejection, &str); 12] = [
     (Rejection::CallerReads, "caller_reads"),
     (Rejection::RequestMemory, "request_memory"),
     (Rejection::Listings, "listings"),
+    (Rejection::OpenObjects, "open_objects"),
 ];
 
 impl Rejection {
@@ -52,6 +54,7 @@ impl Rejection {
                 Resource::CallerMemory => Self::CallerMemory,
                 Resource::ConnectionMemory => Self::ConnectionMemory,
                 Resource::CallerReads => Self::CallerReads,
+                Resource::OpenObjects => Self::OpenObjects,
             }),
             FetchError::RequestMemory { .. } => Some(Self::RequestMemory),
             FetchError::ListingsBusy { .. } => Some(Self::Listings),

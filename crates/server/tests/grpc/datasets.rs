@@ -120,6 +120,22 @@ async fn objects_are_listed_page_by_page() {
 }
 
 #[tokio::test]
+async fn walks_are_bounded_over_all_transports() {
+    // Four walks are under way, whoever asked for them: one more is refused with a hint, and served when one is over.
+    let served = serve(Limits::default());
+    let mut walks: Vec<_> = std::iter::from_fn(|| served.fetcher.try_walk()).collect();
+    assert_eq!(walks.len(), 4);
+    let request = v1::ListObjectsRequest {
+        dataset: "objects".into(),
+        ..Default::default()
+    };
+    let refused = served.datasets().list_objects(request.clone()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    walks.pop();
+    assert!(served.datasets().list_objects(request).await.is_ok());
+}
+
+#[tokio::test]
 async fn health_follows_the_lifecycle() {
     // SERVING by name and as a whole; NOT_SERVING once it drains.
     let served = serve(Limits::default());

@@ -10,6 +10,18 @@ use std::future::Future as _;
 use std::task::Poll;
 
 #[tokio::test]
+async fn a_listing_waits_for_no_other_transport() {
+    // As many directories are being walked as may be, whoever asked: a listing is refused, and served when one is over.
+    let served = Served::new();
+    let mut walks: Vec<_> = std::iter::from_fn(|| served.fetcher.try_walk()).collect();
+    let refused = served.get("o/objects", &[]).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key(header::RETRY_AFTER));
+    walks.pop();
+    assert_eq!(served.get("o/objects", &[]).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
 async fn an_object_that_is_replaced_breaks_its_answer_off() {
     // The object is replaced after the first window is sent: the body ends in an error, and the next GET is of the new.
     let served = Served::new();

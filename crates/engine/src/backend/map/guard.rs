@@ -115,7 +115,14 @@ mod imp {
     extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo.
         // A code of 0 or less was sent by a process (`kill -BUS`): no fault, whatever was running.
-        let is_fault = unsafe { (*info).si_code } > 0;
+        let code = unsafe { (*info).si_code };
+        // Damaged memory that nobody has touched yet (only with PR_MCE_KILL_EARLY, sigaction(2)): no instruction faulted,
+        // and none will recur when a handler before ours puts the default action back, so that our guard would be gone. A
+        // touch of that memory is a fault of its own (BUS_MCEERR_AR).
+        if code == libc::BUS_MCEERR_AO {
+            return;
+        }
+        let is_fault = code > 0;
         // SAFETY: with SA_SIGINFO the kernel passes a ucontext that is ours until the handler returns.
         let context_ref = unsafe { &mut *context.cast::<libc::ucontext_t>() };
         const RIP: usize = 16;

@@ -40,8 +40,9 @@ fn not_found(name: &str) -> ReadError {
     }
 }
 
-/// Open descriptors of this process on files below a directory.
+/// Open descriptors of this process on files below a directory, once those that nobody uses are closed.
 fn descriptors_below(dir: &TempDir) -> usize {
+    reaper::settle();
     let root = dir.path().canonicalize().unwrap();
     std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -413,4 +414,38 @@ async fn objects_that_refuse_direct_io() {
         error.field == "direct_io" && error.problem.contains("preferred or off"),
         "{error}"
     );
+}
+
+/// Requests hold as many descriptors as the budget has: a further object is refused as overloaded, while those that are
+/// held can be had again; idle ones in the cache give way first; and what is given back can be used.
+#[test]
+fn requests_and_cache_share_a_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        std::fs::write(dir.path().join(name), name).unwrap();
+    }
+    let mut objects = objects(&dir, Resolver::Openat2);
+    let each = descriptors_each(objects.wish.direct_io) as usize;
+    objects.descriptors = Arc::new(Semaphore::new(3 * each));
+    for name in ["a", "b", "c"] {
+        objects.look_up(name).unwrap();
+    }
+    // The cache holds all three, which give way.
+    let mut held: Vec<_> = ["d", "e", "f"].map(|name| objects.look_up(name).unwrap()).into();
+    assert_eq!(descriptors_below(&dir), 3 * each);
+    let overloaded = ReadError::Overloaded {
+        resource: Resource::OpenObjects,
+    };
+    assert_eq!(objects.look_up("a").unwrap_err(), overloaded);
+    assert!(Arc::ptr_eq(&objects.look_up("e").unwrap(), &held[1]));
+    assert_eq!(descriptors_below(&dir), 3 * each);
+    held.pop();
+    assert_eq!(objects.look_up("a").unwrap().length_bytes(), 1);
+    // What cannot be opened takes nothing from the budget.
+    for _ in 0..10 {
+        assert_eq!(objects.look_up("missing").unwrap_err(), not_found("missing"));
+    }
+    drop(held);
+    drop(objects);
+    assert_eq!(descriptors_below(&dir), 0);
 }

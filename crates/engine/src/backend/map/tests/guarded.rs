@@ -161,6 +161,31 @@ fn child_process() {
         Err(Faulted),
         "the guard is installed and works"
     );
+    if role == "advisory" {
+        // What the kernel sends for memory that was found damaged before anybody read it. A process may send it to
+        // itself.
+        // SAFETY: all zeros is a valid siginfo.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        info.si_signo = libc::SIGBUS;
+        info.si_code = libc::BUS_MCEERR_AO;
+        let (process, thread) = (
+            std::process::id(),
+            rustix::thread::gettid().as_raw_nonzero().get(),
+        );
+        // SAFETY: the kernel copies the siginfo, which lives until the call returns.
+        let sent = unsafe {
+            libc::syscall(
+                libc::SYS_rt_tgsigqueueinfo,
+                process,
+                thread,
+                libc::SIGBUS,
+                &raw const info,
+            )
+        };
+        assert_eq!(sent, 0);
+        assert_eq!(copy(&mapping, 0, 10), Err(Faulted), "the guard is still there");
+        std::process::exit(43);
+    }
     if role == "sent" {
         // SAFETY: raise has no preconditions.
         unsafe { libc::raise(libc::SIGBUS) };
@@ -170,6 +195,13 @@ fn child_process() {
         unsafe { mapping.base.as_ptr().read_volatile() };
     }
     std::process::exit(42);
+}
+
+#[test]
+fn advice_about_damaged_memory_leaves_the_guard_in_place() {
+    // Scenario: a SIGBUS that reports damaged memory which nobody has touched (BUS_MCEERR_AO), then a copy that faults.
+    // Expectation: the copy answers that it faulted, and the process lives.
+    assert_eq!(run_child("advisory").code(), Some(43));
 }
 
 #[test]

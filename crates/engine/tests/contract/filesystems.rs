@@ -1,0 +1,107 @@
+//! The contract on other file systems than the build's, each mounted for one test: ext4 on zram, XFS, and Btrfs with
+//! and without compression.
+//!
+//! They differ in what they do with O_DIRECT: XFS and ext4 read from the device and make a truncation wait; Btrfs reads
+//! compressed extents through the page cache all the same, and then nothing waits for anything.
+
+use crate::harness::{Case, Harness, VARIANTS, ranges_of};
+use crate::machine::{FileSystem, Mounted};
+use crate::{files, reads};
+use ringfetch_engine::engine::SubmitOptions;
+use ringfetch_engine::error::ReadError;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Runs every case that reads files, and those of this module.
+fn hold_on(kind: FileSystem, variant: &str) {
+    let variant = VARIANTS.iter().find(|known| known.name == variant);
+    let variant = *variant.expect("a variant of this name");
+    let mounted = Mounted::new(kind);
+    let own: &[Case] = &[("files_cut_while_they_are_read", files_cut_while_they_are_read)];
+    for (name, case) in [own, reads::CASES, files::CASES].concat() {
+        // Only a failure shows it.
+        eprintln!("{kind:?}: {name}");
+        Harness::run_in(mounted.path(), variant, case);
+    }
+}
+
+fn files_cut_while_they_are_read(harness: &Harness) {
+    // Scenario: one file after the other is cut, again and again, while all of it is read over and over. Expectation: whatever is answered
+    // is the file's bytes, or Truncated; never a zero of the kernel's.
+    const BLOCK: usize = 16 << 10;
+    const BLOCKS: usize = 64;
+    for round in 0..ROUNDS {
+        let (path, model) = harness.file(&format!("file-{round}"), BLOCKS * BLOCK);
+        let dataset = harness.blocks(4096, &[&path]);
+        let ranges: Vec<_> = (0..BLOCKS).map(|block| (block * BLOCK, BLOCK)).collect();
+        let end = 777;
+        let cut = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for step in (0..CUTS).rev() {
+                    harness.truncate(&path, (end + step * BLOCKS * BLOCK / (CUTS + 1)) as u64);
+                }
+                cut.store(true, Ordering::SeqCst);
+            });
+            let mut last = false;
+            while !last {
+                last = cut.load(Ordering::SeqCst);
+                let answer = harness.fetch_outside(ranges_of(&dataset, &ranges), SubmitOptions::default());
+                let answer = answer.unwrap_or_else(|error| panic!("{}: {error}", harness.name()));
+                let mut data = answer.data.as_slice();
+                for (item, &(offset, length)) in (0..).zip(&ranges) {
+                    match answer.errors.iter().find(|error| error.item == item) {
+                        Some(failed) => assert_eq!(
+                            failed.error,
+                            ReadError::Truncated {
+                                offset: offset as u64,
+                                length: length as u64
+                            },
+                            "{}",
+                            harness.name()
+                        ),
+                        None => {
+                            let (found, rest) = data.split_at(length);
+                            data = rest;
+                            let wanted = &model[offset..offset + length];
+                            let wrong = found
+                                .iter()
+                                .zip(wanted)
+                                .position(|(found, wanted)| found != wanted);
+                            assert_eq!(wrong, None, "{}: round {round}, item {item}", harness.name());
+                            assert!(
+                                !last || offset + length <= end,
+                                "{}: item {item} is gone",
+                                harness.name()
+                            );
+                        }
+                    }
+                }
+            }
+        });
+        std::fs::remove_file(&path).expect("remove");
+    }
+}
+
+/// Files of one test, and how often each is cut.
+const ROUNDS: usize = 10;
+const CUTS: usize = 40;
+
+/// One test for each file system and variant, named `file_system::variant`.
+macro_rules! file_systems {
+    ($($module:ident $kind:ident),* $(,)?) => {
+        $(mod $module {
+            file_systems!(@variants $kind
+                uring_direct uring_buffered auto mmap pread);
+        })*
+    };
+    (@variants $kind:ident $($variant:ident)*) => {
+        $(#[test]
+        #[ignore = "needs root, loop devices, zram, xfsprogs and btrfs-progs"]
+        fn $variant() {
+            // Scenario and expectation: see the cases.
+            super::hold_on(super::FileSystem::$kind, stringify!($variant));
+        })*
+    };
+}
+
+file_systems!(zram Zram, xfs Xfs, btrfs Btrfs, btrfs_compressed BtrfsCompressed);

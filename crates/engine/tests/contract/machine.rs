@@ -1,0 +1,161 @@
+//! Devices and file systems of this machine, set up for one test and taken down after it. Needs root.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tempfile::TempDir;
+
+/// The machine has few loop devices and one page cache: one test at a time.
+static MACHINE: Mutex<()> = Mutex::new(());
+
+pub(crate) fn machine() -> MutexGuard<'static, ()> {
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a command to its end, and returns what it printed.
+#[track_caller]
+fn run(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?} must be installed: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?} (run as root): {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// A block device, and what to do with it afterwards.
+pub(crate) struct Device {
+    path: PathBuf,
+    zram: Option<String>,
+}
+
+impl Device {
+    /// A loop device over a file.
+    pub(crate) fn on_file(backing: &Path, sector_bytes: u32, read_only: bool) -> Self {
+        let mut command = Command::new("losetup");
+        command.args(["--find", "--show", "--direct-io=on", "--sector-size"]);
+        command.arg(sector_bytes.to_string());
+        command.args(read_only.then_some("--read-only"));
+        let path = PathBuf::from(run(command.arg(backing)).trim());
+        Self { path, zram: None }
+    }
+
+    /// A compressed device in memory. Its driver announces that 512-byte aligned memory will do, and gets it wrong.
+    pub(crate) fn in_memory(length_bytes: u64) -> Self {
+        let number = std::fs::read_to_string("/sys/class/zram-control/hot_add")
+            .expect("a kernel with zram (CONFIG_ZRAM), and root");
+        let number = number.trim().to_owned();
+        let device = Self {
+            path: PathBuf::from(format!("/dev/zram{number}")),
+            zram: Some(number.clone()),
+        };
+        std::fs::write(
+            format!("/sys/block/zram{number}/disksize"),
+            length_bytes.to_string(),
+        )
+        .expect("its size");
+        device
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // A failure here must not hide the test's own.
+        match &self.zram {
+            // Both are refused while the device is open, and an engine's threads close its files a moment later.
+            Some(number) => {
+                for _ in 0..1000 {
+                    let reset = std::fs::write(format!("/sys/block/zram{number}/reset"), "1");
+                    if reset.is_ok() {
+                        break;
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                let _removed = std::fs::write("/sys/class/zram-control/hot_remove", number);
+            }
+            // It detaches when the last descriptor is closed.
+            None => {
+                let _detached = Command::new("losetup").arg("--detach").arg(&self.path).status();
+            }
+        }
+    }
+}
+
+/// A file system of its own, mounted for as long as this lives.
+pub(crate) struct Mounted {
+    directory: TempDir,
+    _device: Device,
+    _backing: Option<TempDir>,
+}
+
+/// Enough for every case, and for the smallest XFS.
+const FILE_SYSTEM_BYTES: u64 = 320 << 20;
+
+/// Which file system a suite runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileSystem {
+    /// ext4 on zram, whose sectors have 4,096 bytes.
+    Zram,
+    /// XFS on a loop device.
+    Xfs,
+    /// Btrfs on a loop device.
+    Btrfs,
+    /// The same, which compresses every file.
+    BtrfsCompressed,
+}
+
+impl Mounted {
+    pub(crate) fn new(kind: FileSystem) -> Self {
+        let (device, backing) = if kind == FileSystem::Zram {
+            (Device::in_memory(FILE_SYSTEM_BYTES), None)
+        } else {
+            let backing = crate::harness::temporary_directory();
+            let image = backing.path().join("image");
+            let file = std::fs::File::create(&image).expect("an image");
+            file.set_len(FILE_SYSTEM_BYTES).expect("its length");
+            (Device::on_file(&image, 512, false), Some(backing))
+        };
+        let (maker, type_name, options): (&[&str], _, _) = match kind {
+            FileSystem::Zram => (&["mkfs.ext4", "-q", "-F"], "ext4", "noatime"),
+            FileSystem::Xfs => (&["mkfs.xfs", "-q", "-f"], "xfs", "noatime"),
+            FileSystem::Btrfs => (&["mkfs.btrfs", "-q", "-f"], "btrfs", "noatime"),
+            FileSystem::BtrfsCompressed => (
+                &["mkfs.btrfs", "-q", "-f"],
+                "btrfs",
+                "noatime,compress-force=zstd",
+            ),
+        };
+        run(Command::new(maker[0]).args(&maker[1..]).arg(device.path()));
+        let directory = crate::harness::temporary_directory();
+        run(Command::new("mount")
+            .args(["-t", type_name, "-o", options])
+            .arg(device.path())
+            .arg(directory.path()));
+        Self {
+            directory,
+            _device: device,
+            _backing: backing,
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Lazy: files that are still being closed keep it busy for a moment, and it ends with the last of them.
+        let _unmounted = Command::new("umount")
+            .arg("--lazy")
+            .arg(self.directory.path())
+            .status();
+    }
+}
