@@ -46,7 +46,7 @@ pub struct Figures {
     pub p50_ms: f64,
     /// 99th percentile.
     pub p99_ms: f64,
-    /// The longest time of any attempt, failed ones included.
+    /// The longest time of any attempt: failed ones, and the one that was unanswered at the end, included.
     pub max_ms: f64,
 }
 
@@ -137,7 +137,7 @@ impl Victim {
                 .unless_ended(client.fetch_blocks(&self.target.dataset, &[block]))
                 .await
             else {
-                return Ok(measured.figures());
+                return Ok(measured.figures(begun.elapsed()));
             };
             let end = match answer {
                 Ok(blocks) => match blocks.iter().next() {
@@ -163,7 +163,7 @@ impl Victim {
             let begun = Instant::now();
             let asked = self.get(&mut connection, &path, Some(self.target.block_bytes));
             let Some(end) = hold.unless_ended(asked).await else {
-                return measured.figures();
+                return measured.figures(begun.elapsed());
             };
             if !measured.end(end, begun.elapsed()) {
                 hold.pause(AFTER_FAILURE).await;
@@ -198,11 +198,11 @@ impl Victim {
         loop {
             let path = path();
             if hold.unless_ended(ticks.tick()).await.is_none() {
-                return measured.figures();
+                return measured.figures(Duration::ZERO);
             }
             let begun = Instant::now();
             match hold.unless_ended(self.get(&mut None, &path, length)).await {
-                None => return measured.figures(),
+                None => return measured.figures(begun.elapsed()),
                 Some(end) => measured.end(end, begun.elapsed()),
             };
         }
@@ -288,7 +288,8 @@ impl Measured {
         false
     }
 
-    fn figures(self) -> Figures {
+    /// The figures, with the time that an unanswered attempt has taken.
+    fn figures(self, unanswered: Duration) -> Figures {
         let quantile = |at| {
             self.answers_us
                 .as_ref()
@@ -297,7 +298,7 @@ impl Measured {
         Figures {
             p50_ms: quantile(0.5),
             p99_ms: quantile(0.99),
-            max_ms: self.longest.as_secs_f64() * 1e3,
+            max_ms: self.longest.max(unanswered).as_secs_f64() * 1e3,
             ..self.figures
         }
     }
