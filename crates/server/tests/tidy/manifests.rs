@@ -3,7 +3,7 @@
 use super::tree::{Source, hold};
 
 /// Our crates, and the crates of ours that each may stand on.
-const ARROWS: [(&str, &[&str]); 5] = [
+const ARROWS: [(&str, &[&str]); 7] = [
     ("ringfetch-proto", &[]),
     ("ringfetch-engine", &[]),
     ("ringfetch-server", &["ringfetch-engine", "ringfetch-proto"]),
@@ -12,6 +12,10 @@ const ARROWS: [(&str, &[&str]); 5] = [
         "ringfetch-cli",
         &["ringfetch-client", "ringfetch-engine", "ringfetch-proto"],
     ),
+    // A disk for tests: others may have it only among their dev-dependencies.
+    ("ringfetch-slowdisk", &[]),
+    // Clients for tests: the same.
+    ("ringfetch-adversary", &["ringfetch-client", "ringfetch-proto"]),
 ];
 
 /// What the data plane must know nothing of.

@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""Careless and hostile clients against a release daemon with its default configuration, and what a friendly one gets.
+
+    bench/adversary.py                                 every case, 10 s each: about 15 minutes
+    bench/adversary.py --seconds 60 --out docs/ADVERSARY.md
+    bench/adversary.py --cases partial-bodies,herd     some of them (--list names all)
+    bench/adversary.py --daemon old/ringfetchd         another build, for the column "before"
+
+Each case runs with attacker and victim on different loopback addresses, and on the same one. Before that the victim is
+measured alone, and beside as many well-behaved connections (the control). Cases on a slow disk need root and /dev/fuse.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import adversary_cases
+import machine
+import ringfetch
+from adversary_daemon import SlowDisk, Victimised
+from processes import RunFailed, run, say
+
+ADVERSARY, SLOWDISK = ringfetch.TARGET / "adversary", ringfetch.TARGET / "slowdisk"
+ATTACKERS = {"other": "127.0.0.2", "same": "127.0.0.1"}
+VICTIM = "127.0.0.1"
+# An attack goes on for so long after the victim has ended.
+TAIL_SECONDS = 1.0
+BLOCK_BYTES = 4096
+HERDS = 5
+
+
+class Bench:
+    """What all cases share: the binaries, the data, the time, and control runs that are made only once."""
+
+    def __init__(self, options, directory):
+        self.options, self.directory = options, directory
+        self.data = directory / "data.bin"
+        self.controls = {}
+
+    def daemon(self, engine=None, slow=None):
+        return Victimised(self.options.daemon, self.directory, self.data, engine or {}, slow)
+
+    def command(self, daemon, seconds, source, *arguments, dataset="data"):
+        addresses = [word for name, value in daemon.addresses.items() for word in (f"--{name}", value)]
+        return [str(part) for part in (ADVERSARY, *addresses, "--dataset", dataset, "--from", source,
+                                       "--seconds", seconds, *arguments)]
+
+    def victim(self, daemon, seconds):
+        return json.loads(run(self.command(daemon, seconds, VICTIM, "victim", "--pid", daemon.process.pid)))
+
+    def beside(self, daemon, attack, source, ramp_seconds=1.0):
+        """The victim's figures while something else goes on, and what that counted."""
+        seconds = self.options.seconds
+        command = self.command(daemon, ramp_seconds + seconds + TAIL_SECONDS, source, *attack)
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True)
+            try:
+                time.sleep(ramp_seconds)
+                found = self.victim(daemon, seconds)
+                _, problem = process.communicate(timeout=60)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+            if process.returncode != 0:
+                raise RunFailed(f"{' '.join(command)}\n{problem}")
+            output.seek(0)
+            return found, json.loads(output.read())
+
+    def control(self, connections):
+        """The victim beside well-behaved connections; `None`: alone."""
+        if connections not in self.controls:
+            say(f"  control: {f'{connections} well-behaved connections' if connections else 'alone'}")
+            with self.daemon() as daemon:
+                if connections:
+                    # At most about 1,000 requests a second of all of them.
+                    every = max(1000, connections)
+                    attack = ["well-behaved", "--connections", connections, "--every-ms", every]
+                    self.controls[connections] = self.beside(daemon, attack, "127.0.0.2")[0]
+                else:
+                    self.controls[connections] = self.victim(daemon, self.options.seconds)
+        return self.controls[connections]
+
+    def attack(self, case, source):
+        alone, control = self.control(None), self.control(case.connections)
+        with self.daemon() as daemon:
+            found, counts = self.beside(daemon, case.attack, source, case.ramp_seconds)
+            alive = daemon.process.poll() is None
+        return adversary_cases.Seen(alone, control, found, counts, alive)
+
+    def overload(self, case, source):
+        """More reads than a disk of 2 ms serves, with a supervisor that wants to hear of the daemon."""
+        with SlowDisk(SLOWDISK, self.data, self.directory / "slow", "--latency", "2ms", "--concurrency", "64") as disk:
+            with self.daemon(slow=disk.path) as daemon:
+                attack = self.command(daemon, self.options.seconds, source, *case.attack, dataset="slow")
+                counts = json.loads(run(attack))
+                alive = daemon.process.poll() is None
+                heart = daemon.heart.seen()
+            report = disk.ask("report")
+        return adversary_cases.Seen(None, None, None, counts, alive, heart=heart, disk=report)
+
+    def herd(self, case, source):
+        """1,000 callers on one cold block of a disk of 200 ms, while the victim reads another dataset."""
+        with SlowDisk(SLOWDISK, self.data, self.directory / "slow", "--latency", "200ms") as disk:
+            with self.daemon(engine=case.engine, slow=disk.path) as daemon:
+                # Long enough for all herds, a second each at least.
+                victim = subprocess.Popen(
+                    self.command(daemon, 2 * HERDS + 2, VICTIM, "victim", "--pid", daemon.process.pid),
+                    stdout=subprocess.PIPE, text=True)
+                herds, reads = [], []
+                for number in range(HERDS):
+                    # Far apart, so that no readahead of one is another's.
+                    block = 1000 + 5000 * number
+                    disk.ask("reset")
+                    command = self.command(daemon, 20, source, "herd", "--block", block, dataset="slow")
+                    herds.append(json.loads(run(command)))
+                    reads.append(disk.reads_of(block * BLOCK_BYTES, BLOCK_BYTES))
+                found = json.loads(victim.communicate()[0])
+                alive = daemon.process.poll() is None
+            report = disk.ask("report")
+        counts = {"herds": herds, "device_reads": reads}
+        return adversary_cases.Seen(None, None, found, counts, alive, disk=report)
+
+    def measure(self, case, where):
+        runner = {"attack": self.attack, "overload": self.overload, "herd": self.herd}[case.runner]
+        try:
+            seen = runner(case, ATTACKERS[where])
+        except (RunFailed, json.JSONDecodeError, subprocess.TimeoutExpired, OSError) as failure:
+            say(f"  failed: {failure}")
+            return Row(case, where, [("a run", str(failure).split("\n")[-1], None)], None)
+        return Row(case, where, case.judge(seen), seen)
+
+
+@dataclasses.dataclass
+class Row:
+    case: object
+    where: str
+    # (wanted, found, whether it is met; None: not judged)
+    judgements: list
+    seen: object
+
+    def line(self):
+        met = {True: "met", False: "**NOT met**", None: "not measured"}
+        parts = ["<br>".join(column) for column in zip(*(
+            (wanted, found, met[is_met]) for wanted, found, is_met in self.judgements), strict=True)]
+        return f"| {self.case.name} | {self.where} | {' | '.join(parts)} |"
+
+
+def text_table(rows):
+    """The same for a terminal, lined up."""
+    lines = [("case", "attacker", "wanted", "found", "")]
+    for row in rows:
+        for index, (wanted, found, is_met) in enumerate(row.judgements):
+            name, where = (row.case.name, row.where) if index == 0 else ("", "")
+            lines.append((name, where, wanted, found, {True: "met", False: "NOT met", None: "-"}[is_met]))
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    return "\n".join("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
+                     for line in lines)
+
+
+def markdown(rows, bench, facts):
+    options = bench.options
+    judged = [is_met for row in rows for _, _, is_met in row.judgements]
+    alone = bench.controls.get(None)
+    lines = [
+        f"# Careless and hostile clients: {facts['date']}, {options.label or 'commit ' + facts['commit']}", "",
+        f"`{command_line(options)}`", "",
+        f"{facts['cpus']} CPUs ({facts['cpu']}), {facts['memory_gib']} GiB; kernel {facts['kernel']}; a file of "
+        f"{facts['file_gib']} GiB on {facts['file_system']}; load average at the start {facts['load_at_start']:.2f}. "
+        f"Daemon: {run([options.daemon, '--version']).strip()}, release build, default configuration.", "",
+        f"Attacker, victim and daemon share these CPUs. Each case {options.seconds:g} s, once with the attacker on another "
+        "loopback address than the victim (other) and once on the same one. The victim is a reader of single blocks with "
+        "one gRPC connection and without retries, a newcomer that connects for each read, and a probe of `/livez`. Its "
+        "p99 is compared with the larger of two: alone, and beside as many well-behaved connections.", "",
+    ]
+    if alone:
+        lines += [f"Alone: p50 {alone['reader']['p50_ms']:.2f} ms, p99 {alone['reader']['p99_ms']:.2f} ms.", ""]
+    lines += [
+        f"Met: {judged.count(True)}. Not met: {judged.count(False)}. Not measured: {judged.count(None)}.", "",
+        "| case | attacker | wanted | found | |", "|---|---|---|---|---|", *(row.line() for row in rows), "",
+        "## What ran", "",
+    ]
+    for case in dict.fromkeys(row.case for row in rows):
+        lines.append(f"- **{case.name}**: {case.title}. `adversary {' '.join(map(str, case.attack))}`")
+        for row in rows:
+            if row.case is case and row.seen:
+                lines.append(f"  - {row.where}: {row.seen.summary()}")
+    return "\n".join(lines) + "\n"
+
+
+def command_line(options):
+    words = ["bench/adversary.py", f"--seconds {options.seconds:g}"]
+    words += [f"--cases {options.cases}"] if options.cases != "all" else []
+    return " ".join(words)
+
+
+def make_data(path, mib):
+    block = os.urandom(1 << 20)
+    with open(path, "wb") as file:
+        for index in range(mib):
+            # Each MiB begins with its number, so that blocks of different MiB differ.
+            file.write(index.to_bytes(8, "little") + block[8:])
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10, help="a run (default: 10)")
+    parser.add_argument("--cases", default="all", help="names with commas between them (default: all)")
+    parser.add_argument("--where", choices=[*ATTACKERS, "both"], default="both", help="the attacker's address (default: both)")
+    parser.add_argument("--daemon", type=pathlib.Path, default=ringfetch.RINGFETCHD, help="default: the release build")
+    parser.add_argument("--label", help="what the report calls the daemon (default: this checkout's commit)")
+    parser.add_argument("--directory", type=pathlib.Path, help="for the data; on a disk (default: target/)")
+    parser.add_argument("--size", type=int, default=512, metavar="MIB", help="of the data (default: 512)")
+    parser.add_argument("--out", type=pathlib.Path, help="a Markdown file (default: target/adversary.md)")
+    parser.add_argument("--no-build", action="store_true", help="the release builds that are there")
+    parser.add_argument("--list", action="store_true", help="print the cases and end")
+    options = parser.parse_args()
+    if options.seconds < 1 or options.size < 128:
+        parser.error("--seconds: at least 1; --size: at least 128")
+    options.out = options.out or ringfetch.TARGET.parent / "adversary.md"
+    options.daemon = options.daemon.absolute()
+    return options
+
+
+def chosen(names):
+    if names == "all":
+        return adversary_cases.CASES
+    every = {case.name: case for case in adversary_cases.CASES}
+    unknown = [name for name in names.split(",") if name not in every]
+    if unknown:
+        sys.exit(f"--cases: {', '.join(unknown)}: no such case. There are: {', '.join(every)}")
+    return [every[name] for name in names.split(",")]
+
+
+def main():
+    options = parse()
+    if options.list:
+        for case in adversary_cases.CASES:
+            print(f"{case.name:22} {case.title}")
+        return 0
+    cases = chosen(options.cases)
+    if not options.no_build:
+        say("building the release binaries")
+        run(["cargo", "build", "--release", "-p", "ringfetch-server", "-p", "ringfetch-adversary",
+             "-p", "ringfetch-slowdisk", "--bins"], cwd=ringfetch.ROOT)
+    # 10,000 connections, in the daemon too.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    wheres = list(ATTACKERS) if options.where == "both" else [options.where]
+    rows, begun = [], time.monotonic()
+    with tempfile.TemporaryDirectory(dir=options.directory or ringfetch.TARGET.parent, prefix="adversary-") as directory:
+        bench = Bench(options, pathlib.Path(directory))
+        make_data(bench.data, options.size)
+        facts = machine.facts(bench.data)
+        if facts["load_at_start"] > 0.5:
+            say(f"note: load average {facts['load_at_start']:.1f}: others use this machine, and the figures will show it")
+        for case in cases:
+            for where in wheres:
+                say(f"{time.monotonic() - begun:5.0f} s {case.name}, attacker on the {where} address")
+                rows.append(bench.measure(case, where))
+                # What has been measured stays if the run is broken off.
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text(markdown(rows, bench, facts))
+    print(text_table(rows))
+    say(f"the report is in {os.path.relpath(options.out)}")
+    return 0 if all(is_met is True for row in rows for _, _, is_met in row.judgements) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RunFailed as failure:
+        sys.exit(str(failure))
+    except KeyboardInterrupt:
+        sys.exit("interrupted: what was measured so far is in --out")

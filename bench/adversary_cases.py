@@ -1,0 +1,196 @@
+"""The cases: what each attacker does, what is wanted, and whether it was found. Nothing here starts anything."""
+
+import dataclasses
+import os
+import typing
+
+RESIDENT_MIB_MAX = 512
+WATCHDOG_SECONDS = 10
+HALF_OPEN_IDLE = 4000
+
+
+@dataclasses.dataclass
+class Seen:
+    """One run: the victim alone, beside well-behaved connections and under attack, and what the attacker counted."""
+
+    alone: dict | None
+    control: dict | None
+    found: dict | None
+    counts: dict
+    alive: bool
+    heart: dict | None = None
+    disk: dict | None = None
+
+    def baseline_p99_ms(self):
+        return max(run["reader"]["p99_ms"] for run in (self.alone, self.control))
+
+    def turned_away(self, who="reader"):
+        return sum(self.found[who]["refused"].values()) + sum(self.found[who]["failed"].values())
+
+    def summary(self):
+        """What a reader needs to judge the figures."""
+        parts = []
+        if "herds" in self.counts:
+            parts.append(f"device reads of the block in each herd {self.counts['device_reads']}, time to the answers p99 "
+                         f"{', '.join(format(herd['answer_p99_ms'], '.0f') for herd in self.counts['herds'])} ms")
+        else:
+            of_interest = ("connections", "connections_failed", "calls", "answers", "refused", "closed", "bytes_sent",
+                           "bytes_received", "frames_sent")
+            parts += [f"{name.replace('_', ' ')} {brief(self.counts[name])}" for name in of_interest if self.counts[name]]
+        if self.found:
+            for who in ("reader", "newcomer", "livez"):
+                part = self.found[who]
+                bad = part["refused"] | part["failed"]
+                parts.append(f"{who}: {part['ok']} ok, p50 {part['p50_ms']:.2f}, p99 {part['p99_ms']:.2f}, max "
+                             f"{part['max_ms']:.0f} ms{', ' + brief(bad) if bad else ''}")
+            if self.found["before"] and self.found["after"]:
+                cpu = self.found["after"]["cpu_seconds"] - self.found["before"]["cpu_seconds"]
+                parts.append(f"daemon: {self.found['resident_max_mib']:.0f} MiB at most, {cpu:.1f} s of CPU")
+        if self.control:
+            parts.append(f"control p99 {self.control['reader']['p99_ms']:.2f} ms")
+        if self.heart:
+            parts.append(f"heartbeats {self.heart['beats']}")
+        if self.disk:
+            disk, reads = self.disk["parameters"], self.disk["reads"]
+            parts.append(f"disk: latency {disk['latency']}, {disk['concurrency']} at a time, {reads['answered']} reads, "
+                         f"at most {reads['in_service_peak']} in service and {reads['waiting_peak']} waiting")
+        return "; ".join(parts)
+
+
+def brief(value):
+    if isinstance(value, dict):
+        return ", ".join(f"{count} x {name}" for name, count in value.items())
+    return f"{value:,}"
+
+
+def memory(seen):
+    most = seen.found["resident_max_mib"]
+    return f"resident at most {RESIDENT_MIB_MAX} MiB", f"{most:,.0f} MiB", most <= RESIDENT_MIB_MAX
+
+
+def survives(seen):
+    return "the daemon goes on", "it does" if seen.alive else "it has ended", seen.alive
+
+
+def nobody_refused(seen):
+    away, ok = seen.turned_away(), seen.found["reader"]["ok"]
+    return "reader: 0 refused", f"{away} refused, {ok} answered", away == 0 < ok
+
+
+def p99_within(factor):
+    def judge(seen):
+        p99, baseline = seen.found["reader"]["p99_ms"], seen.baseline_p99_ms()
+        ok = seen.found["reader"]["ok"] > 0 and p99 <= factor * baseline
+        ratio = f"{p99:.2f} ms, {p99 / baseline:.1f}x" if seen.found["reader"]["ok"] else "no answer"
+        return f"reader: p99 at most {factor}x of {baseline:.2f} ms", ratio, ok
+
+    return judge
+
+
+def within_100_ms(who):
+    def judge(seen):
+        part, away = seen.found[who], seen.turned_away(who)
+        found = f"{part['max_ms']:.0f} ms at most, {away} of {away + part['ok']} without an answer"
+        return f"{who}: each answered within 100 ms", found, away == 0 and part["ok"] > 0 and part["max_ms"] <= 100
+
+    return judge
+
+
+def idle_cost(seen):
+    # The control without connections is the same daemon without them.
+    held = seen.counts["connections"]
+    grown = seen.found["resident_max_mib"] - seen.alone["resident_max_mib"]
+    each = grown * 1024 / max(held, 1)
+    return "at most 16 KiB a connection", f"{each:.1f} KiB, {held:,} connections", each <= 16
+
+
+def connections_closed(seen):
+    closed = sum(seen.counts["closed"].values())
+    return "the connection closed", f"{closed} of {seen.counts['connections']} closed", closed > 0
+
+
+def refused_soon(seen):
+    refused, p99 = sum(seen.counts["refused"].values()), seen.counts["refusal_p99_ms"]
+    found = f"{refused} refused, p99 {p99:.1f}, max {seen.counts['refusal_max_ms']:.1f} ms"
+    return "refused within 10 ms (p99)", found, refused > 0 and p99 <= 10
+
+
+def heard_in_time(seen):
+    longest = seen.heart["longest_s"]
+    return f"heartbeats, silent for at most {WATCHDOG_SECONDS} s", f"{longest:.1f} s", longest <= WATCHDOG_SECONDS
+
+
+def one_read_a_shard(seen):
+    most, shards = max(seen.counts["device_reads"]), len(os.sched_getaffinity(0))
+    return f"at most {shards} device reads (1 a shard)", f"{most} at most", 0 < most <= shards
+
+
+def all_right(seen):
+    herds = seen.counts["herds"]
+    right = sum(herd["answers"] - herd["answers_wrong"] for herd in herds)
+    asked = sum(herd["calls"] for herd in herds)
+    return "all answered right", f"{right:,} of {asked:,}", right == asked > 0
+
+
+def no_core_blocked(seen):
+    longest = seen.found["reader"]["max_ms"]
+    found = f"{longest:.0f} ms at most, {seen.turned_away()} without an answer"
+    return "no core blocked: others' reads within 100 ms", found, longest <= 100 and seen.turned_away() == 0
+
+
+@dataclasses.dataclass(eq=False)
+class Case:
+    name: str
+    title: str
+    attack: list
+    judges: list[typing.Callable]
+    # Of the control run.
+    connections: int = 8
+    # How old the attack is when the victim begins: so long its connections take to be made.
+    ramp_seconds: float = 1.0
+    runner: str = "attack"
+    engine: dict | None = None
+
+    def judge(self, seen):
+        return [judge(seen) for judge in self.judges]
+
+
+def stalled(name, title, manner):
+    return Case(name, title, ["stalled-readers", "--connections", 256, "--manner", manner],
+                [nobody_refused, p99_within(2), memory], 256)
+
+
+def flood(kind, title, *more):
+    return Case(kind, title, ["flood", kind], [memory, nobody_refused, *more, survives], 8)
+
+
+CASES = [
+    Case("partial-bodies", "64 gRPC connections, 200 calls each, 4 MiB of a request sent a call and never ended",
+         ["partial-bodies", "--connections", 64, "--calls", 200], [memory, nobody_refused, survives], 64),
+    stalled("reads-nothing", "256 readers ask for five answers of 16 MiB each and read nothing", "nothing"),
+    stalled("reads-slowly", "the same, reading 1 KB/s", "slowly"),
+    stalled("zero-window", "the same with windows of zero", "zero-window"),
+    stalled("creeping-window", "the same with windows that grow by 1 every 10 ms", "creeping-window"),
+    Case("half-open", "10,000 half-open HTTP and gRPC connections, slow heads, slow bodies, idle ones, that come back",
+         ["half-open", "--connections", 10_000],
+         [within_100_ms("livez"), within_100_ms("newcomer"), nobody_refused, memory], 1000, 5.0),
+    Case("idle-http2", f"{HALF_OPEN_IDLE} idle HTTP/2 connections",
+         ["half-open", "--connections", HALF_OPEN_IDLE, "--kinds", "idle-http2", "--once"], [idle_cost], 1000, 5.0),
+    Case("big-answers", "8 callers fetch answers of 16 MiB without pause", ["big-answers", "--callers", 8],
+         [nobody_refused, p99_within(3)], 8),
+    Case("herd", "1,000 callers ask for one cold block at the same moment", ["herd"],
+         [one_read_a_shard, all_right, no_core_blocked], runner="herd", engine={"backend": "uring"}),
+    Case("herd-auto", "the same with backend auto", ["herd"],
+         [one_read_a_shard, all_right, no_core_blocked], runner="herd", engine={"backend": "auto"}),
+    flood("rapid-reset", "requests cancelled at once (CVE-2023-44487)", connections_closed),
+    flood("reset-after-headers", "heads of requests with a part of the body, cancelled", connections_closed),
+    flood("settings", "SETTINGS without end, acknowledgements not read", p99_within(2)),
+    flood("ping", "PING without end, acknowledgements not read", p99_within(2)),
+    flood("continuation", "a head that goes on in CONTINUATION frames (CVE-2024-27316)", connections_closed),
+    flood("headers", "requests with thousands of header fields", p99_within(2)),
+    flood("empty-data", "a body of empty DATA frames", connections_closed),
+    flood("http-headers", "an HTTP/1.1 head without end", connections_closed),
+    Case("overload", "8 callers with 64 calls of 4096 scattered reads each on a disk of 2 ms a read, 64 at a time",
+         ["big-answers", "--callers", 8, "--calls", 64, "--scattered"], [refused_soon, heard_in_time, survives],
+         runner="overload"),
+]

@@ -1,0 +1,120 @@
+"""The daemon that is attacked, with its default configuration and a supervisor that listens, and the slow disk."""
+
+import json
+import os
+import pathlib
+import select
+import socket
+import subprocess
+import threading
+import time
+
+from processes import RunFailed, Server
+
+# As a unit file might ask for; the daemon is to be heard twice as often.
+WATCHDOG_SECONDS = 10
+
+
+class Heart:
+    """A service manager's socket: counts WATCHDOG=1 and the longest silence between two of them."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(path))
+        self.beats, self.longest, self.last = 0, 0.0, time.monotonic()
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._listen, daemon=True)
+        self.thread.start()
+
+    def _listen(self):
+        while not self.ended.is_set():
+            if select.select([self.socket], [], [], 0.2)[0] and b"WATCHDOG=1" in self.socket.recv(4096):
+                now = time.monotonic()
+                self.longest = max(self.longest, now - self.last)
+                self.beats, self.last = self.beats + 1, now
+
+    def seen(self):
+        """Beats, and the longest silence, the one that lasts included."""
+        return {"beats": self.beats, "longest_s": max(self.longest, time.monotonic() - self.last)}
+
+    def close(self):
+        self.ended.set()
+        self.thread.join()
+        self.socket.close()
+
+
+class Victimised(Server):
+    """A daemon for one run: dataset `data`, and `slow` if there is a slow disk."""
+
+    def __init__(self, binary, directory, data, engine, slow=None):
+        self.binary, self.directory, self.engine = binary, pathlib.Path(directory), engine
+        self.datasets = {"data": data} | ({"slow": slow} if slow else {})
+
+    def __enter__(self):
+        loopback = {"listen": "127.0.0.1:0"}
+        datasets = [{"name": name, "path": str(path), "kind": "blocks", "block_bytes": 4096}
+                    for name, path in self.datasets.items()]
+        config = {"grpc": loopback, "http": loopback, "admin": loopback, "datasets": datasets}
+        if self.engine:
+            config["engine"] = self.engine
+        file = self.directory / "ringfetchd.yaml"
+        # JSON is YAML.
+        file.write_text(json.dumps(config))
+        self.file = self.directory / "addresses.json"
+        self.file.unlink(missing_ok=True)
+        notify = self.directory / "notify"
+        notify.unlink(missing_ok=True)
+        self.heart = Heart(notify)
+        environment = {**os.environ, "NOTIFY_SOCKET": str(notify), "WATCHDOG_USEC": str(WATCHDOG_SECONDS * 1_000_000)}
+        try:
+            self.launch([self.binary, "--config", file, "--addresses-file", self.file], self.directory / "log",
+                        env=environment)
+        except RunFailed:
+            self.heart.close()
+            raise
+        addresses = json.loads(self.file.read_text())
+        self.addresses = {name: addresses[name] for name in ("grpc", "http", "admin")}
+        return self
+
+    def is_ready(self):
+        return self.file.exists() and self.file.stat().st_size > 0
+
+    def __exit__(self, *_):
+        self.heart.close()
+        if self.process.poll() is None:
+            # It may drain for as long as it is configured to; how it ends is not what is measured.
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class SlowDisk:
+    """`slowdisk` with a file, asked over its stdin."""
+
+    def __init__(self, binary, source, mountpoint, *arguments):
+        self.command = [str(part) for part in (binary, source, mountpoint, "--until-eof", *arguments)]
+
+    def __enter__(self):
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)
+        first = self.process.stdout.readline()
+        if not first:
+            raise RunFailed(f"no slow disk: {self.process.communicate()[1].strip()}")
+        self.path = json.loads(first)["mounted"]
+        return self
+
+    def ask(self, words):
+        self.process.stdin.write(words + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def reads_of(self, offset, length):
+        """How often the disk read any of these bytes."""
+        return sum(1 for read in self.ask("records")
+                   if read["offset"] < offset + length and offset < read["offset"] + read["length_bytes"])
+
+    def __exit__(self, *_):
+        self.process.communicate("quit\n", timeout=30)

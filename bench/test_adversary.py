@@ -1,0 +1,59 @@
+"""The judges of bench/adversary.py, on made-up runs."""
+
+import unittest
+
+import adversary_cases as cases
+
+
+def part(ok=100, p99_ms=1.0, max_ms=2.0, **bad):
+    return {"ok": ok, "p50_ms": 0.5, "p99_ms": p99_ms, "max_ms": max_ms, "refused": bad, "failed": {}}
+
+
+def seen(found=None, counts=None, **more):
+    alone = {"reader": part(), "resident_max_mib": 300.0}
+    found = {"reader": part(), "newcomer": part(), "livez": part(), "resident_max_mib": 310.0, "before": None, "after": None,
+             **(found or {})}
+    return cases.Seen(alone, alone, found, counts or {}, more.pop("alive", True), **more)
+
+
+class Judges(unittest.TestCase):
+    def met(self, judge, run):
+        return judge(run)[2]
+
+    def test_a_reader_without_an_answer_was_turned_away(self):
+        # Scenario: all answered, one refused, neither answered nor refused. Expectation: only the first is met.
+        self.assertTrue(self.met(cases.nobody_refused, seen()))
+        self.assertFalse(self.met(cases.nobody_refused, seen({"reader": part(RESOURCE_EXHAUSTED=1)})))
+        self.assertFalse(self.met(cases.nobody_refused, seen({"reader": part(ok=0)})))
+        self.assertFalse(self.met(cases.p99_within(2), seen({"reader": part(ok=0, p99_ms=0.0)})))
+
+    def test_latency_is_compared_with_the_larger_baseline(self):
+        # Scenario: 1 ms alone, 3 ms in the control, 5 ms under attack. Expectation: within 2x.
+        run = seen({"reader": part(p99_ms=5.0)})
+        self.assertFalse(self.met(cases.p99_within(2), run))
+        run.control = {"reader": part(p99_ms=3.0)}
+        self.assertTrue(self.met(cases.p99_within(2), run))
+
+    def test_bounds_are_inclusive(self):
+        # Scenario: figures at their bounds and just beyond. Expectation: met, and not met.
+        self.assertTrue(self.met(cases.memory, seen({"resident_max_mib": 512.0})))
+        self.assertFalse(self.met(cases.memory, seen({"resident_max_mib": 512.1})))
+        self.assertTrue(self.met(cases.within_100_ms("livez"), seen({"livez": part(max_ms=100.0)})))
+        self.assertFalse(self.met(cases.within_100_ms("livez"), seen({"livez": part(max_ms=100.1)})))
+        self.assertTrue(self.met(cases.idle_cost, seen({"resident_max_mib": 316.0}, {"connections": 1024})))
+        self.assertFalse(self.met(cases.idle_cost, seen({"resident_max_mib": 317.0}, {"connections": 1024})))
+
+    def test_a_herd_that_was_not_read_at_all_is_not_met(self):
+        # Scenario: one device read, none, a thousand. Expectation: only the first is met.
+        for reads, expected in ((1, True), (0, False), (1000, False)):
+            self.assertEqual(self.met(cases.one_read_a_shard, seen(counts={"device_reads": [reads]})), expected)
+
+    def test_every_case_has_judges_and_a_name_of_its_own(self):
+        # Scenario: the table. Expectation: names differ, each case is judged.
+        names = [case.name for case in cases.CASES]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertTrue(all(case.judges for case in cases.CASES))
+
+
+if __name__ == "__main__":
+    unittest.main()

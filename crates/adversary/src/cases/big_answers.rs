@@ -1,0 +1,114 @@
+//! Callers that fetch large answers, one after the other or many at once, and read them. Also the overload of a slow
+//! disk: more reads asked for than it serves.
+
+use super::each;
+use crate::grpc::{Connection, Ended, fetch_blocks};
+use crate::hold::Hold;
+use crate::tally::Tally;
+use crate::target::Target;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// A pause after a refusal, as short as a careless client's.
+const AFTER_REFUSAL: Duration = Duration::from_millis(1);
+
+/// Who asks for how much.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Callers, each with a connection.
+    pub callers: usize,
+    /// Calls that each has in flight.
+    pub calls: usize,
+    /// Blocks of each answer, at random places.
+    pub blocks: u64,
+    /// Whether blocks are neighbours, and so one large read.
+    pub neighbours: bool,
+}
+
+impl Default for Options {
+    /// 8 callers, one call at a time, 4096 neighbouring blocks: 16 MiB of blocks of 4 KiB.
+    fn default() -> Self {
+        Self {
+            callers: 8,
+            calls: 1,
+            blocks: 4096,
+            neighbours: true,
+        }
+    }
+}
+
+/// Runs the case.
+///
+/// # Errors
+/// A task panicked.
+pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<()> {
+    each(options.callers, |caller| {
+        let (target, options, hold, tally) = (target.clone(), options.clone(), hold.clone(), tally.clone());
+        async move {
+            while !hold.has_ended() {
+                let connection = match hold.unless_ended(Connection::open(&target)).await {
+                    None => return,
+                    Some(Err(error)) => {
+                        tally.connect_failed(&error);
+                        hold.pause(super::RECONNECT_AFTER).await;
+                        continue;
+                    }
+                    Some(Ok(connection)) => Arc::new(connection),
+                };
+                tally.connected();
+                let mut calls = JoinSet::new();
+                for call in 0..options.calls {
+                    let seed = u64::try_from(caller * 65_537 + call).unwrap_or(0);
+                    let (connection, target) = (Arc::clone(&connection), target.clone());
+                    let (options, hold, tally) = (options.clone(), hold.clone(), tally.clone());
+                    calls.spawn(
+                        async move { fetch(&connection, &target, &options, seed, &hold, &tally).await },
+                    );
+                }
+                while calls.join_next().await.is_some() {}
+                tally.disconnected();
+                hold.pause(AFTER_REFUSAL).await;
+            }
+        }
+    })
+    .await
+}
+
+/// One call after the other until the connection breaks.
+async fn fetch(
+    connection: &Connection,
+    target: &Target,
+    options: &Options,
+    seed: u64,
+    hold: &Hold,
+    tally: &Tally,
+) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let blocks = options.blocks.min(target.blocks);
+    loop {
+        let first = random.u64(..=target.blocks.saturating_sub(blocks));
+        let message = if options.neighbours {
+            fetch_blocks(target, first..first.saturating_add(blocks))
+        } else {
+            fetch_blocks(target, (0..blocks).map(|_| random.u64(..target.blocks)))
+        };
+        let begun = Instant::now();
+        tally.change(|counts| counts.calls += 1);
+        match hold.unless_ended(connection.call(&message)).await {
+            None => return,
+            Some(Ended::Answered(data)) => {
+                tally.received(data.len());
+                tally.answered(begun.elapsed());
+            }
+            Some(Ended::Refused(code)) => {
+                tally.refused(&code, Some(begun.elapsed()));
+                if !hold.pause(AFTER_REFUSAL).await {
+                    return;
+                }
+            }
+            Some(Ended::Broken(how)) => return tally.closed(&how),
+        }
+    }
+}

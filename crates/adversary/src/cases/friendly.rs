@@ -1,0 +1,112 @@
+//! As many connections as an attack has, from clients that behave: the control run.
+
+use super::{OPENING_AT_A_TIME, again, each};
+use crate::grpc::{Connection, Ended, fetch_blocks};
+use crate::hold::Hold;
+use crate::http1;
+use crate::tally::{Tally, cause};
+use crate::target::Target;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+
+/// How many, how busy.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Connections; every second one speaks HTTP/1.1, the others gRPC.
+    pub connections: usize,
+    /// Time from one request of a connection to its next, each for one block.
+    pub every: Duration,
+}
+
+impl Default for Options {
+    /// 64 connections, a request a second on each.
+    fn default() -> Self {
+        Self {
+            connections: 64,
+            every: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Runs the case.
+///
+/// # Errors
+/// A task panicked.
+pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<()> {
+    let opening = Arc::new(Semaphore::new(OPENING_AT_A_TIME));
+    each(options.connections, |number| {
+        let (target, options, hold, tally) = (target.clone(), options.clone(), hold.clone(), tally.clone());
+        let opening = Arc::clone(&opening);
+        async move {
+            // Spread over the interval, or all would ask at the same moment.
+            if !hold.pause(options.every.mul_f64(fastrand::f64())).await {
+                return;
+            }
+            again(&hold, true, || async {
+                let next = || fastrand::u64(..target.blocks);
+                let connected = async {
+                    let _permit = opening.acquire().await;
+                    if number % 2 == 0 {
+                        target.connect(target.http).await.map(Client::Http)
+                    } else {
+                        Connection::open(&target).await.map(Client::Grpc)
+                    }
+                };
+                match hold.unless_ended(connected).await {
+                    None => {}
+                    Some(Err(error)) => tally.connect_failed(&error),
+                    Some(Ok(mut client)) => {
+                        tally.connected();
+                        while client.ask(&target, next(), &hold, &tally).await
+                            && hold.pause(options.every).await
+                        {}
+                        tally.disconnected();
+                    }
+                }
+            })
+            .await;
+        }
+    })
+    .await
+}
+
+enum Client {
+    Http(tokio::net::TcpStream),
+    Grpc(Connection),
+}
+
+impl Client {
+    /// One request. `false`: the connection or the hold has ended.
+    async fn ask(&mut self, target: &Target, block: u64, hold: &Hold, tally: &Tally) -> bool {
+        tally.change(|counts| counts.calls += 1);
+        let begun = Instant::now();
+        let asked = async {
+            match self {
+                Self::Http(stream) => match http1::get(stream, &target.block_path(block)).await {
+                    Ok(answer) if answer.status == 200 => Ended::Answered(answer.body),
+                    Ok(answer) => Ended::Refused(format!("HTTP {}", answer.status)),
+                    Err(error) => Ended::Broken(cause(&error)),
+                },
+                Self::Grpc(connection) => connection.call(&fetch_blocks(target, [block])).await,
+            }
+        };
+        match hold.unless_ended(asked).await {
+            None => false,
+            Some(Ended::Answered(data)) => {
+                tally.received(data.len());
+                tally.answered(begun.elapsed());
+                true
+            }
+            Some(Ended::Refused(code)) => {
+                tally.refused(&code, Some(begun.elapsed()));
+                true
+            }
+            Some(Ended::Broken(how)) => {
+                tally.closed(&how);
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Connections that never get as far as a whole request: half heads, half bodies, one byte a second, idle.
+
+use super::{OPENING_AT_A_TIME, again, each};
+use crate::frames::{PREFACE, ending, put_opening, wait_politely};
+use crate::hold::Hold;
+use crate::http1;
+use crate::tally::Tally;
+use crate::target::Target;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+/// How far a connection gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// To the HTTP port, nothing sent.
+    Silent,
+    /// Half of the head of a GET.
+    HalfHead,
+    /// The head of a GET, a byte a second, without end.
+    SlowHead,
+    /// A whole head of a POST and a few bytes of its body.
+    HalfBody,
+    /// The same, then a byte of the body a second.
+    SlowBody,
+    /// One whole GET, then nothing.
+    IdleHttp,
+    /// Half of HTTP/2's preface.
+    HalfPreface,
+    /// The preface and settings, a byte a second.
+    SlowPreface,
+    /// A whole handshake of HTTP/2, pings answered, no call.
+    IdleHttp2,
+}
+
+impl Kind {
+    /// All, each with a name for the command line.
+    pub const ALL: [(&'static str, Kind); 9] = [
+        ("silent", Kind::Silent),
+        ("half-head", Kind::HalfHead),
+        ("slow-head", Kind::SlowHead),
+        ("half-body", Kind::HalfBody),
+        ("slow-body", Kind::SlowBody),
+        ("idle-http", Kind::IdleHttp),
+        ("half-preface", Kind::HalfPreface),
+        ("slow-preface", Kind::SlowPreface),
+        ("idle-http2", Kind::IdleHttp2),
+    ];
+
+    fn is_for_grpc(self) -> bool {
+        matches!(self, Self::HalfPreface | Self::SlowPreface | Self::IdleHttp2)
+    }
+}
+
+/// How many of what.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Connections in all.
+    pub connections: usize,
+    /// What they do, in turn.
+    pub kinds: Vec<Kind>,
+    /// Whether one that the daemon closes comes back after a second.
+    pub reconnect: bool,
+}
+
+impl Default for Options {
+    /// 10,000 of all kinds that come back.
+    fn default() -> Self {
+        let kinds = Kind::ALL.map(|(_, kind)| kind).to_vec();
+        Self {
+            connections: 10_000,
+            kinds,
+            reconnect: true,
+        }
+    }
+}
+
+/// Runs the case.
+///
+/// # Errors
+/// A task panicked.
+pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<()> {
+    let opening = Arc::new(Semaphore::new(OPENING_AT_A_TIME));
+    each(options.connections, |number| {
+        let kind = options
+            .kinds
+            .get(number % options.kinds.len().max(1))
+            .copied()
+            .unwrap_or(Kind::Silent);
+        let (target, options, hold) = (target.clone(), options.clone(), hold.clone());
+        let (tally, opening) = (tally.clone(), Arc::clone(&opening));
+        async move {
+            again(&hold, options.reconnect, || async {
+                let address = if kind.is_for_grpc() {
+                    target.grpc
+                } else {
+                    target.http
+                };
+                let connect = async {
+                    let _permit = opening.acquire().await;
+                    target.connect(address).await
+                };
+                match hold.unless_ended(connect).await {
+                    None => {}
+                    Some(Err(error)) => tally.connect_failed(&error),
+                    Some(Ok(stream)) => {
+                        tally.connected();
+                        stay(stream, kind, &target, &hold, &tally).await;
+                        tally.disconnected();
+                    }
+                }
+            })
+            .await;
+        }
+    })
+    .await
+}
+
+async fn stay(mut stream: TcpStream, kind: Kind, target: &Target, hold: &Hold, tally: &Tally) {
+    let mut opening = Vec::new();
+    let mut slow: &[u8] = &[];
+    match kind {
+        Kind::Silent => {}
+        Kind::HalfHead => opening.extend_from_slice(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Half:"),
+        Kind::SlowHead => {
+            opening.extend_from_slice(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ");
+            slow = b"a";
+        }
+        Kind::HalfBody | Kind::SlowBody => {
+            let path = format!("/v1/datasets/{}/blocks:batchFetch", target.dataset);
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: \
+                 1000000\r\n\r\n{{\"indices\": ["
+            );
+            opening.extend_from_slice(head.as_bytes());
+            if kind == Kind::SlowBody {
+                slow = b" ";
+            }
+        }
+        Kind::IdleHttp => {
+            // The answer of /livez is small whatever the dataset is.
+            match hold.unless_ended(http1::get(&mut stream, "/livez")).await {
+                None => return,
+                Some(Err(error)) => return tally.closed(&ending(&error)),
+                Some(Ok(_)) => tally.change(|counts| counts.answers += 1),
+            }
+        }
+        Kind::HalfPreface => opening.extend_from_slice(&PREFACE[..12]),
+        Kind::SlowPreface => slow = PREFACE,
+        Kind::IdleHttp2 => {
+            put_opening(&mut opening, 65_535);
+            return wait_politely(stream, &opening, hold, tally).await;
+        }
+    }
+    match hold.unless_ended(drip(&mut stream, &opening, slow, tally)).await {
+        None => {}
+        Some(Ok(())) => tally.closed("end of stream"),
+        Some(Err(error)) => tally.closed(&ending(&error)),
+    }
+}
+
+/// Sends the opening, then a byte of `slow` a second, over and over, and reads until the daemon closes.
+async fn drip(stream: &mut TcpStream, opening: &[u8], slow: &[u8], tally: &Tally) -> io::Result<()> {
+    stream.write_all(opening).await?;
+    tally.sent(opening.len());
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    let mut bytes = slow.iter().cycle();
+    let mut scrap = [0; 1024];
+    loop {
+        tokio::select! {
+            read = stream.read(&mut scrap) => {
+                let length = read?;
+                if length == 0 {
+                    return Ok(());
+                }
+                tally.received(length);
+                let line = str::from_utf8(&scrap[..length]).unwrap_or_default();
+                if let Some(status) = http1::status_of(line) {
+                    tally.refused(&format!("HTTP {status}"), None);
+                }
+            }
+            _ = ticks.tick(), if !slow.is_empty() => {
+                if let Some(byte) = bytes.next() {
+                    stream.write_all(&[*byte]).await?;
+                    tally.sent(1);
+                }
+            }
+        }
+    }
+}

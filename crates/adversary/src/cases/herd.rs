@@ -1,0 +1,85 @@
+//! Many callers that ask for the same block at the same moment.
+
+use super::each;
+use crate::grpc::{Connection, Ended, fetch_blocks};
+use crate::hold::Hold;
+use crate::tally::Tally;
+use crate::target::Target;
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+
+/// How many ask for what.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Callers.
+    pub callers: usize,
+    /// Connections that they share.
+    pub connections: usize,
+    /// The block.
+    pub block: u64,
+}
+
+impl Default for Options {
+    /// 1,000 callers on 50 connections, the first block.
+    fn default() -> Self {
+        Self {
+            callers: 1000,
+            connections: 50,
+            block: 0,
+        }
+    }
+}
+
+/// Runs the case: connects, then asks once, all at the same moment. Ends when all are answered, or with the hold.
+///
+/// # Errors
+/// A connection is refused, or a task panicked.
+pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<()> {
+    let mut connections = Vec::new();
+    for _ in 0..options.connections.clamp(1, options.callers.max(1)) {
+        connections.push(Arc::new(Connection::open(target).await?));
+        tally.connected();
+    }
+    let connections = Arc::new(connections);
+    let start = Arc::new(Barrier::new(connections.len()));
+    let first_answer = Arc::new(OnceLock::<Vec<u8>>::new());
+    let message = Arc::new(fetch_blocks(target, [options.block]));
+    each(connections.len(), |number| {
+        let connection = Arc::clone(&connections[number]);
+        // The remainder goes to the first ones.
+        let callers =
+            options.callers / connections.len() + usize::from(number < options.callers % connections.len());
+        let (start, hold, tally) = (Arc::clone(&start), hold.clone(), tally.clone());
+        let (message, first_answer) = (Arc::clone(&message), Arc::clone(&first_answer));
+        async move {
+            start.wait().await;
+            let mut calls = JoinSet::new();
+            for _ in 0..callers {
+                let (connection, message) = (Arc::clone(&connection), Arc::clone(&message));
+                let (tally, first_answer) = (tally.clone(), Arc::clone(&first_answer));
+                calls.spawn(async move {
+                    tally.change(|counts| counts.calls += 1);
+                    let begun = Instant::now();
+                    match connection.call(&message).await {
+                        Ended::Answered(data) => {
+                            tally.received(data.len());
+                            if *first_answer.get_or_init(|| data.clone()) != data {
+                                tally.change(|counts| counts.answers_wrong += 1);
+                            }
+                            tally.answered(begun.elapsed());
+                        }
+                        Ended::Refused(code) => tally.refused(&code, Some(begun.elapsed())),
+                        Ended::Broken(how) => tally.closed(&how),
+                    }
+                });
+            }
+            hold.unless_ended(async { while calls.join_next().await.is_some() {} })
+                .await;
+            tally.disconnected();
+        }
+    })
+    .await
+}

@@ -1,0 +1,160 @@
+//! gRPC calls over the `h2` crate: what a client that keeps the protocol but not the peace needs.
+
+use crate::frames::grpc_message;
+use crate::tally::cause;
+use crate::target::Target;
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::client::SendRequest;
+use http::{HeaderMap, Request};
+use prost::Message as _;
+use ringfetch_proto::v1::FetchBlocksRequest;
+use std::io;
+use tokio::task::JoinHandle;
+
+pub(crate) const FETCH_BLOCKS: &str = "/ringfetch.v1.FetchService/FetchBlocks";
+const WINDOW_BYTES: u32 = 64 << 20;
+
+/// How a call ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// With OK and this body, gRPC's prefix included.
+    Answered(Vec<u8>),
+    /// With another status: the name of its code.
+    Refused(String),
+    /// The stream or its connection broke: how.
+    Broken(String),
+}
+
+/// A connection; the task behind it ends with it.
+pub(crate) struct Connection {
+    pub(crate) sender: SendRequest<Bytes>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Connection {
+    pub(crate) async fn open(target: &Target) -> io::Result<Self> {
+        let stream = target.connect(target.grpc).await?;
+        let (sender, connection) = h2::client::Builder::new()
+            .initial_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .max_frame_size(256 << 10)
+            .handshake(stream)
+            .await
+            .map_err(io::Error::other)?;
+        // How the connection ends, every stream of it learns.
+        let task = tokio::spawn(async move { drop(connection.await) });
+        Ok(Self { sender, task })
+    }
+
+    /// One call, with its whole request.
+    pub(crate) async fn call(&self, message: &[u8]) -> Ended {
+        match self.begin(message).await {
+            Ok(ended) => ended,
+            Err(error) => Ended::Broken(how(&error)),
+        }
+    }
+
+    async fn begin(&self, message: &[u8]) -> Result<Ended, h2::Error> {
+        let mut sender = self.sender.clone().ready().await?;
+        let (response, mut body) = sender.send_request(request(), false)?;
+        body.send_data(Bytes::from(grpc_message(message)), true)?;
+        ended(response).await
+    }
+}
+
+/// The head of a FetchBlocks call.
+pub(crate) fn request() -> Request<()> {
+    let mut request = Request::new(());
+    *request.method_mut() = http::Method::POST;
+    *request.uri_mut() = http::Uri::from_static(concat!(
+        "http://localhost",
+        "/ringfetch.v1.FetchService/FetchBlocks"
+    ));
+    *request.version_mut() = http::Version::HTTP_2;
+    let headers = request.headers_mut();
+    headers.insert("content-type", http::HeaderValue::from_static("application/grpc"));
+    headers.insert("te", http::HeaderValue::from_static("trailers"));
+    request
+}
+
+/// Waits for a call's end and reads all of its answer.
+pub(crate) async fn ended(response: h2::client::ResponseFuture) -> Result<Ended, h2::Error> {
+    let (head, mut body) = response.await?.into_parts();
+    if head.status != http::StatusCode::OK {
+        return Ok(Ended::Refused(format!("HTTP {}", head.status.as_u16())));
+    }
+    if let Some(code) = code_of(&head.headers) {
+        return Ok(Ended::Refused(code));
+    }
+    let data = read(&mut body).await?;
+    let trailers = body.trailers().await?;
+    Ok(match trailers.as_ref().and_then(code_of) {
+        None => Ended::Answered(data),
+        Some(code) => Ended::Refused(code),
+    })
+}
+
+async fn read(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error> {
+    let mut data = Vec::new();
+    while let Some(part) = body.data().await {
+        let part = part?;
+        data.extend_from_slice(&part);
+        body.flow_control().release_capacity(part.len())?;
+    }
+    Ok(data)
+}
+
+/// The name of a status other than OK.
+fn code_of(headers: &HeaderMap) -> Option<String> {
+    let code = headers.get("grpc-status")?.to_str().unwrap_or("?");
+    let name = match code {
+        "0" => return None,
+        "1" => "CANCELLED",
+        "2" => "UNKNOWN",
+        "3" => "INVALID_ARGUMENT",
+        "4" => "DEADLINE_EXCEEDED",
+        "5" => "NOT_FOUND",
+        "8" => "RESOURCE_EXHAUSTED",
+        "11" => "OUT_OF_RANGE",
+        "12" => "UNIMPLEMENTED",
+        "13" => "INTERNAL",
+        "14" => "UNAVAILABLE",
+        other => return Some(format!("gRPC status {other}")),
+    };
+    Some(name.to_owned())
+}
+
+/// A word for an HTTP/2 error.
+pub(crate) fn how(error: &h2::Error) -> String {
+    let reason = error
+        .reason()
+        .map(|reason| format!(" {reason:?}"))
+        .unwrap_or_default();
+    if error.is_go_away() {
+        format!("GOAWAY{reason}")
+    } else if error.is_reset() {
+        format!("RST_STREAM{reason}")
+    } else if let Some(error) = error.get_io() {
+        cause(error)
+    } else {
+        error.to_string()
+    }
+}
+
+/// A request for these blocks.
+pub(crate) fn fetch_blocks(target: &Target, indices: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    let indices = indices.into_iter().collect();
+    FetchBlocksRequest {
+        dataset: target.dataset.clone(),
+        indices,
+        fail_fast: false,
+    }
+    .encode_to_vec()
+}

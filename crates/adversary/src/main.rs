@@ -1,0 +1,320 @@
+//! `adversary`: one command a case, and `victim`; each prints its counts as one JSON object.
+#![forbid(unsafe_code)]
+
+use adversary::cases::{big_answers, floods, friendly, half_open, herd, partial_bodies, stalled};
+use adversary::{Hold, Process, Protocol, Tally, Target, Victim};
+use anyhow::Context as _;
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Parser, Subcommand};
+use serde_json::json;
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// Attacks a running daemon on loopback, or reads from it as a friendly client, for a time; prints counts as JSON.
+#[derive(Parser)]
+#[command(name = "adversary", version)]
+struct Arguments {
+    #[command(flatten)]
+    daemon: DaemonArguments,
+    #[command(subcommand)]
+    case: Case,
+}
+
+#[derive(Args)]
+struct DaemonArguments {
+    /// The daemon's gRPC address.
+    #[arg(long, global = true, default_value = "127.0.0.1:7410")]
+    grpc: SocketAddr,
+    /// The daemon's HTTP address.
+    #[arg(long, global = true, default_value = "127.0.0.1:7411")]
+    http: SocketAddr,
+    /// The daemon's admin address.
+    #[arg(long, global = true, default_value = "127.0.0.1:7412")]
+    admin: SocketAddr,
+    /// Source address of connections: 127.0.0.2 is another caller than 127.0.0.1.
+    #[arg(long, global = true)]
+    from: Option<IpAddr>,
+    /// A dataset of blocks.
+    #[arg(long, global = true, default_value = "blocks")]
+    dataset: String,
+    /// How long.
+    #[arg(long, global = true, default_value_t = 10.0)]
+    seconds: f64,
+}
+
+#[derive(Subcommand)]
+enum Case {
+    /// Requests that are announced, sent in part and never ended.
+    PartialBodies {
+        /// gRPC connections.
+        #[arg(long, default_value_t = 64)]
+        connections: usize,
+        /// Calls on each.
+        #[arg(long, default_value_t = 200)]
+        calls: usize,
+        /// Bytes of each call that are sent, of 4 MiB announced.
+        #[arg(long, default_value_t = (4 << 20) - 1)]
+        body_bytes: usize,
+    },
+    /// Readers that ask for large answers and do not take them.
+    StalledReaders {
+        /// gRPC connections.
+        #[arg(long, default_value_t = 256)]
+        connections: usize,
+        /// Answers that each asks for.
+        #[arg(long, default_value_t = 5)]
+        answers: u32,
+        /// Blocks of each answer.
+        #[arg(long, default_value_t = 4096)]
+        blocks: u64,
+        /// Read nothing, 1 KB/s, or leave windows at zero, or let them grow by 1 every 10 ms.
+        #[arg(long, default_value = "nothing",
+            value_parser = PossibleValuesParser::new(["nothing", "slowly", "zero-window", "creeping-window"]))]
+        manner: String,
+        /// Do not come back when the daemon closes a connection.
+        #[arg(long)]
+        once: bool,
+    },
+    /// Connections that never make a whole request, and idle ones.
+    HalfOpen {
+        /// Connections in all.
+        #[arg(long, default_value_t = 10_000)]
+        connections: usize,
+        /// What they do, in turn, with commas between; all kinds if left out.
+        #[arg(long, value_delimiter = ',',
+            value_parser = PossibleValuesParser::new(half_open::Kind::ALL.map(|(name, _)| name)))]
+        kinds: Vec<String>,
+        /// Do not come back when the daemon closes a connection.
+        #[arg(long)]
+        once: bool,
+    },
+    /// Callers that fetch large answers without pause, and read them. With many calls and scattered blocks: overload.
+    BigAnswers {
+        /// Callers, each with a connection.
+        #[arg(long, default_value_t = 8)]
+        callers: usize,
+        /// Calls that each has in flight.
+        #[arg(long, default_value_t = 1)]
+        calls: usize,
+        /// Blocks of each answer.
+        #[arg(long, default_value_t = 4096)]
+        blocks: u64,
+        /// Blocks at random places, each a read of its own, instead of neighbours.
+        #[arg(long)]
+        scattered: bool,
+    },
+    /// Many callers that ask for one block at the same moment.
+    Herd {
+        /// Callers.
+        #[arg(long, default_value_t = 1000)]
+        callers: usize,
+        /// Connections that they share.
+        #[arg(long, default_value_t = 50)]
+        connections: usize,
+        /// The block.
+        #[arg(long, default_value_t = 0)]
+        block: u64,
+    },
+    /// Frames that cost the sender little and the daemon much.
+    Flood {
+        /// What is sent.
+        #[arg(value_parser = PossibleValuesParser::new(floods::Kind::ALL.map(|(name, _)| name)))]
+        kind: String,
+        /// Connections.
+        #[arg(long, default_value_t = 8)]
+        connections: usize,
+        /// Most frames a second on each.
+        #[arg(long, default_value_t = 10_000)]
+        frames_per_second: u32,
+    },
+    /// The control run: as many connections, from clients that behave.
+    WellBehaved {
+        /// Connections, half HTTP/1.1 and half gRPC.
+        #[arg(long, default_value_t = 64)]
+        connections: usize,
+        /// Milliseconds between the requests of a connection, each for one block.
+        #[arg(long, default_value_t = 1000)]
+        every_ms: u64,
+    },
+    /// The friendly client: a reader, newcomers and /livez, measured.
+    Victim {
+        /// What the reader speaks.
+        #[arg(long, default_value = "grpc", value_parser = PossibleValuesParser::new(["grpc", "http"]))]
+        protocol: String,
+        /// The daemon's process, to sample its memory and CPU time.
+        #[arg(long)]
+        pid: Option<u32>,
+    },
+}
+
+fn named<T: Copy>(all: &[(&str, T)], name: &str) -> anyhow::Result<T> {
+    let found = all.iter().find(|(known, _)| *known == name);
+    found
+        .map(|(_, value)| *value)
+        .with_context(|| format!("{name}: no such kind"))
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<serde_json::Value> {
+    let DaemonArguments {
+        grpc,
+        http,
+        admin,
+        from,
+        dataset,
+        seconds,
+    } = arguments.daemon;
+    let target = Target {
+        from,
+        ..Target::discover(grpc, http, admin, &dataset).await?
+    };
+    let time = Duration::try_from_secs_f64(seconds).context("--seconds")?;
+    let (hold, _release) = Hold::at_most(time);
+    let tally = Tally::default();
+    match arguments.case {
+        Case::PartialBodies {
+            connections,
+            calls,
+            body_bytes,
+        } => {
+            let options = partial_bodies::Options {
+                connections,
+                calls,
+                body_bytes,
+                ..Default::default()
+            };
+            partial_bodies::run(&target, &options, &hold, &tally).await?;
+        }
+        Case::StalledReaders {
+            connections,
+            answers,
+            blocks,
+            manner,
+            once,
+        } => {
+            let manner = match manner.as_str() {
+                "slowly" => stalled::Manner::ReadsSlowly { bytes: 1000 },
+                "zero-window" => stalled::Manner::ZeroWindow,
+                "creeping-window" => stalled::Manner::CreepingWindow {
+                    every: Duration::from_millis(10),
+                },
+                _ => stalled::Manner::ReadsNothing,
+            };
+            let options = stalled::Options {
+                connections,
+                answers,
+                blocks,
+                manner,
+                reconnect: !once,
+            };
+            stalled::run(&target, &options, &hold, &tally).await?;
+        }
+        Case::HalfOpen {
+            connections,
+            kinds,
+            once,
+        } => {
+            let mut options = half_open::Options {
+                connections,
+                reconnect: !once,
+                ..Default::default()
+            };
+            if !kinds.is_empty() {
+                let kinds = kinds.iter().map(|kind| named(&half_open::Kind::ALL, kind));
+                options.kinds = kinds.collect::<Result<_, _>>()?;
+            }
+            half_open::run(&target, &options, &hold, &tally).await?;
+        }
+        Case::BigAnswers {
+            callers,
+            calls,
+            blocks,
+            scattered,
+        } => {
+            let options = big_answers::Options {
+                callers,
+                calls,
+                blocks,
+                neighbours: !scattered,
+            };
+            big_answers::run(&target, &options, &hold, &tally).await?;
+        }
+        Case::Herd {
+            callers,
+            connections,
+            block,
+        } => {
+            herd::run(
+                &target,
+                &herd::Options {
+                    callers,
+                    connections,
+                    block,
+                },
+                &hold,
+                &tally,
+            )
+            .await?;
+        }
+        Case::Flood {
+            kind,
+            connections,
+            frames_per_second,
+        } => {
+            let kind = named(&floods::Kind::ALL, &kind)?;
+            let options = floods::Options {
+                kind,
+                connections,
+                frames_per_second,
+            };
+            floods::run(&target, &options, &hold, &tally).await?;
+        }
+        Case::WellBehaved {
+            connections,
+            every_ms,
+        } => {
+            let options = friendly::Options {
+                connections,
+                every: Duration::from_millis(every_ms),
+            };
+            friendly::run(&target, &options, &hold, &tally).await?;
+        }
+        Case::Victim { protocol, pid } => {
+            let protocol = if protocol == "http" {
+                Protocol::Http
+            } else {
+                Protocol::Grpc
+            };
+            let process = pid.map(Process::new).transpose().context("--pid")?;
+            return Ok(json!(
+                Victim {
+                    target,
+                    protocol,
+                    process
+                }
+                .run(&hold)
+                .await?
+            ));
+        }
+    }
+    Ok(json!(tally.counts()))
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    // 10,000 connections need as many descriptors.
+    let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit {
+        current: limits.maximum,
+        ..limits
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).context("limit of open files")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    let counts = runtime.block_on(run(arguments))?;
+    // Tasks of connections that are still being closed are not waited for.
+    runtime.shutdown_background();
+    writeln!(std::io::stdout(), "{counts}").context("stdout")
+}

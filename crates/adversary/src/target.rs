@@ -1,0 +1,117 @@
+//! Which daemon is met, and from which address.
+
+use crate::http1;
+use serde_json::Value;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use tokio::net::{TcpSocket, TcpStream};
+
+/// A full backlog drops the handshake, and the kernel would try for two minutes.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// A running daemon and a dataset of blocks on it.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// Its gRPC port.
+    pub grpc: SocketAddr,
+    /// Its HTTP port.
+    pub http: SocketAddr,
+    /// Its admin port.
+    pub admin: SocketAddr,
+    /// The source address of connections; `None`: as the kernel chooses.
+    pub from: Option<IpAddr>,
+    /// The dataset's name.
+    pub dataset: String,
+    /// How many blocks it has.
+    pub blocks: u64,
+    /// How long each is.
+    pub block_bytes: u32,
+}
+
+impl Target {
+    /// Looks the dataset up.
+    ///
+    /// # Errors
+    /// An address is not loopback, the daemon does not answer, or the dataset is not one of blocks.
+    pub async fn discover(
+        grpc: SocketAddr,
+        http: SocketAddr,
+        admin: SocketAddr,
+        dataset: &str,
+    ) -> io::Result<Self> {
+        if ![grpc, http, admin]
+            .iter()
+            .all(|address| address.ip().is_loopback())
+        {
+            return Err(io::Error::other(
+                "only daemons on loopback addresses are attacked",
+            ));
+        }
+        let mut target = Self {
+            grpc,
+            http,
+            admin,
+            from: None,
+            dataset: dataset.to_owned(),
+            blocks: 0,
+            block_bytes: 0,
+        };
+        let mut stream = target.connect(http).await?;
+        let answer = http1::get(&mut stream, &format!("/v1/datasets/{dataset}")).await?;
+        let body: Value = serde_json::from_slice(&answer.body)?;
+        // 64-bit numbers are strings in the JSON mapping of protobuf.
+        let number = |key: &str| body[key].as_u64().or_else(|| body[key].as_str()?.parse().ok());
+        let found = number("count").zip(number("block_bytes").and_then(|bytes| u32::try_from(bytes).ok()));
+        let problem = || io::Error::other(format!("dataset {dataset}: {} {body}", answer.status));
+        (target.blocks, target.block_bytes) = found
+            .filter(|found| found.0 > 0 && found.1 > 0)
+            .ok_or_else(problem)?;
+        Ok(target)
+    }
+
+    /// The same daemon from another source address.
+    #[must_use]
+    pub fn from(&self, address: IpAddr) -> Self {
+        Self {
+            from: Some(address),
+            ..self.clone()
+        }
+    }
+
+    /// A connection from the source address.
+    ///
+    /// # Errors
+    /// As the system reports, or `TimedOut` after five seconds.
+    pub async fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
+        self.connect_with(to, None).await
+    }
+
+    /// As [`Self::connect`]; a small receive buffer makes a reader that stalls stall the daemon soon.
+    pub(crate) async fn connect_with(
+        &self,
+        to: SocketAddr,
+        receive_bytes: Option<u32>,
+    ) -> io::Result<TcpStream> {
+        let socket = if to.is_ipv4() {
+            TcpSocket::new_v4()?
+        } else {
+            TcpSocket::new_v6()?
+        };
+        if let Some(bytes) = receive_bytes {
+            socket.set_recv_buffer_size(bytes)?;
+        }
+        if let Some(from) = self.from {
+            socket.bind(SocketAddr::new(from, 0))?;
+        }
+        let stream = tokio::time::timeout(CONNECT_WITHIN, socket.connect(to))
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    pub(crate) fn block_path(&self, index: u64) -> String {
+        format!("/v1/datasets/{}/blocks/{index}", self.dataset)
+    }
+}

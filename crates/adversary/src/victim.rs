@@ -1,0 +1,305 @@
+//! The friendly client that an attack must not disturb: reads single blocks, asks for /livez, and measures.
+//!
+//! Three things at once: a reader with one connection that asks without pause, a newcomer that connects anew for each
+//! read, and a probe that does so for `/livez`, as an orchestrator would.
+
+use crate::hold::Hold;
+use crate::http1;
+use crate::process::{Process, Usage};
+use crate::tally::{cause, count, micros, milliseconds};
+use crate::target::Target;
+use hdrhistogram::Histogram;
+use ringfetch_client::{Client, RetryPolicy};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const NEWCOMER_EVERY: Duration = Duration::from_millis(50);
+const PROBE_EVERY: Duration = Duration::from_millis(100);
+const SAMPLE_EVERY: Duration = Duration::from_millis(50);
+/// After a failure, so that a daemon that refuses everything is not flooded by its victim.
+const AFTER_FAILURE: Duration = Duration::from_millis(5);
+
+/// What the reader speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// The Rust client, without retries.
+    Grpc,
+    /// HTTP/1.1 GET.
+    Http,
+}
+
+/// Figures of one kind of request.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Figures {
+    /// Whole, right-sized answers.
+    pub ok: u64,
+    /// Refusals by gRPC code or HTTP status.
+    pub refused: BTreeMap<String, u64>,
+    /// Failed connections, broken ones and timeouts, by cause.
+    pub failed: BTreeMap<String, u64>,
+    /// Median latency of answers, milliseconds.
+    pub p50_ms: f64,
+    /// 99th percentile.
+    pub p99_ms: f64,
+    /// The longest time of any attempt: failed ones, and the one that was unanswered at the end, included.
+    pub max_ms: f64,
+}
+
+/// What the victim got, and what the daemon used meanwhile.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct VictimReport {
+    /// The reader with one connection.
+    pub reader: Figures,
+    /// The reader that connects anew each time.
+    pub newcomer: Figures,
+    /// `/livez`, each on a new connection.
+    pub livez: Figures,
+    /// Of the daemon before, if its process was given.
+    pub before: Option<Usage>,
+    /// At the end; `None` as well if it has ended.
+    pub after: Option<Usage>,
+    /// Highest resident memory that was sampled, MiB.
+    pub resident_max_mib: Option<f64>,
+}
+
+/// A friendly client.
+#[derive(Debug, Clone)]
+pub struct Victim {
+    /// The daemon, from the victim's address.
+    pub target: Target,
+    /// What the reader speaks.
+    pub protocol: Protocol,
+    /// The daemon's process.
+    pub process: Option<Process>,
+}
+
+impl Victim {
+    /// Measures until the hold ends.
+    ///
+    /// # Errors
+    /// The client cannot be made. What the daemon does is never an error, but counted.
+    pub async fn run(&self, hold: &Hold) -> io::Result<VictimReport> {
+        let before = self.process.as_ref().and_then(|process| {
+            // Without the right to do so the peak since its start is reported.
+            let _ = process.forget_peak();
+            process.usage().ok()
+        });
+        let (reader, newcomer, livez, resident_max_mib) = tokio::join!(
+            self.reader(hold),
+            self.newcomer(hold),
+            self.livez(hold),
+            self.memory(hold)
+        );
+        let after = self.process.as_ref().and_then(|process| process.usage().ok());
+        let peak = after.map(|usage| usage.resident_peak_mib);
+        Ok(VictimReport {
+            reader: reader?,
+            newcomer,
+            livez,
+            before,
+            after,
+            resident_max_mib: resident_max_mib
+                .zip(peak)
+                .map(|(sampled, peak)| sampled.max(peak))
+                .or(resident_max_mib),
+        })
+    }
+
+    async fn reader(&self, hold: &Hold) -> io::Result<Figures> {
+        match self.protocol {
+            Protocol::Grpc => self.grpc_reader(hold).await,
+            Protocol::Http => Ok(self.http_reader(hold).await),
+        }
+    }
+
+    async fn grpc_reader(&self, hold: &Hold) -> io::Result<Figures> {
+        let target = self.target.clone();
+        let client = Client::builder(format!("http://{}", target.grpc))
+            .timeout(TIMEOUT)
+            .retry(RetryPolicy::none())
+            .connect_lazy_with(move || {
+                let target = target.clone();
+                async move { target.connect(target.grpc).await }
+            })
+            .map_err(io::Error::other)?;
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut measured = Measured::new();
+        loop {
+            let block = random.u64(..self.target.blocks);
+            let begun = Instant::now();
+            let Some(answer) = hold
+                .unless_ended(client.fetch_blocks(&self.target.dataset, &[block]))
+                .await
+            else {
+                return Ok(measured.figures(begun.elapsed()));
+            };
+            let end = match answer {
+                Ok(blocks) => match blocks.iter().next() {
+                    Some(Ok(bytes)) if wanted(bytes.len(), self.target.block_bytes) => End::Ok,
+                    Some(Ok(_)) | None => End::Failed("an answer of the wrong length".to_owned()),
+                    Some(Err(error)) => End::Failed(error.to_string()),
+                },
+                Err(error) if error.code().is_some() => End::Refused(error.label().to_owned()),
+                Err(error) => End::Failed(error.label().to_owned()),
+            };
+            if !measured.end(end, begun.elapsed()) {
+                hold.pause(AFTER_FAILURE).await;
+            }
+        }
+    }
+
+    async fn http_reader(&self, hold: &Hold) -> Figures {
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut measured = Measured::new();
+        let mut connection = None;
+        loop {
+            let path = self.target.block_path(random.u64(..self.target.blocks));
+            let begun = Instant::now();
+            let asked = self.get(&mut connection, &path, Some(self.target.block_bytes));
+            let Some(end) = hold.unless_ended(asked).await else {
+                return measured.figures(begun.elapsed());
+            };
+            if !measured.end(end, begun.elapsed()) {
+                hold.pause(AFTER_FAILURE).await;
+            }
+        }
+    }
+
+    async fn newcomer(&self, hold: &Hold) -> Figures {
+        let mut random = fastrand::Rng::with_seed(8);
+        let block_bytes = Some(self.target.block_bytes);
+        self.again(hold, NEWCOMER_EVERY, block_bytes, || {
+            self.target.block_path(random.u64(..self.target.blocks))
+        })
+        .await
+    }
+
+    async fn livez(&self, hold: &Hold) -> Figures {
+        self.again(hold, PROBE_EVERY, None, || "/livez".to_owned()).await
+    }
+
+    /// GETs at fixed times, each on a new connection; one that is late delays only its successors.
+    async fn again(
+        &self,
+        hold: &Hold,
+        every: Duration,
+        length: Option<u32>,
+        mut path: impl FnMut() -> String,
+    ) -> Figures {
+        let mut measured = Measured::new();
+        let mut ticks = tokio::time::interval(every);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let path = path();
+            if hold.unless_ended(ticks.tick()).await.is_none() {
+                return measured.figures(Duration::ZERO);
+            }
+            let begun = Instant::now();
+            match hold.unless_ended(self.get(&mut None, &path, length)).await {
+                None => return measured.figures(begun.elapsed()),
+                Some(end) => measured.end(end, begun.elapsed()),
+            };
+        }
+    }
+
+    /// One GET on the connection, or on a new one, within the timeout.
+    async fn get(&self, connection: &mut Option<TcpStream>, path: &str, length: Option<u32>) -> End {
+        let run = async {
+            let mut stream = match connection.take() {
+                Some(stream) => stream,
+                None => self.target.connect(self.target.http).await?,
+            };
+            let answer = http1::get(&mut stream, path).await?;
+            Ok::<_, io::Error>((stream, answer))
+        };
+        match tokio::time::timeout(TIMEOUT, run).await {
+            Err(_) => End::Failed("timeout".to_owned()),
+            Ok(Err(error)) => End::Failed(cause(&error)),
+            Ok(Ok((stream, answer))) => {
+                *connection = Some(stream);
+                match answer.status {
+                    200 if length.is_none_or(|length| wanted(answer.body.len(), length)) => End::Ok,
+                    200 => End::Failed("an answer of the wrong length".to_owned()),
+                    status => End::Refused(format!("HTTP {status}")),
+                }
+            }
+        }
+    }
+
+    async fn memory(&self, hold: &Hold) -> Option<f64> {
+        let process = self.process.as_ref()?;
+        let mut most = None;
+        while hold.pause(SAMPLE_EVERY).await {
+            if let Ok(usage) = process.usage() {
+                most = Some(usage.resident_mib.max(most.unwrap_or(0.0)));
+            }
+        }
+        most
+    }
+}
+
+fn wanted(length: usize, block_bytes: u32) -> bool {
+    u32::try_from(length) == Ok(block_bytes)
+}
+
+enum End {
+    Ok,
+    Refused(String),
+    Failed(String),
+}
+
+struct Measured {
+    figures: Figures,
+    answers_us: Option<Histogram<u64>>,
+    longest: Duration,
+}
+
+impl Measured {
+    fn new() -> Self {
+        // Three digits from 1 us to 10 minutes; valid bounds.
+        let answers_us = Histogram::new_with_bounds(1, 600_000_000, 3).ok();
+        Self {
+            figures: Figures::default(),
+            answers_us,
+            longest: Duration::ZERO,
+        }
+    }
+
+    /// `false`: it was no answer.
+    fn end(&mut self, end: End, after: Duration) -> bool {
+        self.longest = self.longest.max(after);
+        match end {
+            End::Ok => {
+                self.figures.ok = self.figures.ok.saturating_add(1);
+                if let Some(histogram) = &mut self.answers_us {
+                    histogram.saturating_record(micros(after));
+                }
+                return true;
+            }
+            End::Refused(code) => count(&mut self.figures.refused, &code),
+            End::Failed(why) => count(&mut self.figures.failed, &why),
+        }
+        false
+    }
+
+    /// The figures, with the time that an unanswered attempt has taken.
+    fn figures(self, unanswered: Duration) -> Figures {
+        let quantile = |at| {
+            self.answers_us
+                .as_ref()
+                .map_or(0.0, |of| milliseconds(of.value_at_quantile(at)))
+        };
+        Figures {
+            p50_ms: quantile(0.5),
+            p99_ms: quantile(0.99),
+            max_ms: self.longest.max(unanswered).as_secs_f64() * 1e3,
+            ..self.figures
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Which reads fail, which are short, and what jitter each has: a pure function of the parameters and the read.
+
+use crate::parameters::Parameters;
+use std::time::Duration;
+
+/// Short reads end on a sector, as those of a device do.
+const SECTOR_BYTES: u32 = 512;
+
+/// One read, as far as its fate depends on it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Read {
+    /// From 1, in order of arrival.
+    pub(crate) number: u64,
+    pub(crate) offset: u64,
+    pub(crate) length_bytes: u32,
+    pub(crate) direct: bool,
+}
+
+/// What happens to a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Served,
+    /// Only so many bytes are returned.
+    Short(u32),
+    /// EIO.
+    Failed,
+}
+
+/// The read's fate, and how long it is in service.
+pub(crate) fn decide(parameters: &Parameters, read: Read) -> (Fate, Duration) {
+    // Seeded by the read's number, so that the draws do not depend on which faults are switched on.
+    let mut random =
+        fastrand::Rng::with_seed(parameters.seed ^ read.number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let (jitter, error, short) = (random.f64(), random.f64(), random.f64());
+    let service = parameters.latency.saturating_add(parameters.jitter.at(jitter));
+    let is_nth = |every: u64| every != 0 && read.number.is_multiple_of(every);
+
+    let end = read.offset.saturating_add(u64::from(read.length_bytes));
+    let in_bad_range = parameters
+        .error_ranges
+        .iter()
+        .any(|bad| bad.start < end && read.offset < bad.end);
+    if in_bad_range || is_nth(parameters.error_every) || error < parameters.error_probability {
+        return (Fate::Failed, service);
+    }
+    let half = read.length_bytes / 2 / SECTOR_BYTES * SECTOR_BYTES;
+    let short = is_nth(parameters.short_every) || short < parameters.short_probability;
+    if read.direct && short && half > 0 {
+        return (Fate::Short(half), service);
+    }
+    (Fate::Served, service)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parameters::Jitter;
+
+    fn read(number: u64, offset: u64, length_bytes: u32) -> Read {
+        Read {
+            number,
+            offset,
+            length_bytes,
+            direct: true,
+        }
+    }
+
+    #[test]
+    fn reads_that_touch_a_bad_range_fail() {
+        // Scenario: bytes 4096 to 8191 are bad. Expectation: reads that overlap them fail, their neighbours do not.
+        let bad = 4096..8192;
+        let parameters = Parameters {
+            error_ranges: vec![bad],
+            ..Parameters::default()
+        };
+        let fate = |offset, length| decide(&parameters, read(1, offset, length)).0;
+        assert_eq!(fate(0, 4096), Fate::Served);
+        assert_eq!(fate(0, 4097), Fate::Failed);
+        assert_eq!(fate(8191, 1), Fate::Failed);
+        assert_eq!(fate(8192, 4096), Fate::Served);
+        assert_eq!(fate(u64::MAX, 4096), Fate::Served);
+    }
+
+    #[test]
+    fn every_nth_read_fails() {
+        // Scenario: every third. Expectation: 3, 6, 9 of the first ten.
+        let parameters = Parameters {
+            error_every: 3,
+            ..Parameters::default()
+        };
+        let failed = (1..=10).filter(|number| decide(&parameters, read(*number, 0, 512)).0 == Fate::Failed);
+        assert_eq!(failed.collect::<Vec<_>>(), [3, 6, 9]);
+    }
+
+    #[test]
+    fn short_reads_are_half_in_sectors_and_direct_only() {
+        // Scenario: every read is short. Expectation: half in whole sectors; one sector and buffered reads are whole.
+        let parameters = Parameters {
+            short_every: 1,
+            ..Parameters::default()
+        };
+        assert_eq!(decide(&parameters, read(1, 0, 4096)).0, Fate::Short(2048));
+        assert_eq!(decide(&parameters, read(1, 0, 3000)).0, Fate::Short(1024));
+        assert_eq!(decide(&parameters, read(1, 0, 512)).0, Fate::Served);
+        let buffered = Read {
+            direct: false,
+            ..read(1, 0, 4096)
+        };
+        assert_eq!(decide(&parameters, buffered).0, Fate::Served);
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_faults() {
+        // Scenario: one read in ten fails, with jitter. Expectation: repeatable, about as often as asked, seeds differ.
+        let parameters = |seed| Parameters {
+            error_probability: 0.1,
+            jitter: Jitter::Uniform(Duration::from_millis(1)),
+            seed,
+            ..Parameters::default()
+        };
+        let fates = |seed| -> Vec<_> {
+            (1..=10_000)
+                .map(|number| decide(&parameters(seed), read(number, 0, 4096)))
+                .collect()
+        };
+        assert_eq!(fates(1), fates(1));
+        assert_ne!(fates(1), fates(2));
+        let failed = fates(1).iter().filter(|(fate, _)| *fate == Fate::Failed).count();
+        assert!((900..1100).contains(&failed), "{failed}");
+    }
+}

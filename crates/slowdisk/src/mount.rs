@@ -1,0 +1,239 @@
+//! Mounting and unmounting: the handle that tests and the command line hold.
+
+use crate::counts::{ReadRecord, Reads};
+use crate::device::Device;
+use crate::error::Error;
+use crate::parameters::Parameters;
+use crate::passthrough::Passthrough;
+use fuser::{BackgroundSession, Config, MountOption, SessionACL};
+use rustix::mount::{UnmountFlags, unmount};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+/// Threads that take requests from the kernel, and threads that answer reads.
+const REQUEST_THREADS: usize = 2;
+const ANSWER_THREADS: usize = 4;
+/// How long unmounting waits for whoever still has files open. Their reads fail afterwards.
+const END_WITHIN: Duration = Duration::from_secs(1);
+
+/// What to mount, where and how.
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing until they are mounted"]
+pub struct Options {
+    source: PathBuf,
+    mountpoint: PathBuf,
+    parameters: Parameters,
+    bypass_cache: bool,
+}
+
+impl Options {
+    /// A file, or a directory and what is below it. A missing mount point is created, and removed at the end.
+    pub fn new(source: impl Into<PathBuf>, mountpoint: impl Into<PathBuf>) -> Self {
+        Self {
+            source: source.into(),
+            mountpoint: mountpoint.into(),
+            parameters: Parameters::default(),
+            bypass_cache: false,
+        }
+    }
+
+    /// How slow and how faulty it is at the start.
+    pub fn parameters(mut self, parameters: Parameters) -> Self {
+        self.parameters = parameters;
+        self
+    }
+
+    /// Makes every read go past the page cache, not only those with `O_DIRECT`. Page faults still go through it.
+    pub fn bypass_cache(mut self, bypass: bool) -> Self {
+        self.bypass_cache = bypass;
+        self
+    }
+}
+
+/// What a report of a measurement must contain: how the disk was set, and what it did.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// Parameters in force.
+    pub parameters: Parameters,
+    /// Totals since the mount or the last reset.
+    pub reads: Reads,
+}
+
+/// A mounted disk. Dropping it answers what is in service and unmounts.
+pub struct SlowDisk {
+    device: Arc<Device>,
+    path: PathBuf,
+    mountpoint: PathBuf,
+    created: bool,
+    session: Option<BackgroundSession>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl SlowDisk {
+    /// Mounts a disk. Needs `/dev/fuse`, and root or `fusermount3`.
+    ///
+    /// # Errors
+    /// `Parameter` for one out of bounds, `Source` or `Mount` when the system refuses.
+    pub fn mount(options: Options) -> Result<Self, Error> {
+        options.parameters.check()?;
+        let source_error = |source| Error::Source {
+            path: options.source.clone(),
+            source,
+        };
+        let mount_error = |source| Error::Mount {
+            path: options.mountpoint.clone(),
+            source,
+        };
+        let source = options.source.canonicalize().map_err(source_error)?;
+        let device = Arc::new(Device::new(options.parameters.clone()));
+        let files =
+            Passthrough::new(&source, options.bypass_cache, Arc::clone(&device)).map_err(source_error)?;
+
+        let created = !options.mountpoint.exists();
+        if created {
+            fs::create_dir_all(&options.mountpoint).map_err(mount_error)?;
+        }
+        let mountpoint = options.mountpoint.canonicalize().map_err(mount_error)?;
+        if mountpoint.starts_with(&source) || source.starts_with(&mountpoint) {
+            // A look-up in the source would come back to this disk and wait for itself.
+            return Err(mount_error(io::Error::other(
+                "one of source and mount point is inside the other",
+            )));
+        }
+        let path = if source.is_file() {
+            mountpoint.join(source.file_name().unwrap_or_default())
+        } else {
+            mountpoint.clone()
+        };
+        let mut disk = Self {
+            device,
+            path,
+            mountpoint,
+            created,
+            session: None,
+            workers: Vec::new(),
+        };
+        for number in 0..ANSWER_THREADS {
+            let device = Arc::clone(&disk.device);
+            let builder = thread::Builder::new().name(format!("slowdisk-{number}"));
+            disk.workers
+                .push(builder.spawn(move || device.serve()).map_err(mount_error)?);
+        }
+        let session = fuser::spawn_mount(files, &disk.mountpoint, &config()).map_err(mount_error)?;
+        disk.session = Some(session);
+        Ok(disk)
+    }
+
+    /// Where to read: the mount point, or the file in it when the source is a file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The parameters in force.
+    #[must_use]
+    pub fn parameters(&self) -> Parameters {
+        self.device.parameters()
+    }
+
+    /// Changes parameters. Latency and faults apply to reads that arrive from now on, slots at once.
+    ///
+    /// # Errors
+    /// `Parameter` when a value is out of bounds afterwards; then nothing changes.
+    pub fn set<T>(&self, change: impl FnOnce(&mut Parameters) -> T) -> Result<T, Error> {
+        self.device.set(change)
+    }
+
+    /// Answers nothing until [`Self::release`]; reads still arrive and are counted.
+    pub fn hold(&self) {
+        self.device.hold(true);
+    }
+
+    /// Ends a hold. Reads in service are answered if they are due; waiting ones start now.
+    pub fn release(&self) {
+        self.device.hold(false);
+    }
+
+    /// Totals. A read is counted before its answer is sent.
+    #[must_use]
+    pub fn reads(&self) -> Reads {
+        self.device.reads()
+    }
+
+    /// The first million answered reads since the mount or the last reset, in order of their answers.
+    #[must_use]
+    pub fn records(&self) -> Vec<ReadRecord> {
+        self.device.records()
+    }
+
+    /// Sets totals and records to nothing.
+    pub fn reset(&self) {
+        self.device.reset();
+    }
+
+    /// Waits until a condition of the totals holds. `false`: it did not come true in time.
+    pub fn wait_until(&self, within: Duration, condition: impl FnMut(&Reads) -> bool) -> bool {
+        self.device.wait_until(within, condition)
+    }
+
+    /// Parameters and totals, for the report of a measurement.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        Report {
+            parameters: self.parameters(),
+            reads: self.reads(),
+        }
+    }
+}
+
+impl std::fmt::Debug for SlowDisk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SlowDisk")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for SlowDisk {
+    fn drop(&mut self) {
+        self.device.close();
+        if let Some(session) = self.session.take() {
+            // Lazily: it succeeds while files are open. Without the permission the session goes through fusermount.
+            let detached = unmount(&self.mountpoint, UnmountFlags::DETACH).is_ok();
+            let deadline = Instant::now() + END_WITHIN;
+            while detached && !session.guard.is_finished() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop(session);
+        }
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has printed why.
+            let _ = worker.join();
+        }
+        if self.created {
+            let _ = fs::remove_dir(&self.mountpoint);
+        }
+    }
+}
+
+fn config() -> Config {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::RO,
+        MountOption::FSName("slowdisk".to_owned()),
+        MountOption::Subtype("slowdisk".to_owned()),
+        MountOption::DefaultPermissions,
+    ];
+    config.n_threads = Some(REQUEST_THREADS);
+    config.clone_fd = true;
+    if rustix::process::geteuid().is_root() {
+        // A daemon under test may run as another user. Others than root need a line in /etc/fuse.conf for this.
+        config.acl = SessionACL::All;
+    }
+    config
+}
