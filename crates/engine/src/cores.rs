@@ -9,7 +9,7 @@ use crate::backend::Backend;
 use crate::backend::auto::AutoBackend;
 use crate::backend::uring::{RingHandle, RingRuntime, UringBackend};
 use crate::metrics::ShardMetrics;
-use crate::shard::{Message, Shard};
+use crate::shard::{Inbox, Shard};
 use std::cell::Cell;
 use std::future::Future;
 use std::io;
@@ -62,7 +62,7 @@ pub(crate) type RingOutcome = Option<String>;
 
 /// A shard that is still to be given a thread.
 pub(crate) struct Unplaced {
-    pub(crate) inbox: mpsc::Receiver<Message>,
+    pub(crate) inbox: Inbox,
     pub(crate) metrics: Arc<ShardMetrics>,
 }
 

@@ -19,6 +19,7 @@ mod files;
 mod flow;
 mod model;
 mod reads;
+mod sharing;
 
 /// One test for each case and variant, named `variant::case`.
 macro_rules! contract {
