@@ -137,7 +137,12 @@ async fn run_errands(mut errands: mpsc::UnboundedReceiver<Errand>, ring: Option<
 async fn on_backend(backend: UringBackend, plan: RingPlan, shard: Unplaced, alarm: Alarm) {
     let Unplaced { inbox, metrics } = shard;
     let counted = Arc::clone(&metrics);
-    let shard = Shard::new(AutoBackend::new(backend), inbox, counted, plan.eager_flush_reads);
+    let shard = Shard::new(
+        AutoBackend::new(backend, plan.queue_depth),
+        inbox,
+        counted,
+        plan.eager_flush_reads,
+    );
     supervise(shard, metrics, alarm).await;
 }
 

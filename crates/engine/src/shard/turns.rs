@@ -56,7 +56,7 @@ impl Turns {
     pub(super) fn push(&mut self, origin: Origin, batch: usize) {
         self.callers.enter(origin.caller, |caller| {
             caller.enter(origin.connection, |calls| {
-                calls.0.push_back((batch, QUANTUM_BYTES))
+                calls.0.push_back((batch, QUANTUM_BYTES));
             });
         });
     }

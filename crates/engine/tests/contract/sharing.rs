@@ -65,24 +65,22 @@ fn a_thousand_callers_of_one_block_cost_one_read() {
         offset,
         length,
     };
-    let cases: [(Vec<Fault>, Result<&[u8], ReadError>, u64); 4] = [
+    let cut = ReadError::Truncated { offset, length };
+    let cases = [
         (vec![], bytes(), 1),
         (vec![Fault::Short { bytes: 1000 }], bytes(), 2),
         (vec![Fault::Errno(libc::EIO)], Err(eio), 1),
-        (
-            vec![Fault::Short { bytes: 0 }],
-            Err(ReadError::Truncated { offset, length }),
-            1,
-        ),
+        (vec![Fault::Short { bytes: 0 }], Err(cut), 1),
     ];
     for (fates, wanted, attempts) in cases {
+        let wanted = expected(&[wanted]);
         let before = control.started_total();
         control.set_faults(script(&fates));
         let tickets = herd(&harness, &control, &dataset, 7);
         control.release_all();
         for ticket in tickets {
             let answer = harness.await_answer(ticket).expect("an answer").into();
-            assert_answer(&answer, &expected(&[wanted.clone()]), &format!("{fates:?}"));
+            assert_answer(&answer, &wanted, &format!("{fates:?}"));
         }
         assert_eq!(control.started_total() - before, attempts, "{fates:?}");
     }
@@ -250,7 +248,7 @@ fn a_thousand_batches_that_overlap_under_faults() {
 
 #[test]
 fn a_single_block_goes_before_long_reads_of_others() {
-    // Scenario: eight callers, or eight connections of one, have 2 MiB each to be read, in pieces; the device is full. A
+    // Scenario: eight callers, or eight connections of one, have 1 MiB each to be read, in pieces; the device is full. A
     // ninth asks for one block, again and again. Expectation: it is what is started next, every time.
     for one_caller in [false, true] {
         let (harness, control) = Harness::simulated();
@@ -266,8 +264,9 @@ fn a_single_block_goes_before_long_reads_of_others() {
         };
         control.hold();
         let hogs: Vec<_> = (0..8)
-            .map(|id| {
-                let batch = ranges_of(&dataset, &[((id as usize) << 21, 1 << 20)]);
+            .zip((0..).step_by(2 << 20))
+            .map(|(id, offset)| {
+                let batch = ranges_of(&dataset, &[(offset, 1 << 20)]);
                 harness.submit(batch, account(id)).expect("accepted")
             })
             .collect();
