@@ -9,7 +9,7 @@ use crate::backend::Backend;
 use crate::backend::auto::AutoBackend;
 use crate::backend::uring::{RingHandle, RingRuntime, UringBackend};
 use crate::metrics::ShardMetrics;
-use crate::shard::{Message, Shard};
+use crate::shard::{Inbox, Shard};
 use std::cell::Cell;
 use std::future::Future;
 use std::io;
@@ -62,7 +62,7 @@ pub(crate) type RingOutcome = Option<String>;
 
 /// A shard that is still to be given a thread.
 pub(crate) struct Unplaced {
-    pub(crate) inbox: mpsc::Receiver<Message>,
+    pub(crate) inbox: Inbox,
     pub(crate) metrics: Arc<ShardMetrics>,
 }
 
@@ -142,7 +142,12 @@ async fn run_errands(mut errands: mpsc::UnboundedReceiver<Errand>, ring: Option<
 async fn on_backend(backend: UringBackend, plan: RingPlan, shard: Unplaced, alarm: Alarm) {
     let Unplaced { inbox, metrics } = shard;
     let counted = Arc::clone(&metrics);
-    let shard = Shard::new(AutoBackend::new(backend), inbox, counted, plan.eager_flush_reads);
+    let shard = Shard::new(
+        AutoBackend::new(backend, plan.queue_depth),
+        inbox,
+        counted,
+        plan.eager_flush_reads,
+    );
     supervise(shard, metrics, alarm).await;
 }
 

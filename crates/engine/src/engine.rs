@@ -12,7 +12,7 @@ use crate::error::{ReadError, Resource};
 use crate::metrics::{Board, EngineCollector, ShardMetrics};
 use crate::plan;
 use crate::routes::{Route, Routes};
-use crate::shard::Message;
+use crate::shard::{Control, Mailbox};
 use crate::share::{Account, Budget, CallerAccount, Charge, Refused};
 use crate::start::{self, Cores, Group, Sim, Starter};
 use crate::work::Work;
@@ -86,7 +86,7 @@ pub struct Totals {
 /// How a batch is to be treated.
 #[derive(Debug, Clone, Default)]
 pub struct SubmitOptions {
-    /// Past this, a batch that was not taken up is answered `DeadlineExceeded` without a read.
+    /// Past this, a batch whose reads are not all started is answered `DeadlineExceeded`, and the others are not made.
     pub deadline: Option<Instant>,
     /// On whose account: what it may hold, and whose turn it takes.
     pub account: Option<Arc<Account>>,
@@ -130,7 +130,7 @@ struct Inner {
 
 /// The way to a shard, and its counters.
 pub(crate) struct ShardHandle {
-    pub(crate) inbox: mpsc::Sender<Message>,
+    pub(crate) inbox: Mailbox,
     pub(crate) metrics: Arc<ShardMetrics>,
 }
 
@@ -327,6 +327,7 @@ impl Engine {
         let work = Work {
             backend: route.status.backend,
             dataset,
+            origin: account.map(|account| (account.caller(), account.id())),
             objects,
             items,
             errors,
@@ -339,7 +340,7 @@ impl Engine {
             fail_fast: options.fail_fast,
             reply,
         };
-        match shard.inbox.try_send(Message::Work(Box::new(work))) {
+        match shard.inbox.batches.try_send(Box::new(work)) {
             Ok(()) => Ok(Ticket { answer }),
             Err(mpsc::error::TrySendError::Full(_)) => refuse(ReadError::Overloaded {
                 resource: Resource::QueuedReads,
@@ -381,7 +382,7 @@ impl Engine {
         for group in self.inner.groups() {
             for shard in &group.shards {
                 // A full inbox, or a shard that has ended: nothing is lost but time.
-                let _sent = shard.inbox.try_send(Message::Sweep);
+                let _sent = shard.inbox.control.try_send(Control::Sweep);
             }
         }
     }
@@ -399,7 +400,8 @@ impl Engine {
         for group in self.inner.groups() {
             for shard in &group.shards {
                 let (reply, answer) = oneshot::channel();
-                let sent = tokio::time::timeout_at(until, shard.inbox.send(Message::Beat(reply))).await;
+                let sent =
+                    tokio::time::timeout_at(until, shard.inbox.control.send(Control::Beat(reply))).await;
                 match sent {
                     Ok(Ok(())) => asked.push((shard.metrics.shard, answer)),
                     Ok(Err(_)) | Err(_) => return Err(shard.metrics.shard),
@@ -504,10 +506,10 @@ impl Engine {
         let shards = || groups.iter().flat_map(|group| &group.shards);
         for shard in shards() {
             // A shard that has failed has no inbox any more; one that is stuck is given up at the deadline.
-            let _sent = tokio::time::timeout_at(until, shard.inbox.send(Message::Drain)).await;
+            let _sent = tokio::time::timeout_at(until, shard.inbox.control.send(Control::Drain)).await;
         }
         for shard in shards() {
-            let _ended = tokio::time::timeout_at(until, shard.inbox.closed()).await;
+            let _ended = tokio::time::timeout_at(until, shard.inbox.batches.closed()).await;
         }
         inner
             .cores

@@ -171,11 +171,12 @@ pub(crate) struct ShardMetrics {
     /// The backends that it serves; a batch says by which of them it is to be read.
     lanes: [Lane; 2],
     pub(crate) in_flight: AtomicU32,
-    /// Reads accepted and not started. Submitters add, the shard subtracts.
+    /// Reads accepted and neither started nor served by another one. Submitters add, the shard subtracts.
     pub(crate) queued: AtomicI64,
     pub(crate) device_reads: AtomicU64,
     pub(crate) device_bytes: AtomicU64,
     pub(crate) resident_reads: AtomicU64,
+    pub(crate) joined_reads: AtomicU64,
     pub(crate) submissions: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) depth_seen: LocalHistogram<14>,
@@ -200,6 +201,7 @@ impl ShardMetrics {
             device_reads: AtomicU64::new(0),
             device_bytes: AtomicU64::new(0),
             resident_reads: AtomicU64::new(0),
+            joined_reads: AtomicU64::new(0),
             submissions: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             depth_seen: LocalHistogram::new(&COUNT_BOUNDS),
@@ -246,6 +248,10 @@ impl ShardMetrics {
 
     pub(crate) fn count_submission(&self, submissions: u32) {
         add(&self.submissions, u64::from(submissions));
+    }
+
+    pub(crate) fn count_joined_read(&self) {
+        add(&self.joined_reads, 1);
     }
 
     pub(crate) fn count_resident_read(&self) {

@@ -1,27 +1,37 @@
 //! A shard: one thread's reads, from the inbox to the answer, over whichever backend.
 //!
 //! Owns every batch from acceptance to answer, and with it the memory the kernel writes to: a caller that gives up
-//! drops only its receiver. Keeps at most `queue_depth` reads in flight. Continues short reads, decides what end of
-//! file means, maps errno, counts. Invariants: a slot is in flight or free, never both; a buffer is given away or
-//! dropped only when no read of its batch is in flight, and leaked if the shard dies before that (TRAPS 2).
-//! Absent on purpose: timers, locks on the hot path, a task per read (TRAPS 3).
+//! drops only its receiver. Keeps at most `queue_depth` reads in flight, taken in turn over callers (`turns`), none of
+//! bytes that are in flight already (`in_flight`; ADR 0013). Continues short reads, decides what end of file means, maps
+//! errno, counts. Invariants: a slot is in flight or free, never both; a buffer is given away or dropped only when no read
+//! of its batch is in flight, and leaked if the shard dies before that (TRAPS 2); no more than [`TURN_COPY_BYTES`] are
+//! copied before the thread's other tasks get their turn. No timers, no locks on the hot path, no task a read (TRAPS 3).
+
+mod answer;
+mod in_flight;
+mod inbox;
+mod known;
+#[cfg(test)]
+mod tests;
+mod turns;
+
+pub(crate) use inbox::{Control, Inbox, Mailbox, inbox};
 
 use crate::backend::{Attempt, Backend, Finished, Route};
-use crate::batch::{Fetched, Lengths};
-use crate::config::BackendKind;
-use crate::dataset::Dataset;
-use crate::error::ReadError;
 use crate::metrics::{DatasetCounters, RESULT_ABANDONED, ShardMetrics, nanoseconds};
 use crate::plan::PlannedRead;
-use crate::work::{Work, compact};
+use crate::work::{Shortfall, Work};
+use answer::Answer;
+use in_flight::{InFlight, Joinable, Joiner, Slot, Source};
+use known::KnownDatasets;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Instant;
-use tokio::sync::{mpsc, oneshot};
+use turns::{NOBODY, Origin, Turns};
 
 /// How often an attempt that was interrupted (EINTR, EAGAIN) is made again before it counts as failed.
 const INTERRUPTED_RETRIES_MAX: u8 = 16;
@@ -30,67 +40,70 @@ const INTERRUPTED_RETRIES_MAX: u8 = 16;
 /// reads is a fifth of what they cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only costs").
 const EAGER_FLUSH_IN_FLIGHT_MAX: u32 = 64;
 
-/// What a shard's inbox carries.
-pub(crate) enum Message {
-    /// A batch.
-    Work(Box<Work>),
-    /// Finish what is here, take nothing more, end.
-    Drain,
-    /// Let go of what is held of datasets that nobody else holds any more.
-    Sweep,
-    /// Give a sign of life.
-    Beat(oneshot::Sender<()>),
-}
+/// Bytes in flight beyond which no further read is started. A newcomer's block waits at the device behind what is in
+/// flight, whoever's turn it is, so this is little; and it is enough to keep a device busy: at 7 GB/s and 100 us a read,
+/// 0.7 MB are in flight.
+pub(crate) const IN_FLIGHT_BYTES_MAX: u64 = 2 << 20;
 
-/// A dataset that was read here.
-struct Known {
-    id: u64,
-    /// Looks whether anybody still has it.
-    dataset: Weak<Dataset>,
-    /// Of its files, those that the backend was told of.
-    files: Vec<u64>,
-    /// One a backend that it was read by.
-    counters: Vec<(BackendKind, Arc<DatasetCounters>)>,
-}
+/// Bytes that are copied in one go: some 100 us of a core.
+pub(crate) const TURN_COPY_BYTES: u64 = 1 << 20;
+
+/// Batches that are taken from the inbox in one go.
+const ADMITTED_MAX: usize = 256;
+
+/// Waiting batches that are looked at, for each that is admitted, whether anybody still wants them.
+const LOOKED_OVER_PER_BATCH: usize = 2;
+
+/// As above, for each heartbeat: what waits for a slow device is let go of even when nothing else happens.
+const LOOKED_OVER_PER_BEAT: usize = 4096;
 
 /// A batch with reads to start or in flight.
 struct Active {
     work: Box<Work>,
     counters: Arc<DatasetCounters>,
     next_read: usize,
-    in_flight: u32,
+    /// Reads from this one on were made up here, after a read failed: see [`Joinable::Same`].
+    planned: usize,
+    /// Reads in flight, and reads that joined one.
+    outstanding: u32,
+    /// Among `turns`, which then has its number, even if the batch is closed meanwhile.
+    waits: bool,
+    /// The deadline passed before all reads were started.
+    expired: bool,
 }
 
-/// An attempt in flight.
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    active: usize,
-    read: PlannedRead,
-    /// Where in the read the current attempt begins.
-    from: u32,
-    /// Bytes from the read's beginning that have arrived.
-    reached: u32,
-    interrupted: u8,
-    started: Instant,
+/// Copying that is done in parts, between which the thread serves others.
+enum Chore {
+    Share(Shared),
+    Answer(Box<Answer>),
+}
+
+/// A read that is over, with readers that joined it.
+struct Shared {
+    slot: Slot,
+    errno: Option<i32>,
+    /// Joiners that have been served.
+    served: usize,
 }
 
 /// The state machine over a backend; a future that ends when it has drained.
 pub(crate) struct Shard<B: Backend> {
     backend: B,
-    inbox: mpsc::Receiver<Message>,
+    inbox: Inbox,
     metrics: Arc<ShardMetrics>,
     eager_flush_reads: u32,
     actives: Vec<Option<Active>>,
     free_actives: Vec<usize>,
-    /// Actives with reads to start, oldest first.
-    to_start: VecDeque<usize>,
-    unstarted: usize,
-    slots: Vec<Option<Slot>>,
-    free_slots: Vec<u32>,
+    /// Where the next look over waiting batches begins.
+    look_from: usize,
+    turns: Turns,
+    in_flight: InFlight,
     attempts: Vec<Attempt>,
     finished: Vec<Finished>,
-    known_datasets: Vec<Known>,
-    inbox_ended: bool,
+    chores: VecDeque<Chore>,
+    /// Bytes copied since the thread's other tasks had their turn.
+    copied: u64,
+    known: KnownDatasets,
 }
 
 // The shard is never pinned structurally: its parts are moved freely.
@@ -98,85 +111,80 @@ impl<B: Backend> Unpin for Shard<B> {}
 
 impl<B: Backend> Shard<B> {
     /// `eager_flush_reads`: see `UringConfig`; 0 for backends that gain nothing by it.
-    pub(crate) fn new(
-        backend: B,
-        inbox: mpsc::Receiver<Message>,
-        metrics: Arc<ShardMetrics>,
-        eager_flush_reads: u32,
-    ) -> Self {
+    pub(crate) fn new(backend: B, inbox: Inbox, metrics: Arc<ShardMetrics>, eager_flush_reads: u32) -> Self {
         let depth = metrics.queue_depth.max(1);
         Self {
+            in_flight: InFlight::new(depth, backend.in_flight_bytes_max()),
             backend,
             inbox,
             metrics,
             eager_flush_reads,
             actives: Vec::new(),
             free_actives: Vec::new(),
-            to_start: VecDeque::new(),
-            unstarted: 0,
-            slots: vec![None; depth as usize],
-            free_slots: (0..depth).rev().collect(),
+            look_from: 0,
+            turns: Turns::default(),
             attempts: Vec::with_capacity(depth as usize),
             finished: Vec::with_capacity(depth as usize),
-            known_datasets: Vec::new(),
-            inbox_ended: false,
+            chores: VecDeque::new(),
+            copied: 0,
+            known: KnownDatasets::default(),
         }
     }
 
-    fn in_flight(&self) -> u32 {
-        // Both are at most queue_depth, a u32.
-        u32::try_from(self.slots.len() - self.free_slots.len()).unwrap_or(u32::MAX)
+    fn obey(&mut self, cx: &mut Context<'_>) {
+        while let Some(control) = self.inbox.poll_control(cx) {
+            match control {
+                Control::Drain => self.inbox.close(),
+                Control::Sweep => self.known.sweep(&mut self.backend),
+                Control::Beat(reply) => {
+                    self.look_over(LOOKED_OVER_PER_BEAT, Instant::now());
+                    // Whoever asked may have given up waiting.
+                    let _gone = reply.send(());
+                }
+            }
+        }
     }
 
-    /// Takes batches from the inbox while there is room to start their reads soon. Returns whether the inbox will
-    /// wake the task: not when it was left with messages for want of room.
+    /// Takes what the inbox has: nobody waits there for whoever came first. What waits is bounded by
+    /// `engine.queued_reads`. Returns whether there may be more.
     fn admit(&mut self, cx: &mut Context<'_>) -> bool {
-        while !self.inbox_ended {
-            if !self.has_room() {
+        let mut now = None;
+        for _ in 0..ADMITTED_MAX {
+            let Some(work) = self.inbox.poll_batch(cx) else {
                 return false;
-            }
-            match self.inbox.poll_recv(cx) {
-                Poll::Ready(Some(Message::Work(work))) => self.take_up(work),
-                Poll::Ready(Some(Message::Drain)) => self.inbox.close(),
-                Poll::Ready(Some(Message::Sweep)) => self.sweep(),
-                // Whoever asked may have given up waiting.
-                Poll::Ready(Some(Message::Beat(reply))) => drop(reply.send(())),
-                Poll::Ready(None) => self.inbox_ended = true,
-                Poll::Pending => break,
+            };
+            let now = *now.get_or_insert_with(Instant::now);
+            self.take_up(work, now);
+            if !self.turns.is_empty() {
+                self.look_over(LOOKED_OVER_PER_BATCH, now);
             }
         }
         true
     }
 
-    fn has_room(&self) -> bool {
-        self.unstarted < self.slots.len()
-    }
-
-    fn take_up(&mut self, work: Box<Work>) {
+    fn take_up(&mut self, work: Box<Work>, now: Instant) {
         let reads = work.plan.reads.len();
-        let counters = self.counters_of(&work);
+        let counters = self.known.counters_of(&work, &mut self.backend, &self.metrics);
         self.metrics.batch_items.observe(work.items.len() as u64, 1);
         if work.reply.is_closed() {
             self.unqueue(reads);
             counters.count_failed(RESULT_ABANDONED, work.items.len() as u64);
             return;
         }
-        // The deadline is looked at here, so that a request whose caller gave up never reaches the disk (TRAPS 25).
-        if work.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            self.unqueue(reads);
-            counters.count_failed(ReadError::DeadlineExceeded.label(), work.items.len() as u64);
-            // The receiver may be gone by now; then nobody wants to know.
-            let _gone = work.reply.send(Err(ReadError::DeadlineExceeded));
-            return;
-        }
-        let active = Active {
+        let mut active = Active {
             work,
             counters,
             next_read: 0,
-            in_flight: 0,
+            planned: reads,
+            outstanding: 0,
+            waits: false,
+            expired: false,
         };
-        if reads == 0 {
-            return self.answer(active, Instant::now());
+        // Looked at before any read, so that a request whose caller gave up never reaches the disk (TRAPS 25).
+        active.expired = active.work.deadline.is_some_and(|deadline| deadline <= now);
+        if reads == 0 || active.expired {
+            self.unqueue(reads);
+            return self.answer(active, now);
         }
         let key = self.free_actives.pop().unwrap_or_else(|| {
             self.actives.push(None);
@@ -185,114 +193,140 @@ impl<B: Backend> Shard<B> {
         if let Some(place) = self.actives.get_mut(key) {
             *place = Some(active);
         }
-        self.unstarted += reads;
-        self.to_start.push_back(key);
-    }
-
-    fn counters_of(&mut self, work: &Work) -> Arc<DatasetCounters> {
-        let (id, backend) = (work.dataset.id(), work.backend);
-        let index = self.known_datasets.iter().position(|known| known.id == id);
-        let index = index.unwrap_or_else(|| {
-            let files = work.dataset.files();
-            self.backend.introduce(files);
-            self.known_datasets.push(Known {
-                id,
-                dataset: Arc::downgrade(&work.dataset),
-                files: files.iter().map(|file| file.id).collect(),
-                counters: Vec::new(),
-            });
-            self.known_datasets.len() - 1
-        });
-        let known = self
-            .known_datasets
-            .get_mut(index)
-            .map(|known| &mut known.counters);
-        let found = known
-            .as_ref()
-            .and_then(|known| known.iter().find(|(of, _)| *of == backend));
-        match found {
-            Some((_, counters)) => Arc::clone(counters),
-            None => {
-                let counters = self.metrics.dataset(work.dataset.name(), backend);
-                if let Some(known) = known {
-                    known.push((backend, Arc::clone(&counters)));
-                }
-                counters
+        if self.turns.is_empty() {
+            // Nobody waits, so there is nobody to take turns with.
+            if !self.start_some(key, i64::MAX, now).1 {
+                self.wait_for_turn(key);
             }
+        } else if self.join_all(key, now) {
+            self.wait_for_turn(key);
         }
     }
 
-    fn sweep(&mut self) {
-        // A batch holds its dataset until it is answered, so nothing that is in flight is let go of.
-        let backend = &mut self.backend;
-        self.known_datasets.retain(|known| {
-            let held = known.dataset.strong_count() > 0;
-            if !held {
-                backend.forget(&known.files);
-            }
-            held
+    fn wait_for_turn(&mut self, key: usize) {
+        if let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut)
+            && !active.waits
+        {
+            active.waits = true;
+            let origin = active
+                .work
+                .origin
+                .map_or(NOBODY, |(caller, connection)| Origin { caller, connection });
+            self.turns.push(origin, key);
+        }
+    }
+
+    /// Of a batch that has to wait, lets the reads join whose bytes are in flight already: when their turn comes, those
+    /// may have arrived. Returns whether any are left.
+    fn join_all(&mut self, key: usize, now: Instant) -> bool {
+        let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) else {
+            return false;
+        };
+        let (in_flight, metrics) = (&mut self.in_flight, &self.metrics);
+        let mut reads = std::mem::take(&mut active.work.plan.reads);
+        reads.retain(|read| {
+            let joined = active.join(key, read, Joinable::Covering, in_flight, metrics, now);
+            !joined
         });
+        active.planned = reads.len();
+        active.work.plan.reads = reads;
+        active.planned > 0
     }
 
-    fn unqueue(&self, reads: usize) {
-        self.metrics
-            .queued
-            .fetch_sub(i64::try_from(reads).unwrap_or(i64::MAX), Ordering::Relaxed);
-    }
-
-    /// Starts reads, oldest batch first, until the queue depth is reached.
-    fn start_reads(&mut self, now: Instant) {
-        let mut started = 0;
-        while let (Some(&key), false) = (self.to_start.front(), self.free_slots.is_empty()) {
+    /// Looks whether somebody still waits for the next `count` batches that wait, and closes those that nobody wants, so
+    /// that they hold no memory until their turn comes.
+    fn look_over(&mut self, count: usize, now: Instant) {
+        for _ in 0..count.min(self.actives.len()) {
+            let key = self.look_from;
+            self.look_from = (key + 1) % self.actives.len();
             let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) else {
-                self.to_start.pop_front();
                 continue;
             };
-            let total = active.work.plan.reads.len();
-            if active.next_read < total && active.work.reply.is_closed() {
-                // Given up: what is in flight finishes, the rest is not read.
-                self.unstarted -= total - active.next_read;
-                started += total - active.next_read;
-                active.next_read = total;
-            }
-            let lane = self.metrics.lane(active.work.backend);
-            let queued_ns = nanoseconds(now.saturating_duration_since(active.work.accepted));
-            while active.next_read < total {
-                let Some(slot) = self.free_slots.pop() else { break };
-                let Some(read) = active.work.plan.reads.get(active.next_read).copied() else {
-                    break;
-                };
-                active.next_read += 1;
-                active.in_flight += 1;
-                self.unstarted -= 1;
-                started += 1;
-                lane.queue_time.observe(queued_ns, 1);
-                let state = Slot {
-                    active: key,
-                    read,
-                    from: 0,
-                    reached: 0,
-                    interrupted: 0,
-                    started: now,
-                };
-                if let Some(attempt) = active.work.attempt(slot, &read, 0) {
-                    self.attempts.push(attempt);
-                }
-                if let Some(place) = self.slots.get_mut(slot as usize) {
-                    *place = Some(state);
-                }
-            }
-            if active.next_read < total {
-                break;
-            }
-            self.to_start.pop_front();
-            if active.in_flight == 0 {
+            let dropped = if active.waits {
+                active.drop_unwanted(now)
+            } else {
+                0
+            };
+            let closes = dropped > 0 && active.outstanding == 0;
+            self.unqueue(dropped);
+            if closes {
                 self.close(key, now);
             }
         }
-        if started > 0 {
-            self.unqueue(started);
+    }
+
+    fn unqueue(&self, reads: usize) {
+        if reads > 0 {
+            self.metrics
+                .queued
+                .fetch_sub(i64::try_from(reads).unwrap_or(i64::MAX), Ordering::Relaxed);
         }
+    }
+
+    /// Starts reads in turn while there is room in flight.
+    fn start_reads(&mut self, now: Instant) {
+        while self.in_flight.has_room()
+            && let Some(turn) = self.turns.next()
+        {
+            let (bytes, done) = self.start_some(turn.batch, turn.bytes, now);
+            self.turns.took(&turn, bytes, done);
+            if bytes == 0 && !done {
+                // Its next read is too long for what is in flight.
+                return;
+            }
+        }
+    }
+
+    /// Starts or joins reads of a batch until `allowance` bytes are reached. Returns the bytes, and whether no reads are
+    /// left to start.
+    fn start_some(&mut self, key: usize, allowance: i64, now: Instant) -> (u64, bool) {
+        let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) else {
+            // Closed while it waited.
+            self.free_actives.push(key);
+            return (0, true);
+        };
+        let allowance = u64::try_from(allowance).unwrap_or(0);
+        let mut unqueued = active.drop_unwanted(now);
+        let total = active.work.plan.reads.len();
+        let lane = self.metrics.lane(active.work.backend);
+        let queued_ns = nanoseconds(now.saturating_duration_since(active.work.accepted));
+        let mut bytes = 0_u64;
+        while bytes < allowance
+            && let Some(read) = active.work.plan.reads.get(active.next_read).copied()
+        {
+            let joinable = if active.next_read < active.planned {
+                Joinable::Covering
+            } else {
+                Joinable::Same { batch: key }
+            };
+            if !active.join(key, &read, joinable, &mut self.in_flight, &self.metrics, now) {
+                let Some(number) = self.in_flight.room_for(read.length) else {
+                    break;
+                };
+                match (active.source(&read), active.work.attempt(number, &read, 0)) {
+                    (Some(source), Some(attempt)) => {
+                        self.attempts.push(attempt);
+                        self.in_flight.start(Slot::new(key, read, source, now));
+                        active.outstanding += 1;
+                        lane.queue_time.observe(queued_ns, 1);
+                    }
+                    _ => drop(active.work.deliver(&read, 0, Shortfall::Defect)),
+                }
+                unqueued += 1;
+            }
+            active.next_read += 1;
+            bytes = bytes.saturating_add(u64::from(read.length));
+        }
+        let done = active.next_read == total;
+        let closes = done && active.outstanding == 0;
+        if done {
+            active.waits = false;
+        }
+        self.unqueue(unqueued);
+        if closes {
+            self.close(key, now);
+        }
+        (bytes, done)
     }
 
     /// Hands the prepared attempts to the backend.
@@ -301,7 +335,7 @@ impl<B: Backend> Shard<B> {
             return;
         }
         self.backend.announce(&self.attempts);
-        let in_flight = self.in_flight();
+        let in_flight = self.in_flight.len();
         let fresh = u32::try_from(self.attempts.len()).unwrap_or(u32::MAX);
         let mut depth = in_flight.saturating_sub(fresh);
         let mut unflushed = 0;
@@ -324,11 +358,10 @@ impl<B: Backend> Shard<B> {
 
     /// Looks at one finished attempt: the read is done, goes on, or has failed.
     fn finish(&mut self, finished: Finished, now: Instant) {
-        let Some(place) = self.slots.get_mut(finished.slot as usize) else {
+        let Some(slot) = self.in_flight.get_mut(finished.slot) else {
             return;
         };
-        let Some(mut slot) = place.take() else { return };
-        let Some(active) = self.actives.get_mut(slot.active).and_then(Option::as_mut) else {
+        let Some(active) = self.actives.get(slot.active).and_then(Option::as_ref) else {
             return;
         };
         let read = slot.read;
@@ -354,99 +387,208 @@ impl<B: Backend> Shard<B> {
         };
         if again && let Some(attempt) = active.work.attempt(finished.slot, &read, slot.from) {
             self.attempts.push(attempt);
-            *place = Some(slot);
             return;
         }
-        self.free_slots.push(finished.slot);
-        active.in_flight -= 1;
         self.metrics
             .lane(active.work.backend)
             .device_time
             .observe(nanoseconds(now.saturating_duration_since(slot.started)), 1);
+        let Some(slot) = self.in_flight.finish(finished.slot) else {
+            return;
+        };
         let errno = finished.result.err();
-        if errno.is_some() && read.pieces > 1 {
+        if slot.joiners.is_empty() {
+            return self.settle(&slot, errno, now);
+        }
+        let shared = Shared {
+            slot,
+            errno,
+            served: 0,
+        };
+        self.chores.push_back(Chore::Share(shared));
+    }
+
+    /// Gives a batch what its own read brought.
+    fn settle(&mut self, slot: &Slot, errno: Option<i32>, now: Instant) {
+        let Some(active) = self.actives.get_mut(slot.active).and_then(Option::as_mut) else {
+            return;
+        };
+        active.outstanding -= 1;
+        if errno.is_some() && slot.read.pieces > 1 {
             // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
             // that every backend fails the same items.
-            let singles = active.work.split_pieces(&read);
-            self.unstarted += singles;
+            let singles = active.work.split_pieces(&slot.read);
             self.metrics
                 .queued
                 .fetch_add(i64::try_from(singles).unwrap_or(0), Ordering::Relaxed);
-            if !self.to_start.contains(&slot.active) {
-                self.to_start.push_front(slot.active);
-            }
-            return;
+            return self.wait_for_turn(slot.active);
         }
-        active.work.deliver(&read, slot.reached, errno);
-        if active.in_flight == 0 && active.next_read == active.work.plan.reads.len() {
-            self.close(slot.active, now);
+        let shortfall = errno.map_or(Shortfall::EndOfFile, Shortfall::Errno);
+        self.copied += active.work.deliver(&slot.read, slot.reached, shortfall);
+        self.close_if_done(slot.active, now);
+    }
+
+    /// Gives a read that joined another one what that one brought, or has it read on its own.
+    fn serve(&mut self, joiner: &Joiner, slot: &Slot, errno: Option<i32>, now: Instant) {
+        let read = &joiner.read;
+        let reached = slot.reached.saturating_sub(slot.distance(read)).min(read.length);
+        // Short of what it wants itself, a read without an error has met the end of the file.
+        let at_end = errno.is_none() && slot.reached < slot.read.needed;
+        let shared_error = errno.filter(|_| read.pieces == 1 && slot.is_same_range(read));
+        let owner = self.actives.get(slot.active).and_then(Option::as_ref);
+        let active = self.actives.get(joiner.active).and_then(Option::as_ref);
+        let (Some(owner), Some(active)) = (owner, active) else {
+            return;
+        };
+        let wanted = !active.work.reply.is_closed();
+        let served = reached >= read.needed || at_end || shared_error.is_some();
+        if wanted && served {
+            let distance = slot.distance(read);
+            owner
+                .work
+                .share(&slot.read, distance, &active.work, read, reached);
+            self.copied += u64::from(reached);
+        }
+        self.metrics
+            .lane(active.work.backend)
+            .device_time
+            .observe(nanoseconds(now.saturating_duration_since(joiner.joined)), 1);
+        let Some(active) = self.actives.get_mut(joiner.active).and_then(Option::as_mut) else {
+            return;
+        };
+        active.outstanding -= 1;
+        if wanted && !served {
+            // It failed, perhaps for the sake of other bytes. Still queued, as before.
+            active.work.plan.reads.push(*read);
+            return self.wait_for_turn(joiner.active);
+        }
+        if wanted {
+            let shortfall = shared_error.map_or(Shortfall::EndOfFile, Shortfall::Errno);
+            self.copied += active.work.deliver(read, reached, shortfall);
+        }
+        self.unqueue(1);
+        self.close_if_done(joiner.active, now);
+    }
+
+    fn close_if_done(&mut self, key: usize, now: Instant) {
+        let active = self.actives.get(key).and_then(Option::as_ref);
+        let is_done =
+            |active: &Active| active.outstanding == 0 && active.next_read == active.work.plan.reads.len();
+        if active.is_some_and(is_done) {
+            self.close(key, now);
         }
     }
 
     /// Removes a batch of which nothing is left to do, and answers it.
     fn close(&mut self, key: usize, now: Instant) {
         if let Some(active) = self.actives.get_mut(key).and_then(Option::take) {
-            self.free_actives.push(key);
+            // One that waits keeps its number until its turn comes.
+            if !active.waits {
+                self.free_actives.push(key);
+            }
             self.answer(active, now);
         }
     }
 
-    fn answer(&self, active: Active, now: Instant) {
-        let Active { work, counters, .. } = active;
-        let Work {
-            items,
-            mut errors,
-            plan,
-            buffer,
-            accepted,
-            fail_fast,
-            reply,
-            backend,
-            ..
-        } = *work;
-        let count = items.len() as u64;
-        if reply.is_closed() {
-            counters.count_failed(RESULT_ABANDONED, count);
+    fn answer(&mut self, active: Active, now: Instant) {
+        let mut answer = Answer::new(active.work, active.counters, active.expired);
+        let (copied, ready) = answer.advance(TURN_COPY_BYTES.saturating_sub(self.copied));
+        self.copied += copied;
+        if ready {
+            answer.send(&self.metrics, now);
+        } else {
+            self.chores.push_back(Chore::Answer(Box::new(answer)));
+        }
+    }
+
+    /// Copies what is to be copied, as much as a turn allows.
+    fn do_chores(&mut self) {
+        if self.chores.is_empty() {
             return;
         }
-        // Of an item in several reads one error is told, whichever read finished first: the device's before the end of
-        // the file.
-        errors.sort_by_key(|error| (error.item, matches!(error.error, ReadError::Truncated { .. })));
-        errors.dedup_by_key(|error| error.item);
-        let (data, lengths) = match buffer {
-            Some(buffer) if errors.is_empty() => {
-                let length: usize = items.iter().map(|item| item.length as usize).sum();
-                let mut buffer = buffer;
-                let lead = plan.lead_bytes as usize;
-                buffer.set_visible(lead..lead + length);
-                (buffer.into_bytes(), Lengths::of(&items))
+        let now = Instant::now();
+        while self.copied < TURN_COPY_BYTES
+            && let Some(chore) = self.chores.pop_front()
+        {
+            match chore {
+                Chore::Share(mut shared) => {
+                    if let Some(joiner) = shared.slot.joiners.get(shared.served).copied() {
+                        shared.served += 1;
+                        self.serve(&joiner, &shared.slot, shared.errno, now);
+                        self.chores.push_front(Chore::Share(shared));
+                    } else {
+                        self.settle(&shared.slot, shared.errno, now);
+                    }
+                }
+                Chore::Answer(mut answer) => {
+                    let (copied, ready) = answer.advance(TURN_COPY_BYTES - self.copied);
+                    self.copied += copied;
+                    if ready {
+                        answer.send(&self.metrics, now);
+                    } else {
+                        self.chores.push_back(Chore::Answer(answer));
+                    }
+                }
             }
-            Some(buffer) => compact(buffer, plan.lead_bytes as usize, &items, &errors),
-            None if errors.is_empty() => (bytes::Bytes::new(), Lengths::of(&items)),
-            None => (
-                bytes::Bytes::new(),
-                Lengths::Each(items.iter().map(|item| item.length).collect()),
-            ),
-        };
-        // Counted before it is answered: whoever has the answer finds it in the metrics.
-        counters.count_ok(count - errors.len() as u64, data.len() as u64);
-        for error in &errors {
-            counters.count_failed(error.error.label(), 1);
         }
-        self.metrics
-            .lane(backend)
-            .total_time
-            .observe(nanoseconds(now.saturating_duration_since(accepted)), count);
-        let answer = match errors.first() {
-            Some(first) if fail_fast => Err(first.error.clone()),
-            Some(_) | None => Ok(Fetched {
-                data,
-                lengths,
-                errors,
-            }),
-        };
-        // A receiver that is gone wants no answer; the memory returns to the pool here.
-        let _gone = reply.send(answer);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+            && self.turns.is_empty()
+            && self.attempts.is_empty()
+            && self.chores.is_empty()
+    }
+}
+
+impl Active {
+    fn source(&self, read: &PlannedRead) -> Option<Source> {
+        Some(Source {
+            file: self.work.file_id(read)?,
+            direct: read.direct,
+        })
+    }
+
+    /// Lets a read join one in flight that brings its bytes, if there is one.
+    fn join(
+        &mut self,
+        key: usize,
+        read: &PlannedRead,
+        joinable: Joinable,
+        in_flight: &mut InFlight,
+        metrics: &ShardMetrics,
+        now: Instant,
+    ) -> bool {
+        let serving = self
+            .source(read)
+            .and_then(|source| in_flight.serving(source, read, joinable));
+        let Some(slot) = serving else { return false };
+        slot.joiners.push(Joiner {
+            active: key,
+            read: *read,
+            joined: now,
+        });
+        self.outstanding += 1;
+        metrics.count_joined_read();
+        let queued = now.saturating_duration_since(self.work.accepted);
+        let lane = metrics.lane(self.work.backend);
+        lane.queue_time.observe(nanoseconds(queued), 1);
+        true
+    }
+
+    /// Gives up the reads that are not started, if the caller did or the deadline has passed. Returns how many.
+    fn drop_unwanted(&mut self, now: Instant) -> usize {
+        let total = self.work.plan.reads.len();
+        let left = total - self.next_read;
+        if left == 0 {
+            return 0;
+        }
+        self.expired = self.work.deadline.is_some_and(|deadline| deadline <= now);
+        if !self.expired && !self.work.reply.is_closed() {
+            return 0;
+        }
+        self.next_read = total;
+        left
     }
 }
 
@@ -455,9 +597,12 @@ impl<B: Backend> Future for Shard<B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let shard = &mut *self;
+        shard.copied = 0;
         loop {
-            let inbox_wakes = shard.admit(cx);
-            if !shard.to_start.is_empty() && !shard.free_slots.is_empty() {
+            shard.obey(cx);
+            let more = shard.admit(cx);
+            shard.do_chores();
+            if !shard.turns.is_empty() && shard.in_flight.has_room() {
                 shard.start_reads(Instant::now());
             }
             shard.launch();
@@ -467,6 +612,7 @@ impl<B: Backend> Future for Shard<B> {
             }
             let mut finished = std::mem::take(&mut shard.finished);
             let polled = shard.backend.poll_finished(cx, &mut finished);
+            shard.copied += shard.backend.take_copied();
             if !finished.is_empty() {
                 let now = Instant::now();
                 for one in finished.drain(..) {
@@ -475,21 +621,20 @@ impl<B: Backend> Future for Shard<B> {
                 shard
                     .metrics
                     .in_flight
-                    .store(shard.in_flight(), Ordering::Relaxed);
+                    .store(shard.in_flight.len(), Ordering::Relaxed);
             }
             shard.finished = finished;
-            if polled.is_pending() {
-                // Room came since the inbox was looked at, perhaps with nothing left in flight (a batch given up): it
-                // must be looked at again, or nobody ever wakes this task.
-                if !inbox_wakes && shard.has_room() {
-                    continue;
-                }
-                let idle = shard.in_flight() == 0 && shard.to_start.is_empty() && shard.attempts.is_empty();
-                return if idle && shard.inbox_ended {
+            if polled.is_pending() && !more && shard.chores.is_empty() {
+                return if shard.is_idle() && shard.inbox.has_ended() {
                     Poll::Ready(())
                 } else {
                     Poll::Pending
                 };
+            }
+            if more || shard.copied >= TURN_COPY_BYTES {
+                // The thread's other tasks first, and control messages again.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
         }
     }
@@ -497,7 +642,7 @@ impl<B: Backend> Future for Shard<B> {
 
 impl<B: Backend> Drop for Shard<B> {
     fn drop(&mut self) {
-        if self.in_flight() == 0 {
+        if self.in_flight.is_empty() {
             return;
         }
         // The kernel may still write to these batches' memory. Never freed is safe; freed is not (TRAPS 2).
@@ -505,7 +650,7 @@ impl<B: Backend> Drop for Shard<B> {
             .actives
             .iter_mut()
             .filter_map(Option::take)
-            .filter(|active| active.in_flight > 0)
+            .filter(|active| active.outstanding > 0)
         {
             let Active { work, .. } = active;
             let Work { buffer, scratch, .. } = *work;

@@ -15,9 +15,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Batches an inbox holds; the bound on queued *reads* is the finer one.
-const INBOX_BATCHES: usize = 4096;
-
 /// Reads that an mmap shard announces ahead of its copying: 64 a batch gave 75k reads/s on one thread, 256 gave 78k
 /// (MEASURED).
 const MMAP_DEPTH: u32 = 256;
@@ -253,11 +250,11 @@ impl Starter<'_> {
     }
 
     fn shard(&mut self, backend: BackendKind, depth: u32) -> Unplaced {
-        let (sender, inbox) = mpsc::channel(INBOX_BATCHES);
+        let (mailbox, inbox) = crate::shard::inbox();
         let number = self.first_shard + u32::try_from(self.shards.len()).unwrap_or(u32::MAX);
         let metrics = ShardMetrics::new(number, backend, depth);
         self.shards.push(ShardHandle {
-            inbox: sender,
+            inbox: mailbox,
             metrics: Arc::clone(&metrics),
         });
         Unplaced { inbox, metrics }

@@ -1,10 +1,10 @@
-//! A planned batch with its memory: where each read goes, and how what arrived becomes the answer.
+//! A planned batch with its memory: where each read goes, and where its bytes belong when they have arrived.
 //!
-//! Called by the shard alone. Invariant: bytes are copied, cut out or shown only when the read that brought them is
-//! over. Absent on purpose: when reads are made, and what counts as over (`shard`).
+//! Called by the shard alone. Invariant: bytes are copied only when the read that brought them is over. When reads are
+//! made, and what counts as over, is the shard's business.
 
 use crate::backend::Attempt;
-use crate::batch::{Fetched, Item, Lengths, file_of};
+use crate::batch::{Fetched, Item, file_of};
 use crate::buffer::PooledBuffer;
 use crate::config::BackendKind;
 use crate::dataset::{Dataset, OpenFile};
@@ -15,11 +15,25 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
+/// Why a read did not bring all of its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shortfall {
+    /// The file ended.
+    EndOfFile,
+    /// The device, or whatever is in front of it, answered this errno.
+    Errno(i32),
+    /// The plan asks for what the batch does not have: a defect of ours.
+    Defect,
+}
+
 /// A planned batch with its memory.
+#[derive(Debug)]
 pub(crate) struct Work {
     /// The backend that it was accepted for.
     pub(crate) backend: BackendKind,
     pub(crate) dataset: Arc<Dataset>,
+    /// Who takes its turn with it: caller and connection.
+    pub(crate) origin: Option<(u64, u64)>,
     pub(crate) objects: Vec<Arc<OpenFile>>,
     pub(crate) items: Vec<Item>,
     pub(crate) errors: Vec<ItemError>,
@@ -40,10 +54,7 @@ impl Work {
     /// The attempt at a read from `from` on.
     pub(crate) fn attempt(&self, slot: u32, read: &PlannedRead, from: u32) -> Option<Attempt> {
         let file = Arc::clone(file_of(&self.dataset, &self.objects, read.file)?);
-        let (buffer, place) = match read.place {
-            Place::Data(place) => (self.buffer.as_ref()?, place),
-            Place::Scratch(place) => (self.scratch.as_ref()?, place),
-        };
+        let (buffer, place) = self.memory_of(read)?;
         let length = read.length - from;
         let destination = buffer.place(place as usize + from as usize, length as usize);
         Some(Attempt {
@@ -63,22 +74,60 @@ impl Work {
         read.alignment.max(file.map_or(1, |file| file.memory_alignment()))
     }
 
-    /// Puts what arrived of a read where it belongs, and records the items whose bytes did not.
-    pub(crate) fn deliver(&mut self, read: &PlannedRead, reached: u32, errno: Option<i32>) {
+    /// `OpenFile::id` of what a read is from; `None` is a defect of the planner.
+    pub(crate) fn file_id(&self, read: &PlannedRead) -> Option<u64> {
+        file_of(&self.dataset, &self.objects, read.file).map(|file| file.id)
+    }
+
+    fn memory_of(&self, read: &PlannedRead) -> Option<(&PooledBuffer, u32)> {
+        match read.place {
+            Place::Data(place) => Some((self.buffer.as_ref()?, place)),
+            Place::Scratch(place) => Some((self.scratch.as_ref()?, place)),
+        }
+    }
+
+    /// Copies `length` bytes that `read` brought, from its byte `from` on, to the beginning of a read of another batch (or
+    /// of this one).
+    pub(crate) fn share(
+        &self,
+        read: &PlannedRead,
+        from: u32,
+        with: &Self,
+        joiner: &PlannedRead,
+        length: u32,
+    ) {
+        let (Some((source, place)), Some((target, target_place))) =
+            (self.memory_of(read), with.memory_of(joiner))
+        else {
+            return;
+        };
+        source.copy_to(
+            place as usize + from as usize,
+            target,
+            target_place as usize,
+            length as usize,
+        );
+    }
+
+    /// Puts what arrived of a read where it belongs, and records the items whose bytes did not. Returns how many bytes were
+    /// copied.
+    pub(crate) fn deliver(&mut self, read: &PlannedRead, reached: u32, shortfall: Shortfall) -> u64 {
         let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
+        let mut copied = 0;
         for piece in self.plan.pieces.get(pieces).unwrap_or_default() {
             if piece.source + piece.length > reached {
                 let Some(item) = self.items.get(piece.item as usize) else {
                     continue;
                 };
                 let (offset, length) = (item.offset, u64::from(item.length));
-                let error = match errno {
-                    Some(errno) => ReadError::Device {
+                let error = match shortfall {
+                    Shortfall::Errno(errno) => ReadError::Device {
                         errno,
                         offset,
                         length,
                     },
-                    None => ReadError::Truncated { offset, length },
+                    Shortfall::EndOfFile => ReadError::Truncated { offset, length },
+                    Shortfall::Defect => ReadError::ShardFailed,
                 };
                 self.errors.push(ItemError {
                     item: piece.item,
@@ -99,7 +148,9 @@ impl Work {
             };
             let source = (place + piece.source) as usize;
             from.copy_to(source, data, piece.target as usize, piece.length as usize);
+            copied += u64::from(piece.length);
         }
+        copied
     }
 
     /// Appends each piece of a merged read as a read of its own, straight into its item's place, which belongs to it
@@ -134,31 +185,4 @@ impl Work {
         }
         singles.len()
     }
-}
-
-/// Closes the gaps that failed items leave, so that no byte that was not read is ever seen.
-pub(crate) fn compact(
-    mut buffer: PooledBuffer,
-    lead: usize,
-    items: &[Item],
-    errors: &[ItemError],
-) -> (bytes::Bytes, Lengths) {
-    let mut failed = errors.iter().map(|error| error.item as usize).peekable();
-    let (mut from, mut to) = (lead, lead);
-    let mut lengths = Vec::with_capacity(items.len());
-    for (index, item) in items.iter().enumerate() {
-        let length = item.length as usize;
-        if failed.next_if_eq(&index).is_some() {
-            lengths.push(0);
-        } else {
-            if from != to {
-                buffer.copy_to(from, &buffer, to, length);
-            }
-            to += length;
-            lengths.push(item.length);
-        }
-        from += length;
-    }
-    buffer.set_visible(lead..to);
-    (buffer.into_bytes(), Lengths::Each(lengths))
 }

@@ -5,14 +5,18 @@
 //! while it stays cold. What was asked about and is not resident is read through the page cache, so that it is the next
 //! time: a file that is partly warm warms up further, as it would under a mapping; of a cold one, one read in 16 fills
 //! the cache, enough for what is read often to be found there, and hardly anything for what is read once.
-//! Invariant: only what was resident a moment ago is copied, or lies in a file of which everything was for long, until
-//! the first fault: so a network thread hardly ever meets one. Deliberately absent: readahead, and any guess without
-//! having asked.
+//! A page that is still being read counts as resident too. So what lies where a read fills the cache (`fills`) is copied by
+//! preadv2(2) with RWF_NOWAIT, which waits for nothing; what it does not get goes to the ring.
+//! Invariant: only what was resident a moment ago is copied from the mapping, or lies in a file of which everything was for
+//! long, until the first fault: so a network thread hardly ever meets one.
+
+mod fills;
 
 use super::mmap::{MmapBackend, major_faults};
 use super::uring::UringBackend;
 use super::{Attempt, Backend, Finished, Route};
 use crate::dataset::OpenFile;
+use fills::Fills;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,12 +48,19 @@ pub(crate) struct AutoBackend {
     temperatures: Vec<Temperature>,
     /// Whether something was handed to the mapping without having asked.
     unasked: bool,
+    fills: Fills,
+    /// Copied without waiting, and not yet reported.
+    read_at_once: Vec<Finished>,
+    copied: u64,
 }
 
 impl AutoBackend {
-    pub(crate) fn new(ring: UringBackend) -> Self {
+    pub(crate) fn new(ring: UringBackend, queue_depth: u32) -> Self {
         Self {
             ring,
+            fills: Fills::new(queue_depth),
+            read_at_once: Vec::new(),
+            copied: 0,
             // Resident pages need no announcement.
             mapped: MmapBackend::new(false),
             temperatures: vec![Temperature::default(); REMEMBERED_FILES],
@@ -74,6 +85,36 @@ impl AutoBackend {
         temperature.learn(resident);
         Some(resident)
     }
+
+    /// Copies an attempt's bytes, if that takes no waiting for the device. Otherwise its file is not trusted any more.
+    fn read_at_once(&mut self, attempt: &Attempt) -> bool {
+        let wanted = attempt
+            .file
+            .length_bytes()
+            .saturating_sub(attempt.offset)
+            .min(u64::from(attempt.length));
+        // SAFETY: the shard keeps the attempt's memory for us until it is reported.
+        let read = unsafe { pread_no_wait(attempt) };
+        match read {
+            // Short of the file's end, the next page was not there. A file that was cut meanwhile goes the long way too.
+            Ok(bytes) if u64::from(bytes) == wanted => {
+                self.copied += wanted;
+                self.read_at_once.push(Finished {
+                    slot: attempt.slot,
+                    result: Ok(bytes),
+                });
+                true
+            }
+            // EAGAIN: it is being read. EOPNOTSUPP: the file system always waits.
+            Ok(_) | Err(_) => {
+                let place = usize::try_from(attempt.file.id).unwrap_or(0) % REMEMBERED_FILES;
+                if let Some(temperature) = self.temperatures.get_mut(place) {
+                    temperature.learn(false);
+                }
+                false
+            }
+        }
+    }
 }
 
 impl Backend for AutoBackend {
@@ -91,17 +132,24 @@ impl Backend for AutoBackend {
         } else {
             None
         };
-        match resident {
-            Some(true) => {
+        let fills = match resident {
+            Some(true) if !fills::is_filling(attempt.file.id, attempt.offset, attempt.length) => {
                 self.mapped.start(attempt);
-                Route::PageCache
+                return Route::PageCache;
             }
-            Some(false) => self.ring.start(Attempt {
-                direct: false,
-                ..attempt
-            }),
-            None => self.ring.start(attempt),
+            Some(true) if self.read_at_once(&attempt) => return Route::PageCache,
+            Some(_) => true,
+            None => attempt.may_copy && !attempt.direct,
+        };
+        if !fills {
+            return self.ring.start(attempt);
         }
+        self.fills
+            .begin(attempt.slot, attempt.file.id, attempt.offset, attempt.length);
+        self.ring.start(Attempt {
+            direct: false,
+            ..attempt
+        })
     }
 
     fn flush(&mut self) -> u32 {
@@ -121,8 +169,22 @@ impl Backend for AutoBackend {
                 .iter_mut()
                 .for_each(|file| file.hits_in_a_row = 0);
         }
+        let from_ring = finished.len();
         let read = self.ring.poll_finished(cx, finished);
-        if copied.is_ready() { copied } else { read }
+        for finished in finished.get(from_ring..).unwrap_or_default() {
+            self.fills.end(finished.slot);
+        }
+        let at_once = !self.read_at_once.is_empty();
+        finished.append(&mut self.read_at_once);
+        if at_once || copied.is_ready() {
+            Poll::Ready(())
+        } else {
+            read
+        }
+    }
+
+    fn take_copied(&mut self) -> u64 {
+        std::mem::take(&mut self.copied) + self.mapped.take_copied()
     }
 }
 
@@ -198,6 +260,31 @@ impl Temperature {
             self.hits_per_mille - self.hits_per_mille.div_ceil(64)
         };
     }
+}
+
+/// Reads what an attempt wants from the page cache, without waiting for the device.
+///
+/// # Errors
+/// errno; EAGAIN where nothing is there.
+///
+/// # Safety
+/// As [`Attempt`] promises: `destination` has `length` bytes, which nobody else touches.
+unsafe fn pread_no_wait(attempt: &Attempt) -> Result<u32, i32> {
+    let vector = libc::iovec {
+        iov_base: attempt.destination.cast(),
+        iov_len: attempt.length as usize,
+    };
+    let offset = i64::try_from(attempt.offset).map_err(|_| libc::EINVAL)?;
+    let file = attempt.file.buffered_fd().as_raw_fd();
+    // SAFETY: one vector, whose memory is valid and exclusive by the caller's promise.
+    let read = unsafe { libc::preadv2(file, &raw const vector, 1, offset, libc::RWF_NOWAIT) };
+    let read = u32::try_from(read).map_err(|_| {
+        std::io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EIO)
+    })?;
+    // The file may have been cut meanwhile, and its last page zeroed.
+    attempt.file.kept(attempt.offset, read)
 }
 
 /// `struct cachestat_range` of cachestat(2).
@@ -334,7 +421,7 @@ mod tests {
         let open = Arc::new(OpenFile::open(file.path(), DirectIo::Preferred).unwrap());
         let ring = RingRuntime::new(128).unwrap();
         ring.block_on(async {
-            let mut backend = AutoBackend::new(ring.handle().backend(128));
+            let mut backend = AutoBackend::new(ring.handle().backend(128), 128);
             trust(&mut backend, open.id);
             let mut memory = vec![0_u8; 128 * PAGE as usize];
             let mut offsets: Vec<u64> = (0..99).map(|number| number * u64::from(PAGE)).collect();
@@ -366,6 +453,51 @@ mod tests {
         });
     }
 
+    /// A resident page that lies where another shard fills the cache is copied without the mapping; one that is not there
+    /// goes to the ring, though the file was trusted, and ends the trust.
+    #[test]
+    fn where_the_cache_is_being_filled_nothing_waits() {
+        const PAGE: u32 = 4096;
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        std::fs::write(file.path(), vec![7_u8; 32 << 20]).unwrap();
+        rustix::fs::fsync(file.as_file()).unwrap();
+        fadvise(file.as_file(), 16 << 20, None, Advice::DontNeed).unwrap();
+        let open = Arc::new(OpenFile::open(file.path(), DirectIo::Preferred).unwrap());
+        let ring = RingRuntime::new(8).unwrap();
+        ring.block_on(async {
+            let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
+            let mut other = Fills::new(8);
+            other.begin(0, open.id, 0, PAGE);
+            other.begin(1, open.id, 24 << 20, PAGE);
+            trust(&mut backend, open.id);
+            backend.temperatures.iter_mut().for_each(|file| file.unasked = 0);
+            let mut memory = vec![0_u8; 2 * PAGE as usize];
+            for (slot, offset, route) in [(0, 0, Route::PageCache), (1, 24 << 20, Route::Device)] {
+                let attempt = Attempt {
+                    slot,
+                    file: Arc::clone(&open),
+                    direct: true,
+                    may_copy: true,
+                    offset,
+                    destination: memory[(slot * PAGE) as usize..].as_mut_ptr(),
+                    length: PAGE,
+                };
+                assert_eq!(backend.start(attempt), route);
+            }
+            assert_eq!(backend.take_copied(), u64::from(PAGE));
+            assert!(backend.temperatures.iter().any(|file| file.hits_in_a_row == 0));
+            backend.flush();
+            let mut finished = Vec::new();
+            while finished.len() < 2 {
+                std::future::poll_fn(|cx| backend.poll_finished(cx, &mut finished)).await;
+            }
+            assert!(finished.iter().all(|finished| finished.result == Ok(PAGE)));
+            drop(other);
+            assert!(!fills::is_filling(open.id, 0, 32 << 20), "its own fill is over");
+            assert!(memory.iter().all(|byte| *byte == 7));
+        });
+    }
+
     /// Of a file that nobody has asked about yet, the reads that miss fill the page cache; of one that has stayed cold,
     /// one in 16 does. (Pages of 4 KiB at distances that no readahead bridges.)
     #[test]
@@ -378,7 +510,7 @@ mod tests {
         let open = Arc::new(OpenFile::open(file.path(), DirectIo::Preferred).unwrap());
         let ring = RingRuntime::new(8).unwrap();
         let found = ring.block_on(async {
-            let mut backend = AutoBackend::new(ring.handle().backend(8));
+            let mut backend = AutoBackend::new(ring.handle().backend(8), 8);
             let mut memory = vec![0_u8; 2 * PAGE as usize];
             let start = memory.as_ptr().align_offset(PAGE as usize);
             let mut read = async |backend: &mut AutoBackend, offset: u64| {

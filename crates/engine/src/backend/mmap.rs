@@ -15,6 +15,7 @@ use super::map::Mapping;
 use super::pread::pread_attempt;
 use super::{Attempt, Backend, Finished, Route};
 use crate::dataset::OpenFile;
+use crate::shard::TURN_COPY_BYTES;
 use announce::Announcer;
 use habit::Habit;
 pub(super) use habit::major_faults;
@@ -22,9 +23,16 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 /// Attempts made in one go, between two looks at what else is to be announced: a batch of the usual size.
 const MADE_AT_ONCE: usize = 64;
+
+/// Attempts between two looks at the clock: where the device is slow and nothing was announced, each is a wait.
+const MADE_PER_LOOK: usize = 8;
+
+/// Longest time in one go, beyond the attempts up to the next look: a shard's heartbeat is answered between two goes.
+const MADE_FOR: Duration = Duration::from_millis(10);
 
 /// See the module.
 #[derive(Debug)]
@@ -35,6 +43,8 @@ pub(crate) struct MmapBackend {
     /// Started and not yet made, oldest first.
     waiting: VecDeque<Attempt>,
     made: Vec<Made>,
+    /// Bytes made since the shard asked.
+    copied: u64,
     /// Each file's length after this turn's copies; kept between turns for its memory only.
     lengths: HashMap<u64, Result<u64, i32>>,
 }
@@ -66,6 +76,7 @@ impl MmapBackend {
             habit: Habit::default(),
             waiting: VecDeque::new(),
             made: Vec::new(),
+            copied: 0,
             lengths: HashMap::new(),
         }
     }
@@ -130,10 +141,12 @@ impl Backend for MmapBackend {
 
     fn poll_finished(&mut self, _: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
         let faults = (self.announcer.is_some() && !self.habit.is_announcing()).then(major_faults);
-        for _ in 0..MADE_AT_ONCE {
+        let (began, mut bytes) = (Instant::now(), 0);
+        for number in 1..=MADE_AT_ONCE {
             let Some(attempt) = self.waiting.pop_front() else {
                 break;
             };
+            bytes += u64::from(attempt.length);
             if self.habit.is_probe(attempt.slot) {
                 let before = major_faults();
                 self.make(attempt);
@@ -141,7 +154,11 @@ impl Backend for MmapBackend {
             } else {
                 self.make(attempt);
             }
+            if bytes >= TURN_COPY_BYTES || (number % MADE_PER_LOOK == 0 && began.elapsed() >= MADE_FOR) {
+                break;
+            }
         }
+        self.copied += bytes;
         if faults.is_some_and(|before| major_faults() > before) {
             self.habit.faulted();
         }
@@ -162,6 +179,10 @@ impl Backend for MmapBackend {
             Finished { slot, result }
         }));
         Poll::Ready(())
+    }
+
+    fn take_copied(&mut self) -> u64 {
+        std::mem::take(&mut self.copied)
     }
 }
 

@@ -2,6 +2,7 @@
 //! end-of-file rules, errno mapping and metrics stand above it, in `shard`, written once.
 
 use crate::dataset::OpenFile;
+use crate::shard::IN_FLIGHT_BYTES_MAX;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -61,6 +62,16 @@ pub(crate) trait Backend {
     /// Tells the kernel about reads that are about to be started. A hint: may do nothing.
     fn announce(&mut self, attempts: &[Attempt]) {
         let _ = attempts;
+    }
+
+    /// Bytes in flight beyond which the shard starts no further read.
+    fn in_flight_bytes_max(&self) -> u64 {
+        IN_FLIGHT_BYTES_MAX
+    }
+
+    /// Bytes that this backend has copied on the calling thread since it was last asked.
+    fn take_copied(&mut self) -> u64 {
+        0
     }
 
     /// Starts an attempt. A blocking backend makes it in a later `poll_finished`.

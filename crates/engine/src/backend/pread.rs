@@ -6,12 +6,16 @@
 //! more, so its bound is the shard's queue depth. Deliberately absent: retries, and any order among attempts.
 
 use super::{Attempt, Backend, Finished, Route};
+use crate::shard::IN_FLIGHT_BYTES_MAX;
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
+
+/// Bytes in flight for each thread, on average; at 64 threads 16 MiB in all.
+const THREAD_BYTES: u64 = 256 << 10;
 
 /// Makes an attempt with one `pread`: with the direct descriptor if it asks for that and the file has one.
 ///
@@ -134,6 +138,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Backend for PreadBackend {
+    /// One shard has all threads, so the usual bound would keep most of them idle when reads are long.
+    fn in_flight_bytes_max(&self) -> u64 {
+        IN_FLIGHT_BYTES_MAX.max(self.threads.len() as u64 * THREAD_BYTES)
+    }
+
     fn start(&mut self, attempt: Attempt) -> Route {
         self.started.push(Job(attempt));
         Route::Device

@@ -87,7 +87,7 @@ pub(crate) struct EngineCollector {
     descriptions: Vec<Desc>,
 }
 
-const HELP: [(&str, &str); 15] = [
+const HELP: [(&str, &str); 16] = [
     ("ringfetch_reads_total", "Items answered, by result."),
     ("ringfetch_read_bytes_total", "Bytes of items answered."),
     (
@@ -103,7 +103,10 @@ const HELP: [(&str, &str); 15] = [
         "ringfetch_queue_depth_limit",
         "The most reads a shard keeps in flight.",
     ),
-    ("ringfetch_queued_reads", "Reads accepted and not submitted."),
+    (
+        "ringfetch_queued_reads",
+        "Reads accepted and not submitted; one that joined another counts until that one is over.",
+    ),
     ("ringfetch_batch_items", "Items of each batch."),
     (
         "ringfetch_device_reads_total",
@@ -116,6 +119,10 @@ const HELP: [(&str, &str); 15] = [
     (
         "ringfetch_resident_reads_total",
         "Reads copied from the page cache by backend auto instead of being sent to the device.",
+    ),
+    (
+        "ringfetch_joined_reads_total",
+        "Reads served by a read of the same bytes that was in flight already.",
     ),
     (
         "ringfetch_submissions_total",
@@ -228,6 +235,7 @@ impl Collector for EngineCollector {
         let mut device_reads = Family::new("ringfetch_device_reads_total", COUNTER);
         let mut device_bytes = Family::new("ringfetch_device_read_bytes_total", COUNTER);
         let mut resident = Family::new("ringfetch_resident_reads_total", COUNTER);
+        let mut joined = Family::new("ringfetch_joined_reads_total", COUNTER);
         let mut submissions = Family::new("ringfetch_submissions_total", COUNTER);
         let mut failures = Family::new("ringfetch_shard_failures_total", COUNTER);
         let mut info = Family::new("ringfetch_backend_info", GAUGE);
@@ -250,6 +258,7 @@ impl Collector for EngineCollector {
             device_reads.counter(&labels, shard.device_reads.load(Ordering::Relaxed));
             device_bytes.counter(&labels, shard.device_bytes.load(Ordering::Relaxed));
             resident.counter(&labels, shard.resident_reads.load(Ordering::Relaxed));
+            joined.counter(&labels, shard.joined_reads.load(Ordering::Relaxed));
             submissions.counter(&labels, shard.submissions.load(Ordering::Relaxed));
             failures.counter(&labels, shard.failures.load(Ordering::Relaxed));
             shard.batch_items.merge_into(&mut batches);
@@ -351,6 +360,7 @@ impl Collector for EngineCollector {
             device_reads,
             device_bytes,
             resident,
+            joined,
             submissions,
             failures,
             info,

@@ -339,13 +339,17 @@ fn a_batch_given_up_before_its_first_read() {
     let half = DEPTH as usize / 2;
     let blocks: Vec<usize> = (0..half).map(|number| number * 3).collect();
     control.hold();
-    let submit = || harness.submit(blocks_of(&dataset, &blocks), SubmitOptions::default());
-    let kept = [submit().expect("accepted"), submit().expect("accepted")];
+    // Other blocks each, or they would join.
+    let submit = |number: usize| {
+        let blocks: Vec<usize> = blocks.iter().map(|block| block + number * 100).collect();
+        harness.submit(blocks_of(&dataset, &blocks), SubmitOptions::default())
+    };
+    let kept = [submit(0).expect("accepted"), submit(1).expect("accepted")];
     assert!(control.wait_started(u64::from(DEPTH), WAIT));
 
-    drop(submit().expect("accepted"));
+    drop(submit(2).expect("accepted"));
     // A fourth, behind the third: when one slot is free, the third's turn comes first.
-    let fourth = submit().expect("accepted");
+    let fourth = submit(3).expect("accepted");
     control.release_all();
     for ticket in kept.into_iter().chain([fourth]) {
         harness.await_answer(ticket).expect("an answer");
@@ -363,10 +367,11 @@ fn a_drain_gives_up_at_its_deadline() {
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 1000 * 512);
     let dataset = harness.blocks(512, &[&path]);
-    let blocks: Vec<usize> = (0..10).map(|number| number * 3).collect();
+    // Other blocks in each batch, or they would join.
+    let blocks = |batch: usize| -> Vec<usize> { (0..10).map(|number| number * 3 + batch * 100).collect() };
     control.hold();
-    let submit = || harness.submit(blocks_of(&dataset, &blocks), SubmitOptions::default());
-    let tickets: Vec<_> = (0..3).map(|_| submit().expect("accepted")).collect();
+    let submit = |batch| harness.submit(blocks_of(&dataset, &blocks(batch)), SubmitOptions::default());
+    let tickets: Vec<_> = (0..3).map(|batch| submit(batch).expect("accepted")).collect();
     assert!(control.wait_started(u64::from(DEPTH), WAIT));
     let deadline = Instant::now() + Duration::from_millis(100);
     let report = harness.runtime.block_on(harness.engine.drain(deadline));
@@ -377,11 +382,11 @@ fn a_drain_gives_up_at_its_deadline() {
         "memory in flight is not given back"
     );
     control.release_all();
-    let items: Vec<_> = blocks
-        .iter()
-        .map(|block| Ok(&model[block * 512..][..512]))
-        .collect();
-    for ticket in tickets {
+    for (batch, ticket) in tickets.into_iter().enumerate() {
+        let items: Vec<_> = blocks(batch)
+            .into_iter()
+            .map(|block| Ok(&model[block * 512..][..512]))
+            .collect();
         let answer: Answer = harness.await_answer(ticket).expect("an answer").into();
         assert_answer(&answer, &expected(&items), "after the drain");
     }

@@ -439,11 +439,18 @@ impl Harness {
 
     /// Sum over the results of `ringfetch_reads_total`.
     pub(crate) fn counted_reads(&self) -> u64 {
+        self.counted("ringfetch_reads_total")
+    }
+
+    /// Reads that joined one in flight.
+    pub(crate) fn joined_reads(&self) -> u64 {
+        self.counted("ringfetch_joined_reads_total")
+    }
+
+    fn counted(&self, counter: &str) -> u64 {
         let families = self.registry.gather();
-        let reads = families
-            .iter()
-            .find(|family| family.name() == "ringfetch_reads_total");
-        reads.map_or(0, |family| {
+        let family = families.iter().find(|family| family.name() == counter);
+        family.map_or(0, |family| {
             let counters = family
                 .get_metric()
                 .iter()

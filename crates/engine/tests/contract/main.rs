@@ -22,6 +22,7 @@ mod filesystems;
 mod flow;
 mod model;
 mod reads;
+mod sharing;
 
 /// One test for each case and variant, named `variant::case`.
 macro_rules! contract {

@@ -1,0 +1,116 @@
+//! Which parts of files are being read into the page cache, by any shard of this process.
+//!
+//! The page cache counts a page as present from when its read begins. Who copies it from a mapping then waits for the
+//! device: a network thread, with all of its connections. So a shard notes here what it has the ring read through the page
+//! cache, and every shard looks here before it copies.
+//!
+//! One counter for a [`GRAIN_BYTES`] of a file, by hashing: two that share one are told apart by nobody, which costs a
+//! system call (see `auto`), never a wait. Process-wide, as the page cache is and as file numbers are.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Part of a file that has one counter. Twice the kernel's default readahead: what a read brings beyond itself is within
+/// the next one.
+const GRAIN_BYTES: u64 = 256 << 10;
+
+const COUNTERS: usize = 4096;
+
+static FILLING: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
+
+/// What one shard has the ring read through the page cache: for each slot the file and the first and last grain.
+#[derive(Debug)]
+pub(super) struct Fills {
+    slots: Vec<Option<(u64, u64, u64)>>,
+    count: usize,
+}
+
+fn counter(file: u64, grain: u64) -> &'static AtomicU32 {
+    // Fibonacci hashing: the high bits of the product are spread best.
+    let product = (file.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ grain).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let index = usize::try_from(product >> 40).unwrap_or(0) % COUNTERS;
+    #[expect(clippy::indexing_slicing, reason = "below COUNTERS")]
+    &FILLING[index]
+}
+
+/// Whether bytes of a file may be on their way into the page cache.
+pub(super) fn is_filling(file: u64, offset: u64, length: u32) -> bool {
+    let last = (offset + u64::from(length)).saturating_sub(1) / GRAIN_BYTES;
+    // Acquire: who sees the end of a fill sees its pages.
+    (offset / GRAIN_BYTES..=last).any(|grain| counter(file, grain).load(Ordering::Acquire) > 0)
+}
+
+impl Fills {
+    pub(super) fn new(queue_depth: u32) -> Self {
+        Self {
+            slots: vec![None; queue_depth as usize],
+            count: 0,
+        }
+    }
+
+    /// A slot's read fills the page cache from now on.
+    pub(super) fn begin(&mut self, slot: u32, file: u64, offset: u64, length: u32) {
+        let Some(place) = self.slots.get_mut(slot as usize) else {
+            return;
+        };
+        // One more for the kernel's readahead.
+        let last = (offset + u64::from(length)).saturating_sub(1) / GRAIN_BYTES + 1;
+        let first = offset / GRAIN_BYTES;
+        *place = Some((file, first, last));
+        self.count += 1;
+        for grain in first..=last {
+            counter(file, grain).fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// A slot's read is over.
+    pub(super) fn end(&mut self, slot: u32) {
+        if self.count == 0 {
+            return;
+        }
+        if let Some((file, first, last)) = self.slots.get_mut(slot as usize).and_then(Option::take) {
+            self.count -= 1;
+            for grain in first..=last {
+                counter(file, grain).fetch_sub(1, Ordering::Release);
+            }
+        }
+    }
+}
+
+impl Drop for Fills {
+    fn drop(&mut self) {
+        for slot in 0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX) {
+            self.end(slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_being_filled_is_seen_until_it_is_over() {
+        // Numbers that no other test's files have.
+        let file = u64::MAX - 1;
+        let mut fills = Fills::new(4);
+        let at = 10 * GRAIN_BYTES;
+        fills.begin(0, file, at + 100, 4096);
+        fills.begin(1, file, at, 4096);
+        assert!(is_filling(file, at, 4096));
+        assert!(is_filling(file, at - 1, 2), "across the boundary");
+        assert!(is_filling(file, at + GRAIN_BYTES, 4096), "what is read ahead");
+        assert!(!is_filling(file, at - 4096, 4096), "in front of it");
+        assert!(!is_filling(file, at + 2 * GRAIN_BYTES, 4096), "far behind");
+        fills.end(0);
+        assert!(is_filling(file, at, 4096), "the other one goes on");
+        fills.end(1);
+        assert!(!is_filling(file, at, 4096));
+        fills.begin(2, file, at, 1 << 20);
+        assert!(is_filling(file, at + (1 << 20) - 1, 1));
+        drop(fills);
+        assert!(
+            !is_filling(file, at, 1 << 20),
+            "a shard that ends takes its own away"
+        );
+    }
+}

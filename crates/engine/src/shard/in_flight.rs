@@ -1,0 +1,370 @@
+//! The reads in flight: their slots, and which of them brings the bytes that another read wants.
+//!
+//! A read whose bytes a read in flight covers (same open file, so the same version; same directness) joins it: no second
+//! read of the same bytes is made, and the bytes are copied when the first read is over. Found by hashing: a read is
+//! chained under the [`GRAIN_BYTES`] of the file that it begins in, and one longer than that is on a short list as well.
+//! Worked, grains of 32 KiB: 4 KiB at 100 KiB is looked for among the reads that begin in grain 3 or 2, and then among
+//! the long ones, of which `IN_FLIGHT_BYTES_MAX / GRAIN_BYTES` = 64 are in flight at most.
+
+use crate::plan::PlannedRead;
+use std::time::Instant;
+
+/// Most reads of scattered blocks are shorter, so that they are looked for in two chains; longer ones are few.
+const GRAIN_BYTES: u32 = 32 << 10;
+
+const NONE: u32 = u32::MAX;
+
+/// Where a read's bytes come from: what reads that may be shared have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Source {
+    /// `OpenFile::id`.
+    pub(super) file: u64,
+    pub(super) direct: bool,
+}
+
+/// A read of another batch, or of the same, that waits for one in flight.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Joiner {
+    /// Its batch.
+    pub(super) active: usize,
+    pub(super) read: PlannedRead,
+    pub(super) joined: Instant,
+}
+
+/// A read in flight.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// Its batch.
+    pub(super) active: usize,
+    pub(super) read: PlannedRead,
+    pub(super) source: Source,
+    /// Where in the read the current attempt begins.
+    pub(super) from: u32,
+    /// Bytes from the read's beginning that have arrived.
+    pub(super) reached: u32,
+    pub(super) interrupted: u8,
+    pub(super) started: Instant,
+    /// Reads that are served by this one.
+    pub(super) joiners: Vec<Joiner>,
+    /// The next one in its chain.
+    next: u32,
+}
+
+/// Which reads in flight a read may join.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Joinable {
+    /// All that cover it.
+    Covering,
+    /// Those of other batches, of the same range, that need at least as much: their outcome is this read's own outcome. For
+    /// a read that is made after another one failed, so that nothing joins in vain without end.
+    Same { batch: usize },
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    bytes: u64,
+    bytes_max: u64,
+    /// First slot of each chain.
+    heads: Vec<u32>,
+    /// Slots of reads longer than a grain.
+    long: Vec<u32>,
+}
+
+impl Slot {
+    /// A read that is about to be started.
+    pub(super) fn new(active: usize, read: PlannedRead, source: Source, started: Instant) -> Self {
+        Self {
+            active,
+            read,
+            source,
+            from: 0,
+            reached: 0,
+            interrupted: 0,
+            started,
+            joiners: Vec::new(),
+            next: NONE,
+        }
+    }
+
+    fn serves(&self, source: Source, read: &PlannedRead, joinable: Joinable) -> bool {
+        if self.source != source {
+            return false;
+        }
+        match joinable {
+            Joinable::Same { batch } => {
+                self.active != batch && self.is_same_range(read) && self.read.needed >= read.needed
+            }
+            Joinable::Covering => {
+                // Offsets are below 2^63 (the kernel's own limit), lengths below 2^32.
+                self.read.offset <= read.offset
+                    && read.offset + u64::from(read.length) <= self.read.offset + u64::from(self.read.length)
+            }
+        }
+    }
+
+    /// Whether `read` asks for exactly the bytes of this one.
+    pub(super) fn is_same_range(&self, read: &PlannedRead) -> bool {
+        self.read.offset == read.offset && self.read.length == read.length
+    }
+
+    /// Where in this read the bytes of `read`, which it covers, begin.
+    pub(super) fn distance(&self, read: &PlannedRead) -> u32 {
+        u32::try_from(read.offset.saturating_sub(self.read.offset)).unwrap_or(u32::MAX)
+    }
+}
+
+impl InFlight {
+    /// Room for `depth` reads. Of several at a time, no more than `bytes_max` bytes.
+    pub(super) fn new(depth: u32, bytes_max: u64) -> Self {
+        let chains = (2 * depth as usize).next_power_of_two();
+        Self {
+            slots: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            bytes: 0,
+            bytes_max,
+            heads: vec![NONE; chains],
+            long: Vec::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        // Both are at most queue_depth, a u32.
+        u32::try_from(self.slots.len() - self.free.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Whether any further read may be started.
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty() && self.bytes < self.bytes_max
+    }
+
+    /// The slot that a read of so many bytes gets if it is started now; `None`: it has to wait.
+    pub(super) fn room_for(&self, length: u32) -> Option<u32> {
+        let fits = self.is_empty() || self.bytes + u64::from(length) <= self.bytes_max;
+        self.free.last().copied().filter(|_| fits)
+    }
+
+    /// Puts a read into the slot that [`InFlight::room_for`] has told.
+    pub(super) fn start(&mut self, mut slot: Slot) {
+        let Some(number) = self.free.pop() else { return };
+        self.bytes += u64::from(slot.read.length);
+        if slot.read.length > GRAIN_BYTES {
+            self.long.push(number);
+        } else {
+            let chain = self.chain(slot.source, grain_of(&slot.read));
+            if let Some(head) = self.heads.get_mut(chain) {
+                slot.next = std::mem::replace(head, number);
+            }
+        }
+        if let Some(place) = self.slots.get_mut(number as usize) {
+            *place = Some(slot);
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Slot> {
+        self.slots.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// Takes a read out that is over.
+    pub(super) fn finish(&mut self, number: u32) -> Option<Slot> {
+        let slot = self.slots.get_mut(number as usize)?.take()?;
+        self.free.push(number);
+        self.bytes = self.bytes.saturating_sub(u64::from(slot.read.length));
+        if slot.read.length > GRAIN_BYTES {
+            self.long.retain(|long| *long != number);
+        } else {
+            self.unchain(number, &slot);
+        }
+        Some(slot)
+    }
+
+    /// The read in flight that brings the bytes of `read`.
+    pub(super) fn serving(
+        &mut self,
+        source: Source,
+        read: &PlannedRead,
+        joinable: Joinable,
+    ) -> Option<&mut Slot> {
+        if self.is_empty() {
+            return None;
+        }
+        let number = self.find(source, read, joinable)?;
+        self.get_mut(number)
+    }
+
+    fn find(&self, source: Source, read: &PlannedRead, joinable: Joinable) -> Option<u32> {
+        let serves = |number: u32| {
+            let slot = self.slots.get(number as usize).and_then(Option::as_ref);
+            slot.filter(|slot| slot.serves(source, read, joinable))
+        };
+        if read.length <= GRAIN_BYTES {
+            // One that covers it is no longer than a grain, and so begins in the same grain or in the one before.
+            let grain = grain_of(read);
+            for grain in [Some(grain), grain.checked_sub(1)].into_iter().flatten() {
+                let mut number = self.heads.get(self.chain(source, grain)).copied().unwrap_or(NONE);
+                while number != NONE {
+                    if serves(number).is_some() {
+                        return Some(number);
+                    }
+                    let slot = self.slots.get(number as usize).and_then(Option::as_ref);
+                    number = slot.map_or(NONE, |slot| slot.next);
+                }
+            }
+        }
+        self.long.iter().copied().find(|number| serves(*number).is_some())
+    }
+
+    fn unchain(&mut self, number: u32, slot: &Slot) {
+        let chain = self.chain(slot.source, grain_of(&slot.read));
+        let Some(head) = self.heads.get_mut(chain) else {
+            return;
+        };
+        if *head == number {
+            *head = slot.next;
+            return;
+        }
+        let mut at = *head;
+        while let Some(before) = self.get_mut(at) {
+            if before.next == number {
+                before.next = slot.next;
+                return;
+            }
+            at = before.next;
+        }
+    }
+
+    fn chain(&self, source: Source, grain: u64) -> usize {
+        // Fibonacci hashing: the high bits of the product are spread best.
+        let key = source.file.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ (grain << 1) ^ u64::from(source.direct);
+        let product = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        usize::try_from(product).unwrap_or(0) & (self.heads.len() - 1)
+    }
+}
+
+fn grain_of(read: &PlannedRead) -> u64 {
+    read.offset / u64::from(GRAIN_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Place;
+
+    fn read(offset: u64, length: u32) -> PlannedRead {
+        PlannedRead {
+            file: 0,
+            direct: true,
+            alignment: 512,
+            offset,
+            length,
+            needed: length,
+            place: Place::Data(0),
+            first_piece: 0,
+            pieces: 1,
+        }
+    }
+
+    const FILE: Source = Source {
+        file: 7,
+        direct: true,
+    };
+
+    fn started(in_flight: &mut InFlight, offset: u64, length: u32) -> u32 {
+        let slot = in_flight.room_for(length).expect("room");
+        in_flight.start(Slot::new(0, read(offset, length), FILE, Instant::now()));
+        slot
+    }
+
+    #[test]
+    fn a_read_joins_what_covers_it_and_nothing_else() {
+        // In flight: 4 KiB at 64 KiB, 20 KiB across the next grain's boundary, 1 MiB at 10 MiB.
+        let mut in_flight = InFlight::new(8, u64::MAX);
+        started(&mut in_flight, 64 << 10, 4096);
+        started(&mut in_flight, 90 << 10, 20 << 10);
+        started(&mut in_flight, 10 << 20, 1 << 20);
+        let mut joins = |source, offset, length, joinable| {
+            in_flight
+                .serving(source, &read(offset, length), joinable)
+                .is_some()
+        };
+        let covering = Joinable::Covering;
+        assert!(joins(FILE, 64 << 10, 4096, covering), "the same");
+        assert!(joins(FILE, (64 << 10) + 512, 512, covering), "a part");
+        assert!(joins(FILE, 100 << 10, 4096, covering), "from the grain before");
+        assert!(
+            joins(FILE, (10 << 20) + (500 << 10), 4096, covering),
+            "in a long one"
+        );
+        assert!(
+            joins(FILE, (10 << 20) + 4096, 100 << 10, covering),
+            "long in a long one"
+        );
+        assert!(!joins(FILE, 64 << 10, 8192, covering), "reaches beyond");
+        assert!(!joins(FILE, 63 << 10, 2048, covering), "begins before");
+        assert!(!joins(FILE, 11 << 20, 512, covering), "behind");
+        let same = Joinable::Same { batch: 1 };
+        assert!(!joins(FILE, (64 << 10) + 512, 512, same), "only a part");
+        assert!(joins(FILE, 64 << 10, 4096, same));
+        let own = Joinable::Same { batch: 0 };
+        assert!(!joins(FILE, 64 << 10, 4096, own), "of the batch itself");
+        let buffered = Source {
+            direct: false,
+            ..FILE
+        };
+        assert!(!joins(buffered, 64 << 10, 4096, covering), "through the cache");
+        let other = Source { file: 8, ..FILE };
+        assert!(
+            !joins(other, 64 << 10, 4096, covering),
+            "another version of the file"
+        );
+    }
+
+    #[test]
+    fn what_is_over_is_joined_no_more() {
+        // Random reads come and go, many of them in one chain, against a list that is searched from end to end.
+        let mut in_flight = InFlight::new(64, u64::MAX);
+        let mut model: Vec<(u32, u64, u32)> = Vec::new();
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..20_000 {
+            let (offset, length) = (random.u64(..512) * 1024, random.u32(1..80) * 1024);
+            let wanted = read(offset, length);
+            let covers =
+                |at: u64, long: u32| at <= offset && offset + u64::from(length) <= at + u64::from(long);
+            let found = in_flight.serving(FILE, &wanted, Joinable::Covering);
+            assert_eq!(
+                found.is_some(),
+                model.iter().any(|(_, at, long)| covers(*at, *long)),
+                "{length} at {offset}"
+            );
+            if random.bool() && model.len() < 64 {
+                model.push((started(&mut in_flight, offset, length), offset, length));
+            } else if !model.is_empty() {
+                let (slot, at, _) = model.swap_remove(random.usize(..model.len()));
+                assert_eq!(in_flight.finish(slot).expect("in flight").read.offset, at);
+            }
+            assert_eq!(in_flight.len() as usize, model.len());
+        }
+        for (slot, ..) in model {
+            in_flight.finish(slot);
+        }
+        assert!(in_flight.is_empty() && in_flight.bytes == 0 && in_flight.long.is_empty());
+        assert!(in_flight.heads.iter().all(|head| *head == NONE));
+    }
+
+    #[test]
+    fn bytes_in_flight_are_bounded_beyond_the_first_read() {
+        let mut in_flight = InFlight::new(8, 100_000);
+        let first = started(&mut in_flight, 0, 1 << 20);
+        assert!(!in_flight.has_room() && in_flight.room_for(1).is_none());
+        in_flight.finish(first);
+        started(&mut in_flight, 0, 60_000);
+        assert!(in_flight.has_room());
+        assert!(in_flight.room_for(40_001).is_none() && in_flight.room_for(40_000).is_some());
+    }
+}

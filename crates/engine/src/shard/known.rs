@@ -1,0 +1,73 @@
+//! The datasets that a shard has read from: their counters, and the files that its backend was introduced to.
+
+use crate::backend::Backend;
+use crate::config::BackendKind;
+use crate::dataset::Dataset;
+use crate::metrics::{DatasetCounters, ShardMetrics};
+use crate::work::Work;
+use std::sync::{Arc, Weak};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct KnownDatasets(Vec<Known>);
+
+#[derive(Debug)]
+struct Known {
+    id: u64,
+    /// Tells whether anybody still has it.
+    dataset: Weak<Dataset>,
+    /// Of its files, those that the backend was introduced to.
+    files: Vec<u64>,
+    /// One a backend that it was read by.
+    counters: Vec<(BackendKind, Arc<DatasetCounters>)>,
+}
+
+impl KnownDatasets {
+    /// The counters of a batch's dataset and backend; introduces the dataset to the backend when it is new.
+    pub(super) fn counters_of<B: Backend>(
+        &mut self,
+        work: &Work,
+        backend: &mut B,
+        metrics: &ShardMetrics,
+    ) -> Arc<DatasetCounters> {
+        let id = work.dataset.id();
+        let index = self.0.iter().position(|known| known.id == id);
+        let index = index.unwrap_or_else(|| {
+            let files = work.dataset.files();
+            backend.introduce(files);
+            self.0.push(Known {
+                id,
+                dataset: Arc::downgrade(&work.dataset),
+                files: files.iter().map(|file| file.id).collect(),
+                counters: Vec::new(),
+            });
+            self.0.len() - 1
+        });
+        let known = self.0.get_mut(index).map(|known| &mut known.counters);
+        let found = known
+            .as_ref()
+            .and_then(|known| known.iter().find(|(of, _)| *of == work.backend));
+        match found {
+            Some((_, counters)) => Arc::clone(counters),
+            None => {
+                let counters = metrics.dataset(work.dataset.name(), work.backend);
+                if let Some(known) = known {
+                    known.push((work.backend, Arc::clone(&counters)));
+                }
+                counters
+            }
+        }
+    }
+
+    /// Forgets the datasets that nobody else holds any more.
+    pub(super) fn sweep<B: Backend>(&mut self, backend: &mut B) {
+        // A batch holds its dataset until it is answered, so nothing that is in flight is forgotten.
+        self.0.retain(|known| {
+            let held = known.dataset.strong_count() > 0;
+            if !held {
+                backend.forget(&known.files);
+            }
+            held
+        });
+    }
+}

@@ -1,0 +1,467 @@
+//! Whose reads come next: round robin over callers, within a caller over its connections, within a connection over its
+//! calls (batches), counted in bytes.
+//!
+//! Deficit round robin (Shreedhar and Varghese, 1995) in its surplus form: in each round every member may start
+//! [`QUANTUM_BYTES`]; its last read may go beyond, and is paid back in later rounds. Who has not used its part of the round
+//! and comes back with a read is served first, since the order within a round changes nobody's share (as the new flows of
+//! FQ-CoDel, RFC 8290): a caller of single blocks never waits for a round of long reads.
+//! A member that has no reads left keeps its balance until the round has passed it. Memory is bounded by the batches that
+//! wait, which are bounded by `engine.queued_reads`.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Bytes of a turn: 16 blocks of 4 KiB, so that a turn's cost is spread over several reads, and little enough that a round
+/// over 32 callers is as much as is in flight anyway (`shard::IN_FLIGHT_BYTES_MAX`).
+pub(super) const QUANTUM_BYTES: i64 = 64 << 10;
+
+/// Emptied queues that are kept for their memory.
+const SPARE_MAX: usize = 16;
+
+/// Who a batch is from, as far as turns are concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub(super) caller: u64,
+    pub(super) connection: u64,
+}
+
+/// All batches without an account take the turns of one caller.
+pub(super) const NOBODY: Origin = Origin {
+    caller: u64::MAX,
+    connection: u64::MAX,
+};
+
+/// A batch whose turn it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Turn {
+    origin: Origin,
+    /// The number it was pushed with.
+    pub(super) batch: usize,
+    /// How many bytes it may start; its last read may go beyond.
+    pub(super) bytes: i64,
+}
+
+/// The batches that wait. See the module.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    callers: Circle<Circle<Calls>>,
+}
+
+impl Turns {
+    pub(super) fn is_empty(&self) -> bool {
+        self.callers.is_empty()
+    }
+
+    /// Adds a batch, which must not be waiting already.
+    pub(super) fn push(&mut self, origin: Origin, batch: usize) {
+        self.callers.enter(origin.caller, |caller| {
+            caller.enter(origin.connection, |calls| {
+                calls.0.push_back((batch, QUANTUM_BYTES));
+            });
+        });
+    }
+
+    /// Whose turn it is. The caller starts some of the batch's reads, and then says so with [`Turns::took`].
+    pub(super) fn next(&mut self) -> Option<Turn> {
+        let (caller, connections, of_caller) = self.callers.turn()?;
+        let (connection, calls, of_connection) = connections.turn()?;
+        let (batch, of_batch) = calls.turn()?;
+        Some(Turn {
+            origin: Origin { caller, connection },
+            batch,
+            bytes: of_caller.min(of_connection).min(of_batch),
+        })
+    }
+
+    /// Ends a turn in which `bytes` were started. `done`: the batch has no more reads to start, and is removed.
+    pub(super) fn took(&mut self, turn: &Turn, bytes: u64, done: bool) {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let Origin { caller, connection } = turn.origin;
+        self.callers.charge(caller, bytes, |connections| {
+            connections.charge(connection, bytes, |calls| calls.charge(bytes, done));
+        });
+    }
+}
+
+/// A queue of whatever takes turns.
+trait Queue: Default {
+    fn is_empty(&self) -> bool;
+    /// Whether it is worth keeping for its memory once it is empty.
+    fn is_small(&self) -> bool;
+}
+
+/// The calls of one connection: batches with their balances.
+#[derive(Debug, Default)]
+struct Calls(VecDeque<(usize, i64)>);
+
+impl Calls {
+    fn turn(&mut self) -> Option<(usize, i64)> {
+        if self.0.len() == 1 {
+            return self.0.front().map(|(batch, _)| (*batch, i64::MAX));
+        }
+        // Ends: each step pays for a quantum, and no balance is lower than one read.
+        loop {
+            let (batch, balance) = self.0.front_mut()?;
+            if *balance > 0 {
+                return Some((*batch, *balance));
+            }
+            *balance = balance.saturating_add(QUANTUM_BYTES);
+            self.0.rotate_left(1);
+        }
+    }
+
+    /// Charges the batch in front, whose turn it is.
+    fn charge(&mut self, bytes: i64, done: bool) {
+        if done {
+            self.0.pop_front();
+        } else if self.0.len() > 1
+            && let Some((_, balance)) = self.0.front_mut()
+        {
+            *balance = balance.saturating_sub(bytes);
+        }
+    }
+}
+
+impl Queue for Calls {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn is_small(&self) -> bool {
+        self.0.capacity() <= 64
+    }
+}
+
+/// Members that take turns, by number.
+#[derive(Debug)]
+struct Circle<Q> {
+    members: HashMap<u64, Member<Q>, BuildHasherDefault<NumberHasher>>,
+    /// Every member once, in the order in which the round reaches them.
+    round: VecDeque<u64>,
+    /// Members that came back before the round reached them, with some of their part left: served first.
+    early: VecDeque<u64>,
+    /// Members with something queued.
+    waiting: usize,
+    spare: Vec<Q>,
+}
+
+#[derive(Debug)]
+struct Member<Q> {
+    /// Bytes that it may still start in this round; below 0 what it has to pay back.
+    balance: i64,
+    queue: Q,
+    is_early: bool,
+}
+
+impl<Q> Default for Circle<Q> {
+    fn default() -> Self {
+        Self {
+            members: HashMap::default(),
+            round: VecDeque::new(),
+            early: VecDeque::new(),
+            waiting: 0,
+            spare: Vec::new(),
+        }
+    }
+}
+
+impl<Q: Queue> Circle<Q> {
+    /// Queues something with a member, by `push`.
+    fn enter(&mut self, key: u64, push: impl FnOnce(&mut Q)) {
+        let member = self.members.entry(key).or_insert_with(|| {
+            self.round.push_back(key);
+            Member {
+                balance: QUANTUM_BYTES,
+                queue: self.spare.pop().unwrap_or_default(),
+                is_early: false,
+            }
+        });
+        if member.queue.is_empty() {
+            self.waiting += 1;
+            if member.balance > 0 && !member.is_early {
+                member.is_early = true;
+                self.early.push_back(key);
+            }
+        }
+        push(&mut member.queue);
+    }
+
+    /// Whose turn it is: the member, its queue, and how much it may start.
+    fn turn(&mut self) -> Option<(u64, &mut Q, i64)> {
+        if self.waiting == 0 {
+            return None;
+        }
+        let alone = self.waiting == 1;
+        let key = loop {
+            if let Some(&key) = self.early.front() {
+                match self.members.get_mut(&key) {
+                    Some(member) if !member.queue.is_empty() && member.balance > 0 => break key,
+                    Some(member) => member.is_early = false,
+                    None => {}
+                }
+                self.early.pop_front();
+                continue;
+            }
+            // Ends: each step pays for a quantum, no balance is lower than one read, and somebody waits.
+            let key = *self.round.front()?;
+            let Some(member) = self.members.get_mut(&key) else {
+                self.round.pop_front();
+                continue;
+            };
+            if !member.queue.is_empty() && (member.balance > 0 || alone) {
+                break key;
+            }
+            member.balance = member.balance.saturating_add(QUANTUM_BYTES);
+            if member.queue.is_empty() && member.balance > 0 {
+                self.round.pop_front();
+                self.remove(key);
+            } else {
+                self.round.rotate_left(1);
+            }
+        };
+        let member = self.members.get_mut(&key)?;
+        let balance = if alone { i64::MAX } else { member.balance };
+        Some((key, &mut member.queue, balance))
+    }
+
+    /// Charges a member for what it started, and its queue by `charge`. Who is alone takes nothing from anybody.
+    fn charge(&mut self, key: u64, bytes: i64, charge: impl FnOnce(&mut Q)) {
+        let Some(member) = self.members.get_mut(&key) else {
+            return;
+        };
+        charge(&mut member.queue);
+        if self.waiting > 1 {
+            member.balance = member.balance.saturating_sub(bytes);
+        }
+        if !member.queue.is_empty() {
+            return;
+        }
+        self.waiting -= 1;
+        if self.waiting == 0 {
+            // Nobody waited for what these have to pay back.
+            self.early.clear();
+            while let Some(key) = self.round.pop_front() {
+                self.remove(key);
+            }
+        } else if self.round.front() == Some(&key) {
+            // It had its turn: the round reaches it again after all others.
+            self.round.rotate_left(1);
+        }
+    }
+
+    fn remove(&mut self, key: u64) {
+        if let Some(member) = self.members.remove(&key)
+            && self.spare.len() < SPARE_MAX
+            && member.queue.is_small()
+        {
+            self.spare.push(member.queue);
+        }
+    }
+}
+
+impl<Q: Queue> Queue for Circle<Q> {
+    fn is_empty(&self) -> bool {
+        self.waiting == 0
+    }
+
+    fn is_small(&self) -> bool {
+        self.members.capacity() <= 64 && self.round.capacity() <= 64 && self.early.capacity() <= 64
+    }
+}
+
+/// Numbers that we gave out ourselves need no defence against chosen keys: one multiplication (Fibonacci hashing, Knuth,
+/// TAOCP 6.4) spreads them.
+#[derive(Debug, Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The map takes its places from the low bits and its tags from the high ones.
+        let product = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = product ^ (product >> 32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(caller: u64, connection: u64) -> Origin {
+        Origin { caller, connection }
+    }
+
+    /// Takes turns until `turns` of them were taken; each batch starts reads of `read_bytes(batch)` and never ends.
+    /// Returns the bytes that each of `batches` started.
+    fn run(turns: &mut Turns, rounds: usize, batches: usize, read_bytes: impl Fn(usize) -> u64) -> Vec<u64> {
+        let mut started = vec![0; batches];
+        for _ in 0..rounds {
+            let turn = turns.next().expect("somebody waits");
+            let mut bytes = 0;
+            while i64::try_from(bytes).expect("few") < turn.bytes.min(1 << 20) {
+                bytes += read_bytes(turn.batch);
+            }
+            started[turn.batch] += bytes;
+            turns.took(&turn, bytes, false);
+        }
+        started
+    }
+
+    /// Nobody has more than `most` bytes more than another.
+    #[track_caller]
+    fn assert_even(started: &[u64], most: u64) {
+        let (least, greatest) = (started.iter().min(), started.iter().max());
+        assert!(
+            greatest.expect("some") - least.expect("some") <= most,
+            "{started:?}"
+        );
+    }
+
+    #[test]
+    fn callers_get_the_same_bytes_whatever_the_size_of_their_reads() {
+        let mut turns = Turns::default();
+        for caller in 0..4 {
+            turns.push(origin(caller, 1), usize::try_from(caller).expect("small"));
+        }
+        // 1 MiB, 4 KiB, 64 KiB, 100 bytes.
+        let started = run(&mut turns, 2000, 4, |batch| [1 << 20, 4096, 64 << 10, 100][batch]);
+        assert_even(&started, 2 << 20);
+    }
+
+    #[test]
+    fn many_connections_get_a_caller_no_more_than_one() {
+        // Caller 0 has 100 connections with a batch each, caller 1 one connection with one batch.
+        let mut turns = Turns::default();
+        for connection in 0..100 {
+            turns.push(origin(0, connection), usize::try_from(connection).expect("small"));
+        }
+        turns.push(origin(1, 0), 100);
+        let started = run(&mut turns, 4000, 101, |_| 4096);
+        assert_even(&[started[..100].iter().sum(), started[100]], 256 << 10);
+        assert_even(&started[..100], 128 << 10);
+    }
+
+    #[test]
+    fn many_calls_get_a_connection_no_more_than_one() {
+        let mut turns = Turns::default();
+        for batch in 0..50 {
+            turns.push(origin(7, 0), batch);
+        }
+        turns.push(origin(7, 1), 50);
+        let started = run(&mut turns, 2000, 51, |_| 32 << 10);
+        assert_even(&[started[..50].iter().sum(), started[50]], 256 << 10);
+        assert_even(&started[..50], 128 << 10);
+    }
+
+    #[test]
+    fn a_single_block_goes_before_a_round_of_long_reads() {
+        // Eight callers with long reads have waited for long; a ninth comes again and again with one block, as one caller
+        // of its own or as a connection of one of theirs. It is next every time.
+        for newcomer in [origin(9, 9), origin(0, 9)] {
+            let mut turns = Turns::default();
+            for caller in 0..8 {
+                turns.push(origin(caller, caller), usize::try_from(caller).expect("small"));
+                turns.push(
+                    origin(0, 100 + caller),
+                    20 + usize::try_from(caller).expect("small"),
+                );
+            }
+            // Everybody is new at first, and goes before who was there.
+            run(&mut turns, 1000, 30, |_| 1 << 20);
+            let mut others = 0;
+            for _ in 0..50 {
+                run(&mut turns, 40, 30, |_| 1 << 20);
+                turns.push(newcomer, 8);
+                if newcomer.caller == 0 {
+                    // Its caller has used its part; among the caller's connections it is first.
+                    while let Some(turn) = turns.next()
+                        && turn.origin.caller != 0
+                    {
+                        turns.took(&turn, 1 << 20, false);
+                        others += 1;
+                    }
+                }
+                let turn = turns.next().expect("somebody waits");
+                assert_eq!(turn.batch, 8);
+                turns.took(&turn, 4096, true);
+            }
+            assert!(
+                others <= 50 * 7,
+                "{others} turns of others: at most one round each"
+            );
+        }
+    }
+
+    #[test]
+    fn who_comes_back_at_once_gets_no_more_than_its_part() {
+        // Caller 0 has one read of 1 MiB at a time, and the next as soon as that is started; caller 1 has blocks waiting.
+        let mut turns = Turns::default();
+        turns.push(origin(1, 0), 1);
+        turns.push(origin(0, 0), 0);
+        let mut started = [0_u64; 2];
+        for _ in 0..5000 {
+            let turn = turns.next().expect("somebody waits");
+            let bytes = [1 << 20, 4096][turn.batch];
+            started[turn.batch] += bytes;
+            turns.took(&turn, bytes, turn.batch == 0);
+            if turn.batch == 0 {
+                turns.push(origin(0, 0), 0);
+            }
+        }
+        assert_even(&started, 2 << 20);
+    }
+
+    #[test]
+    fn who_is_alone_takes_as_much_as_there_is() {
+        let mut turns = Turns::default();
+        turns.push(NOBODY, 3);
+        for _ in 0..10 {
+            let turn = turns.next().expect("it waits");
+            assert_eq!((turn.batch, turn.bytes), (3, i64::MAX));
+            turns.took(&turn, 100 << 20, false);
+        }
+        // It owes nothing for that.
+        turns.push(origin(1, 1), 4);
+        let started = run(&mut turns, 1000, 5, |_| 4096);
+        assert_even(&started[3..], 128 << 10);
+    }
+
+    #[test]
+    fn every_batch_leaves_once_and_nothing_is_kept() {
+        let mut turns = Turns::default();
+        let mut random = fastrand::Rng::with_seed(11);
+        let mut waiting = std::collections::BTreeSet::new();
+        let (mut pushed, mut left) = (0, 0);
+        for _ in 0..20_000 {
+            if random.bool() && waiting.len() < 500 {
+                turns.push(origin(random.u64(..20), random.u64(..5)), pushed);
+                waiting.insert(pushed);
+                pushed += 1;
+            } else if let Some(turn) = turns.next() {
+                let done = random.u8(..) < 200;
+                turns.took(&turn, random.u64(..2 << 20), done);
+                if done {
+                    assert!(waiting.remove(&turn.batch), "{} left twice", turn.batch);
+                    left += 1;
+                }
+            }
+            assert_eq!(turns.is_empty(), waiting.is_empty());
+        }
+        while let Some(turn) = turns.next() {
+            turns.took(&turn, 4096, true);
+            left += 1;
+        }
+        assert_eq!(left, pushed);
+        assert!(turns.callers.members.is_empty() && turns.callers.round.is_empty());
+        assert!(turns.callers.early.is_empty() && turns.callers.spare.len() <= SPARE_MAX);
+    }
+}
