@@ -284,7 +284,7 @@ unsafe fn pread_no_wait(attempt: &Attempt) -> Result<u32, i32> {
             .unwrap_or(libc::EIO)
     })?;
     // The file may have been cut meanwhile, and its last page zeroed.
-    attempt.file.kept(attempt.offset, read)
+    attempt.file.kept(attempt.offset, read, false)
 }
 
 /// `struct cachestat_range` of cachestat(2).
