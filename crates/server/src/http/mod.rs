@@ -40,6 +40,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Semaphore;
 
+pub(crate) use problem::refusal;
 pub use shortcut::shortcut;
 
 /// Directory walks at the same time, in the whole daemon.
@@ -75,6 +76,11 @@ pub fn service(
         walks: Arc::new(Semaphore::new(WALKS_MAX)),
     };
     with_edge(router(), rpc).with_state(Arc::new(app))
+}
+
+/// Whether a path is for operators and orchestrators, who are answered until the end of a drain.
+pub fn is_operation(path: &str) -> bool {
+    !path.starts_with("/v1/datasets")
 }
 
 fn router() -> Router<Arc<App>> {
