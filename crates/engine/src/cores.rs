@@ -274,7 +274,7 @@ mod tests {
         let (core, errands) = mpsc::unbounded_channel();
         let thread = start_core(0, None, errands, Some(8)).unwrap();
         for number in 0..3 {
-            let (sender, inbox) = mpsc::channel(1);
+            let (mailbox, inbox) = crate::shard::inbox();
             let metrics = ShardMetrics::new(number, BackendKind::Uring, 8);
             let (placed, answer) = std::sync::mpsc::sync_channel(1);
             let errand = Errand::Shard {
@@ -289,7 +289,7 @@ mod tests {
             };
             assert!(core.send(errand).is_ok());
             assert_eq!(answer.recv().unwrap().unwrap(), None, "shard {number}");
-            drop(sender);
+            drop(mailbox);
         }
         drop(core);
         thread.join().unwrap();

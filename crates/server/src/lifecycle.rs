@@ -21,8 +21,12 @@ pub enum State {
     Starting,
     /// Ready.
     Serving,
-    /// Not ready any more: what was accepted is answered, nothing new is.
+    /// Not ready any more, but requests are still served: a load balancer has time to notice.
+    LameDuck,
+    /// What was accepted is answered, nothing new is, except probes, metrics and the admin service.
     Draining,
+    /// Everything is answered: what is still open is closed.
+    Ended,
 }
 
 impl State {
@@ -31,7 +35,8 @@ impl State {
         match self {
             Self::Starting => "starting",
             Self::Serving => "serving",
-            Self::Draining => "draining",
+            Self::LameDuck => "lame_duck",
+            Self::Draining | Self::Ended => "draining",
         }
     }
 }
@@ -97,9 +102,19 @@ impl Lifecycle {
         self.advance(State::Serving);
     }
 
+    /// Ends readiness; requests are still served.
+    pub fn start_lame_duck(&self) {
+        self.advance(State::LameDuck);
+    }
+
     /// Moves on to draining.
     pub fn start_draining(&self) {
         self.advance(State::Draining);
+    }
+
+    /// Ends what a drain leaves open.
+    pub fn end(&self) {
+        self.advance(State::Ended);
     }
 
     /// Moves on to draining because something broke: the process will end with an error. The first reason counts.
@@ -115,14 +130,26 @@ impl Lifecycle {
         self.failure.get().map(String::as_str)
     }
 
+    /// Resolves once readiness has ended.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    pub async fn leaving(&self) {
+        self.reached(State::LameDuck).await;
+    }
+
     /// Resolves once it drains.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
     pub async fn draining(&self) {
+        self.reached(State::Draining).await;
+    }
+
+    async fn reached(&self, least: State) {
         // The sender lives in `self`, so the channel cannot be closed.
         let mut state = self.subscribe();
-        let _never_closed = state.wait_for(|state| *state == State::Draining).await;
+        let _never_closed = state.wait_for(|state| *state >= least).await;
     }
 
     fn advance(&self, next: State) {
@@ -170,18 +197,29 @@ impl Signals {
         })
     }
 
-    /// Drains on the first signal and ends the process at once on the second.
+    /// Drains on the first signal, after `lame_duck` without readiness, and ends the process at once on the second.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the signals without effect.
-    pub async fn obey(mut self, lifecycle: Lifecycle) {
+    pub async fn obey(mut self, lifecycle: Lifecycle, lame_duck: impl Fn() -> Duration) {
         let first = self.next().await;
+        let lame_duck = lame_duck();
+        let lame_duck_ms = u64::try_from(lame_duck.as_millis()).unwrap_or(u64::MAX);
         tracing::info!(
             signal = first,
+            lame_duck_ms,
             "draining; a second signal ends the process at once"
         );
-        lifecycle.start_draining();
-        let second = self.next().await;
+        lifecycle.start_lame_duck();
+        let draining_at_its_time = async {
+            tokio::time::sleep(lame_duck).await;
+            lifecycle.start_draining();
+            std::future::pending().await
+        };
+        let second = tokio::select! {
+            second = self.next() => second,
+            never = draining_at_its_time => never,
+        };
         tracing::warn!(
             signal = second,
             "second signal: ending at once, requests in flight are cut off"
@@ -318,8 +356,14 @@ mod tests {
         );
         lifecycle.start_serving();
         assert_eq!((lifecycle.state(), lifecycle.is_ready()), (State::Serving, true));
+        lifecycle.start_lame_duck();
+        assert_eq!(
+            (lifecycle.state(), lifecycle.is_ready()),
+            (State::LameDuck, false)
+        );
         lifecycle.start_draining();
         lifecycle.start_serving();
+        lifecycle.start_lame_duck();
         assert_eq!(
             (lifecycle.state(), lifecycle.is_ready()),
             (State::Draining, false)

@@ -1,66 +1,60 @@
 //! Ports: bound before anything else starts, accepted on the main thread, served on the engine's cores.
 //!
 //! Each connection goes to the core with the fewest open ones and stays there, so that its reads never cross threads;
-//! SO_REUSEPORT's hash would pile a few connections on one core. When a port has its fill, it stops accepting and the
-//! kernel's backlog holds the rest. Deliberately absent: TLS, and what the requests mean.
+//! SO_REUSEPORT's hash would pile a few connections on one core. A port that is full closes a connection that does nothing
+//! for each newcomer (`places`); how long clients are waited for is `watch`'s. Deliberately absent: TLS, and what the
+//! requests mean.
 
+mod bodies;
 mod bound;
 mod coalesce;
+mod conversation;
+mod ending;
+mod front;
+mod hosts;
 mod lingering;
+mod places;
 mod progress;
-mod shortcut;
 mod slots;
+mod watch;
 
-use coalesce::Coalescing;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpStream as StdTcpStream};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use prometheus::{IntGauge, IntGaugeVec, Opts};
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts};
 use ringfetch_engine::engine::Engine;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
-use crate::caller::{Callers, Connection};
-use crate::lifecycle::{Lifecycle, State};
+use crate::caller::{CallerKey, Callers};
+use crate::lifecycle::Lifecycle;
 
-use progress::{Answering, Progress};
-use shortcut::Front;
+use conversation::{Conversation, Party};
+use ending::{Endings, Reason};
+use front::{Front, Refusals};
+use places::Full;
+use progress::Progress;
 use slots::{Slot, Slots};
 
+pub use bodies::ReceivedBody;
 pub use bound::{Addresses, BindError, Bound, bind};
-pub use shortcut::{Answer, Shortcut};
+pub use front::{Answer, Shortcut};
+pub use hosts::Hosts;
 pub use slots::ConnectionBounds;
 
 /// An idle connection's peer is asked whether it lives after this long.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
-/// A connection on which nothing was ever said is closed after this long.
-const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long one that is silent when the daemon drains may yet speak, to be told instead of reset: a round trip, and a
-/// client that is slow to write.
-const LAST_WORD: Duration = Duration::from_millis(500);
-/// A request's head must be complete after this long (HTTP/1).
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// HTTP/2 pings, which find a peer that is gone while its answers are pending.
-const PING_INTERVAL: Duration = Duration::from_secs(20);
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// Largest frame a client may send. Small frames cost: at 16 KiB (the default) a third of the CPU was framing (MEASURED,
-/// there for the client's side).
-const FRAME_BYTES: u32 = 256 << 10;
-/// Windows for what clients send; flat from 2 MiB on (MEASURED).
-const STREAM_WINDOW_BYTES: u32 = 2 << 20;
-const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
-const SEND_BUFFER_BYTES: usize = 1 << 20;
-const HTTP1_BUFFER_BYTES: usize = 64 << 10;
+/// Windows for what clients send: what a connection can make the daemon hold before anybody takes it up. Requests are
+/// small; the windows for answers are the clients' own.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
+/// Longest list of headers, decoded (RFC 9113 6.5.2).
+const HEADER_LIST_BYTES: u32 = 16 << 10;
 /// Pause after an `accept` that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A port that stays full, or cannot accept, says so this often.
@@ -73,6 +67,8 @@ pub struct Cores {
     callers: Callers,
     open: Box<[AtomicUsize]>,
     gauge: IntGaugeVec,
+    closed: IntCounterVec,
+    refused: IntCounterVec,
 }
 
 impl Cores {
@@ -90,12 +86,15 @@ impl Cores {
             &["transport"],
         )?;
         registry.register(Box::new(gauge.clone()))?;
+        let (closed, refused) = (ending::metric(registry)?, front::metric(registry)?);
         let open = (0..engine.core_count()).map(|_| AtomicUsize::new(0)).collect();
         Ok(Arc::new(Self {
             engine,
             callers,
             open,
             gauge,
+            closed,
+            refused,
         }))
     }
 }
@@ -123,6 +122,22 @@ pub struct Port {
     pub router: Router,
     /// Answers what it takes in the router's place.
     pub shortcut: Option<Arc<dyn Shortcut>>,
+    /// By which names it may be addressed, where browsers could ask under others; none: by any.
+    pub hosts: Option<Hosts>,
+    /// What it is there for.
+    pub role: Role,
+}
+
+/// What a port is there for, which says when it closes.
+#[derive(Debug, Clone, Copy)]
+pub enum Role {
+    /// Data. Closed when a drain begins.
+    Data,
+    /// Data, and what operators and orchestrators ask. When a drain begins its connections are told to end; further ones
+    /// get an answer to the paths for which this holds, until the end of the drain.
+    DataAndProbes(fn(&str) -> bool),
+    /// Only calls of gRPC, by operators. Open until the end of a drain.
+    Control,
 }
 
 /// A port that clients can connect to.
@@ -134,15 +149,7 @@ pub struct Listener {
     lifecycle: Lifecycle,
     slots: Arc<Slots>,
     gauge: IntGauge,
-}
-
-/// How connections of one port are served.
-#[derive(Debug, Clone)]
-struct Conversation {
-    transport: &'static str,
-    front: Front,
-    http2_only: bool,
-    bounds: ConnectionBounds,
+    role: Role,
 }
 
 /// An open connection, counted until dropped.
@@ -151,7 +158,7 @@ struct Open {
     cores: Arc<Cores>,
     core: usize,
     gauge: IntGauge,
-    _slot: Slot,
+    slot: Slot,
 }
 
 impl Open {
@@ -164,7 +171,7 @@ impl Open {
             cores,
             core,
             gauge,
-            _slot: slot,
+            slot,
         }
     }
 }
@@ -211,6 +218,8 @@ impl Listener {
             http2_only,
             router,
             shortcut,
+            hosts,
+            role,
         } = port;
         let address = bound.address();
         let tcp = bound.listen()?;
@@ -219,28 +228,47 @@ impl Listener {
             tcp,
             conversation: Conversation {
                 transport,
-                front: Front { router, shortcut },
+                front: Front {
+                    router,
+                    shortcut,
+                    hosts: hosts.map(Arc::new),
+                    role,
+                    refusals: Refusals::new(&cores.refused, transport),
+                },
                 http2_only,
                 bounds: bounds.clone(),
+                endings: Endings::new(&cores.closed, transport),
             },
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
             slots: bounds.slots(),
             gauge: cores.gauge.with_label_values(&[transport]),
+            role,
         })
     }
 
-    /// Accepts until the daemon drains. Then nobody can connect any more, and what is left are the open connections.
+    /// Accepts until the daemon drains. Then a port for data alone closes; others go on until what this answers with is
+    /// dropped.
     ///
     /// # Cancel safety
     /// Dropping the future closes the port; connections go on.
     pub async fn serve(self) -> Remaining {
         tokio::select! {
             () = self.lifecycle.draining() => {}
-            () = self.accept() => {}
+            () = self.accept(false) => {}
         }
-        self.accept_who_knocked();
-        Remaining { slots: self.slots }
+        let slots = Arc::clone(&self.slots);
+        let accepting = match self.role {
+            Role::Data => {
+                self.accept_who_knocked();
+                None
+            }
+            Role::DataAndProbes(_) | Role::Control => {
+                let accepting = tokio::spawn(async move { self.accept(true).await });
+                Some(accepting.abort_handle())
+            }
+        };
+        Remaining { slots, accepting }
     }
 
     /// Takes the connections that the kernel has completed already, as far as there is room: closing the port would reset
@@ -261,24 +289,15 @@ impl Listener {
             let peer = peer
                 .as_socket()
                 .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
-            self.hand_over(stream, peer, last);
+            self.hand_over(stream, peer, last, false);
         }
     }
 
-    async fn accept(&self) {
-        let (mut full, mut failing) = (Complaint::default(), Complaint::default());
+    async fn accept(&self, is_late: bool) {
+        let mut failing = Complaint::default();
         let mut last = 0;
         loop {
-            let bounds = &self.conversation.bounds;
-            if self.slots.open() >= bounds.connections() && full.is_due() {
-                let (transport, connections) = (self.conversation.transport, bounds.connections());
-                tracing::warn!(
-                    transport,
-                    connections,
-                    "limits.connections reached: new connections wait"
-                );
-            }
-            self.slots.until(|open| open < bounds.connections()).await;
+            self.slots.few_closing().await;
             let (stream, peer) = match self.tcp.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) if is_of_one_connection(&error) => continue,
@@ -287,6 +306,8 @@ impl Listener {
                         let transport = self.conversation.transport;
                         tracing::warn!(transport, %error, "accepting fails; is the limit of open files too low?");
                     }
+                    // Its descriptor is what the next one needs.
+                    self.slots.evict();
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
@@ -294,24 +315,32 @@ impl Listener {
             // A connection that is gone already fails here, and is nobody's loss.
             let Ok(stream) = prepare(stream) else { continue };
             last = least_loaded(&self.cores.open, last);
-            self.hand_over(stream, peer.ip(), last);
+            self.hand_over(stream, peer.ip(), last, is_late);
         }
     }
 
-    fn hand_over(&self, stream: StdTcpStream, peer: IpAddr, core: usize) {
-        let open = Open::new(
-            Arc::clone(&self.cores),
-            core,
-            self.gauge.clone(),
-            self.slots.take(),
-        );
+    fn hand_over(&self, stream: StdTcpStream, peer: IpAddr, core: usize, is_late: bool) {
+        let (bounds, endings) = (&self.conversation.bounds, &self.conversation.endings);
+        let progress = Arc::new(Progress::default());
+        let caller = CallerKey::of(peer);
+        // Nobody waits for operators' own connections when everything else is answered.
+        let is_late = is_late || matches!(self.role, Role::Control);
+        let slot = match self.slots.take(caller, &progress, bounds.connections(), is_late) {
+            Ok(slot) => slot,
+            Err(Full) => return endings.count(Reason::Refused, caller),
+        };
+        let open = Open::new(Arc::clone(&self.cores), core, self.gauge.clone(), slot);
         let conversation = self.conversation.clone();
-        let state = self.lifecycle.subscribe();
-        let memory_bytes = self.conversation.bounds.connection_bytes();
-        let connection = self.cores.callers.connect(peer, memory_bytes);
+        let party = Party {
+            connection: self.cores.callers.connect(peer, bounds.connection_bytes()),
+            progress,
+            number: open.slot.number(),
+            is_late,
+            state: self.lifecycle.subscribe(),
+        };
         let alive = self.cores.engine.spawn_on(core, move || async move {
             let _counted_until_the_end = open;
-            conversation.hold(stream, connection, state).await;
+            conversation.hold(stream, party).await;
         });
         if !alive {
             self.lifecycle.fail(format!("core {core} has stopped"));
@@ -319,24 +348,46 @@ impl Listener {
     }
 }
 
-/// The open connections of a port that accepts no more.
+/// A port while the daemon drains: its open connections, and the port itself if it stays open. Closed when dropped.
 #[derive(Debug)]
 pub struct Remaining {
     slots: Arc<Slots>,
+    accepting: Option<AbortHandle>,
 }
 
 impl Remaining {
-    /// Resolves once none is open.
+    /// Resolves once none is open that was there before the drain, operators' own left out.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
     pub async fn closed(&self) {
-        self.slots.until(|open| open == 0).await;
+        self.slots.until(|slots| slots.awaited() == 0).await;
     }
 
-    /// How many are open.
+    /// How many of those are open.
     pub fn open(&self) -> usize {
-        self.slots.open()
+        self.slots.awaited()
+    }
+
+    /// Closes the port; resolves once no connection is open at all.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    pub async fn all_closed(&self) {
+        self.stop_accepting();
+        self.slots.until(|slots| slots.open() == 0).await;
+    }
+
+    fn stop_accepting(&self) {
+        if let Some(accepting) = &self.accepting {
+            accepting.abort();
+        }
+    }
+}
+
+impl Drop for Remaining {
+    fn drop(&mut self) {
+        self.stop_accepting();
     }
 }
 
@@ -360,103 +411,6 @@ fn set_options(stream: &StdTcpStream) -> io::Result<()> {
     // An answer must not wait for the acknowledgement of the one before.
     stream.set_nodelay(true)?;
     SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))
-}
-
-impl Conversation {
-    /// Serves one connection until it ends or, while draining, until its requests are answered. Runs on a core.
-    async fn hold(
-        self,
-        stream: StdTcpStream,
-        connection: Arc<Connection>,
-        mut state: watch::Receiver<State>,
-    ) {
-        let Ok(stream) = TcpStream::from_std(stream) else {
-            return;
-        };
-        // Readable first: a client that has spoken is told to go elsewhere below, where closing would reset it.
-        tokio::select! {
-            biased;
-            first = tokio::time::timeout(FIRST_BYTE_TIMEOUT, stream.readable()) => {
-                if first.is_err() {
-                    return;
-                }
-            }
-            () = draining(&mut state) => {
-                // It may have connected just now, and not have come to speak yet.
-                if tokio::time::timeout(LAST_WORD, stream.readable()).await.is_err() {
-                    return;
-                }
-            }
-        }
-        let transport = self.transport;
-        let front = self.front.clone();
-        let progress = Arc::new(Progress::default());
-        let seen = Arc::clone(&progress);
-        let service = service_fn(move |request: http::Request<Incoming>| {
-            let open = seen.open(request.version());
-            let answer = front.call(request, &connection);
-            async move {
-                answer
-                    .await
-                    .map(|response| response.map(|body| Answering::new(body, open)))
-            }
-        });
-        let builder = self.protocol();
-        let (stream, returned) = lingering::lend(stream, Arc::clone(&progress));
-        let ended = {
-            let (stream, drain) = Coalescing::new(TokioIo::new(stream));
-            let mut connection = pin!(builder.serve_connection(stream, service));
-            // The connection first: asked to shut down before it has read anything, it would close without an answer.
-            tokio::select! {
-                biased;
-                ended = drain.drive(connection.as_mut()) => ended,
-                () = progress.never_began() => return,
-                () = draining(&mut state) => {
-                    connection.as_mut().graceful_shutdown();
-                    tokio::select! {
-                        ended = drain.drive(connection) => ended,
-                        () = progress.owes_nothing() => return,
-                    }
-                }
-            }
-        };
-        if let Err(error) = ended {
-            // Mostly clients that went away.
-            tracing::debug!(transport, error, "connection ended with an error");
-        }
-        returned.close().await;
-    }
-
-    fn protocol(&self) -> auto::Builder<TokioExecutor> {
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        if self.http2_only {
-            builder = builder.http2_only();
-        }
-        builder
-            .http1()
-            .timer(TokioTimer::new())
-            .keep_alive(true)
-            .header_read_timeout(HEAD_TIMEOUT)
-            // And no `pipeline_flush`: with it hyper copies bodies into its own memory, without a bound.
-            .max_buf_size(HTTP1_BUFFER_BYTES);
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .max_frame_size(FRAME_BYTES)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .adaptive_window(false)
-            .max_concurrent_streams(self.bounds.streams())
-            .keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT)
-            .max_send_buf_size(SEND_BUFFER_BYTES);
-        builder
-    }
-}
-
-async fn draining(state: &mut watch::Receiver<State>) {
-    // A closed channel means that the daemon is gone, which is as good a reason to end.
-    let _drains_or_gone = state.wait_for(|state| *state == State::Draining).await;
 }
 
 #[cfg(test)]

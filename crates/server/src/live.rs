@@ -73,6 +73,7 @@ struct Inner {
     /// Locked for as long as a change takes.
     in_force: Mutex<InForce>,
     last: Mutex<Option<LastReload>>,
+    lame_duck: Mutex<Duration>,
     drain_timeout: Mutex<Duration>,
     retired: Arc<Retired>,
 }
@@ -150,6 +151,7 @@ impl Live {
             metrics,
             in_force: Mutex::new(in_force),
             last: Mutex::new(None),
+            lame_duck: Mutex::new(config.lame_duck),
             drain_timeout: Mutex::new(config.drain_timeout),
             retired,
         };
@@ -218,7 +220,9 @@ impl Live {
         let turn = self.turn().map_err(|_| NotSwitched::Busy)?;
         let done = self.in_turn(turn, move |inner, _in_force| match inner.lifecycle.state() {
             State::Serving => work(inner),
-            state @ (State::Starting | State::Draining) => Err(NotSwitched::NotServing(state)),
+            state @ (State::Starting | State::LameDuck | State::Draining | State::Ended) => {
+                Err(NotSwitched::NotServing(state))
+            }
         });
         let broken = |error: JoinError| Err(NotSwitched::Broken(error.to_string()));
         done.await.unwrap_or_else(broken)
@@ -266,6 +270,11 @@ impl Live {
     /// The last reload, if there was one.
     pub fn last_reload(&self) -> Option<LastReload> {
         lock(&self.inner.last).clone()
+    }
+
+    /// How long requests are still served after readiness has ended.
+    pub fn lame_duck(&self) -> Duration {
+        *lock(&self.inner.lame_duck)
     }
 
     /// How long a drain may take.

@@ -15,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
@@ -26,7 +27,9 @@ use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::{self, Hangups, Lifecycle, Signals};
-use ringfetch_server::listener::{self, Addresses, Bound, ConnectionBounds, Cores, Listener, Port};
+use ringfetch_server::listener::{
+    self, Addresses, Bound, ConnectionBounds, Cores, Hosts, Listener, Port, Remaining, Role,
+};
 use ringfetch_server::live::{self, Live};
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::supervisor::Supervisor;
@@ -39,6 +42,9 @@ use cli::{Cli, Command};
 /// Chosen by measurement: docs/adr/0008.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// At the end of a drain: how long probes, metrics and the admin service have to finish their last answers.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_CONFIG: u8 = 2;
@@ -251,6 +257,9 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     let registry = telemetry.registry();
     fetcher.register_metrics(registry)?;
     let bounds = ConnectionBounds::new(&loaded.config.limits, loaded.config.engine.connection_bytes);
+    bounds.set_timeouts(&loaded.config.timeouts);
+    let http_hosts = loaded.config.http_hosts.clone();
+    let hosts = |bound: &Bound| Some(Hosts::of(bound.address(), http_hosts.as_deref()));
     let live = Live::new(live::Parts {
         inputs: inputs.clone(),
         loaded,
@@ -281,9 +290,14 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
             http2_only: true,
             router: grpc,
             shortcut: Some(grpc_shortcut),
+            // Browsers do not speak HTTP/2 without TLS.
+            hosts: None,
+            role: Role::Data,
         },
         Port {
             transport: "http",
+            hosts: hosts(&ports.http),
+            role: Role::DataAndProbes(http::is_operation),
             bound: ports.http,
             http2_only: false,
             router: http,
@@ -292,8 +306,10 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     ];
     served.extend(ports.admin.map(|bound| Port {
         transport: "admin",
+        hosts: hosts(&bound),
+        role: Role::Control,
         bound,
-        http2_only: false,
+        http2_only: true,
         router: admin,
         shortcut: None,
     }));
@@ -304,7 +320,11 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
         .into_iter()
         .map(|port| Listener::open_port(port, &cores, &bounds, &lifecycle))
         .collect::<Result<_, _>>()?;
-    tokio::spawn(signals.obey(lifecycle.clone()));
+    let lame_duck = {
+        let live = live.clone();
+        move || live.lame_duck()
+    };
+    tokio::spawn(signals.obey(lifecycle.clone(), lame_duck));
     tokio::spawn(lifecycle::watch_engine(engine.clone(), lifecycle.clone()));
     lifecycle.start_serving();
     tokio::spawn(live.clone().obey(hangups));
@@ -328,6 +348,10 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     let remaining = futures_util::future::join_all(listeners.into_iter().map(Listener::serve)).await;
     let drain_timeout = live.drain_timeout();
     let drained = lifecycle::drain(&fetcher, &lifecycle, &remaining, drain_timeout).await;
+    // Whoever watched it to the end is told that this is it.
+    lifecycle.end();
+    let closed = futures_util::future::join_all(remaining.iter().map(Remaining::all_closed));
+    let _closed_or_cut_off = tokio::time::timeout(FAREWELL, closed).await;
     if let Some(told) = supervisor {
         // However short the drain was: that the daemon stops is said before it is gone.
         let _told = told.await;

@@ -93,11 +93,11 @@ impl Supervisor {
         let status = describe(&engine.backend(), live.last_reload());
         self.send(&format!("READY=1\nSTATUS={status}\n")).await;
         tokio::select! {
-            () = lifecycle.draining() => {}
+            () = lifecycle.leaving() => {}
             () = self.report(&engine, &live, reloading, status) => {}
         }
         // A drain may take as long as is configured, whatever the supervisor's own patience is.
-        let patience = (live.drain_timeout() + EXIT_GRACE).as_micros();
+        let patience = (live.lame_duck() + live.drain_timeout() + EXIT_GRACE).as_micros();
         let why = lifecycle
             .failure()
             .map_or_else(String::new, |reason| format!(": {reason}"));

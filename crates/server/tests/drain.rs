@@ -112,7 +112,7 @@ impl Daemon {
     fn ask(&self, path: &str, headers: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.http).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: ringfetch\r\n{headers}\r\n").unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n").unwrap();
         stream
     }
 

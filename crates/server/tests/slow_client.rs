@@ -9,7 +9,7 @@ use ringfetch_engine::engine::Engine;
 use ringfetch_server::config::Limits;
 use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::Lifecycle;
-use ringfetch_server::listener::{ConnectionBounds, Cores, Listener, Port, bind};
+use ringfetch_server::listener::{ConnectionBounds, Cores, Listener, Port, Role, bind};
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ async fn open(address: SocketAddr, receive_bytes: u32, path: &str) -> TcpStream 
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(receive_bytes).unwrap();
     let mut stream = socket.connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     stream
 }
@@ -86,6 +86,8 @@ async fn a_client_that_does_not_read_holds_two_windows() {
         http2_only: false,
         router,
         shortcut: Some(shortcut),
+        hosts: None,
+        role: Role::Data,
     };
     let bounds = ConnectionBounds::new(&limits, engine.config().connection_bytes);
     let listener = Listener::open_port(port, &cores, &bounds, &lifecycle).unwrap();

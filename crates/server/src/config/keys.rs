@@ -16,7 +16,7 @@ use ringfetch_engine::cpus::usable_cpus;
 use super::layers::{self, Base, Inputs};
 use super::problem::Problems;
 use super::walk::{Section, Walk};
-use super::{Config, Limits, LogConfig, LogFormat, datasets};
+use super::{Config, Limits, LogConfig, LogFormat, datasets, timeouts};
 
 pub(super) const BACKEND_WORDS: [(&str, BackendKind); 4] = [
     ("uring", BackendKind::Uring),
@@ -48,9 +48,12 @@ const HTTP_PORT: u16 = 7411;
 pub const HTTP_LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), HTTP_PORT);
 const ADMIN_PORT: u16 = 7412;
 const LOG_FILTER: &str = "info";
+const LAME_DUCK_MS: u64 = 1000;
 const DRAIN_TIMEOUT_MS: u64 = 10_000;
 /// As `Limits::default`.
 const DEADLINE_MS: u64 = 60_000;
+/// Longest list of `http.hosts`.
+const HOSTS_MAX: usize = 64;
 /// Device reads and the memory budget are made of pages of this size.
 const PAGE_BYTES: u64 = 4096;
 
@@ -72,15 +75,19 @@ pub(super) fn examine(inputs: &Inputs) -> Result<(Walk, Config), Problems> {
 
 fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     let mut root = Section::root(walk, tree);
-    let mut listen = |name: &str, port: u16, off: bool| {
-        let mut section = root.section(name);
-        let address = section.address("listen", SocketAddr::from((Ipv4Addr::LOCALHOST, port)), off);
-        section.finish();
-        address
+    let listen = |section: &mut Section<'_>, port: u16, off: bool| {
+        section.address("listen", SocketAddr::from((Ipv4Addr::LOCALHOST, port)), off)
     };
-    let grpc_listen = listen("grpc", GRPC_PORT, false);
-    let http_listen = listen("http", HTTP_PORT, false);
-    let admin_listen = listen("admin", ADMIN_PORT, true);
+    let mut section = root.section("grpc");
+    let grpc_listen = listen(&mut section, GRPC_PORT, false);
+    section.finish();
+    let mut section = root.section("http");
+    let http_listen = listen(&mut section, HTTP_PORT, false);
+    let http_hosts = section.names_or_word("hosts", "auto", HOSTS_MAX, host_name);
+    section.finish();
+    let mut section = root.section("admin");
+    let admin_listen = listen(&mut section, ADMIN_PORT, true);
+    section.finish();
     ports_differ(
         walk,
         [
@@ -94,8 +101,10 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     // The list is read last, since its entries are judged by the limits, and printed where the file has it: see `print`.
     let datasets = root.take("datasets");
     let limits = limits(root.section("limits"), &mut engine);
+    let timeouts = timeouts::read(root.section("timeouts"));
     let log = log(root.section("log"));
     let mut shutdown = root.section("shutdown");
+    let lame_duck = Duration::from_millis(shutdown.integer("lame_duck_ms", LAME_DUCK_MS, 0..=600_000));
     let drain_timeout =
         Duration::from_millis(shutdown.integer("drain_timeout_ms", DRAIN_TIMEOUT_MS, 0..=3_600_000));
     shutdown.finish();
@@ -112,13 +121,28 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     Config {
         grpc_listen: grpc_listen.unwrap_or(nowhere),
         http_listen: http_listen.unwrap_or(nowhere),
+        http_hosts,
         admin_listen,
         engine,
         datasets,
         dataset_backends,
         limits,
+        timeouts,
         log,
+        lame_duck,
         drain_timeout,
+    }
+}
+
+/// A name as it may stand in `http.hosts`: a host's, `*.` and a domain, or `*`.
+fn host_name(name: &str) -> Result<(), String> {
+    let plain = name.strip_prefix("*.").unwrap_or(name);
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let is_name = !plain.is_empty() && plain.len() <= 253 && plain.chars().all(allowed);
+    if name == "*" || is_name {
+        Ok(())
+    } else {
+        Err(format!("is {name:?}, which is no host name"))
     }
 }
 

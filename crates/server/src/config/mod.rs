@@ -9,6 +9,7 @@ mod layers;
 mod print;
 mod problem;
 mod size;
+mod timeouts;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,7 @@ pub use keys::HTTP_LISTEN_DEFAULT;
 pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
 pub use print::to_yaml;
 pub use problem::{Problem, Problems, Source};
+pub use timeouts::Timeouts;
 pub use walk::Setting;
 
 /// Bounds on what clients may ask for.
@@ -42,7 +44,7 @@ pub struct Limits {
     pub requests_per_connection: u32,
     /// Most requests in flight on one FetchStream; further ones are not read from the socket.
     pub stream_requests_in_flight: u32,
-    /// Most open connections on each port; further ones wait in the kernel's backlog.
+    /// Most open connections on each port. For a further one, an idle connection is closed.
     pub connections: u32,
     /// Most ranges of one HTTP request; more are refused: the whole, sent in their place, may be huge.
     pub http_ranges: u32,
@@ -77,6 +79,8 @@ pub struct Config {
     pub grpc_listen: SocketAddr,
     /// Where HTTP listens.
     pub http_listen: SocketAddr,
+    /// Names by which clients may address HTTP and admin, besides loopback names; none: what the address suggests.
+    pub http_hosts: Option<Vec<String>>,
     /// Where the admin service listens; none: nowhere.
     pub admin_listen: Option<SocketAddr>,
     /// The engine's settings.
@@ -87,8 +91,12 @@ pub struct Config {
     pub dataset_backends: BTreeMap<String, BackendKind>,
     /// Bounds.
     pub limits: Limits,
+    /// How long clients are waited for.
+    pub timeouts: Timeouts,
     /// Logs.
     pub log: LogConfig,
+    /// How long requests are still served after readiness has ended.
+    pub lame_duck: Duration,
     /// How long a drain may take.
     pub drain_timeout: Duration,
 }

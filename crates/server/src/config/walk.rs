@@ -434,6 +434,41 @@ impl<'w> Section<'w> {
         self.or_default(name, value, None, write)
     }
 
+    /// A list of names that `check` accepts, or one word that stands for none.
+    pub(super) fn names_or_word(
+        &mut self,
+        name: &str,
+        word: &'static str,
+        most: usize,
+        check: impl Fn(&str) -> Result<(), String>,
+    ) -> Option<Vec<String>> {
+        let allowed = format!("{word}, or a list of at most {most} names");
+        let one = |content: &Content| {
+            let text = text(content)?;
+            check(&text).map(|()| text)
+        };
+        let parse = |content: &Content| match content {
+            Content::Text(text) if text == word => Ok(None),
+            Content::List(nodes) if nodes.len() > most => Err(format!("has {} entries", nodes.len())),
+            Content::List(nodes) => nodes
+                .iter()
+                .map(|node| one(&node.content))
+                .collect::<Result<_, _>>()
+                .map(Some),
+            Content::Null
+            | Content::Bool(_)
+            | Content::Number(_)
+            | Content::Text(_)
+            | Content::Section(_) => one(content).map(|name| Some(vec![name])),
+        };
+        let write = |value: &Option<Vec<String>>| match value {
+            None => word.into(),
+            Some(names) => Value::Sequence(names.iter().map(|name| name.as_str().into()).collect()),
+        };
+        let value = self.read(name, &allowed, parse, write);
+        self.or_default(name, value, None, write)
+    }
+
     /// An address to listen on, or `off` where that is allowed.
     pub(super) fn address(&mut self, name: &str, default: SocketAddr, off: bool) -> Option<SocketAddr> {
         let allowed = if off {

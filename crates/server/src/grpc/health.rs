@@ -32,7 +32,7 @@ impl Healthy {
 fn serving(state: State) -> ServingStatus {
     match state {
         State::Serving => ServingStatus::Serving,
-        State::Starting | State::Draining => ServingStatus::NotServing,
+        State::Starting | State::LameDuck | State::Draining | State::Ended => ServingStatus::NotServing,
     }
 }
 
@@ -69,7 +69,7 @@ impl Health for Healthy {
         // The state now is the first answer.
         changes.mark_changed();
         let stream = futures_util::stream::unfold((changes, None), move |(mut changes, last)| async move {
-            if last == Some(State::Draining) {
+            if last >= Some(State::LameDuck) {
                 return None;
             }
             changes.changed().await.ok()?;

@@ -13,7 +13,7 @@ use super::{connection_of, metadata};
 use crate::caller::Connection;
 use crate::fetch::{CallContext, FetchError, Fetcher, Intake, until};
 use crate::lifecycle::Lifecycle;
-use crate::listener::{Answer, Shortcut};
+use crate::listener::{Answer, ReceivedBody, Shortcut};
 use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
 use crate::status;
 use axum::body::Body;
@@ -21,7 +21,6 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Frame;
-use hyper::body::Incoming;
 use prost::Message;
 use ringfetch_proto::v1;
 use std::convert::Infallible;
@@ -61,14 +60,14 @@ impl tower::Service<Request<Body>> for FetchService {
 }
 
 impl Shortcut for FetchService {
-    fn takes(&self, request: &Request<Incoming>) -> bool {
+    fn takes(&self, request: &Request<ReceivedBody>) -> bool {
         // What a router would match as `/NAME/{method}`; names of methods need no decoding.
         let rest = request.uri().path().strip_prefix('/');
         let method = rest.and_then(|rest| rest.strip_prefix(NAME)?.strip_prefix('/'));
         method.is_some_and(|method| !method.is_empty() && !method.contains(['/', '%']))
     }
 
-    fn answer(&self, request: Request<Incoming>, connection: &Arc<Connection>) -> Answer {
+    fn answer(&self, request: Request<ReceivedBody>, connection: &Arc<Connection>) -> Answer {
         let started = Instant::now();
         let (service, connection) = (self.clone(), Arc::clone(connection));
         Box::pin(async move { service.respond(request, Some(connection), started).await })

@@ -40,6 +40,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub(crate) use problem::refusal;
 pub use shortcut::shortcut;
 
 /// What the operations work with.
@@ -70,6 +71,11 @@ pub fn service(
         document: openapi::document(),
     };
     with_edge(router(), rpc).with_state(Arc::new(app))
+}
+
+/// Whether a path is for operators and orchestrators, who are answered until the end of a drain.
+pub fn is_operation(path: &str) -> bool {
+    !path.starts_with("/v1/datasets")
 }
 
 fn router() -> Router<Arc<App>> {

@@ -179,6 +179,11 @@ pub(super) fn render(mut response: Response, path: &str, matched: Option<&str>, 
     response
 }
 
+/// A problem that is found before a request reaches the router, as an answer.
+pub(crate) fn refusal(status: StatusCode, slug: &'static str, detail: String, path: &str) -> Response {
+    Problem::new(status, slug, detail).into_answer(path)
+}
+
 /// The answer to a path that is no resource's.
 pub(super) async fn no_such_path() -> Problem {
     Problem::new(

@@ -8,12 +8,11 @@ use super::routes::{self, Route};
 use super::{items, objects, problem};
 use crate::caller::Connection;
 use crate::fetch::Fetcher;
-use crate::listener::{Answer, Shortcut};
+use crate::listener::{Answer, ReceivedBody, Shortcut};
 use crate::rpc_metrics::{HttpRoute, RpcMetrics};
 use axum::response::IntoResponse as _;
 use http::{Method, Request};
 use http_body::Body as _;
-use hyper::body::Incoming;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -58,13 +57,13 @@ impl<'a> Target<'a> {
 }
 
 impl Shortcut for Reads {
-    fn takes(&self, request: &Request<Incoming>) -> bool {
+    fn takes(&self, request: &Request<ReceivedBody>) -> bool {
         request.method() == Method::GET
             && request.body().is_end_stream()
             && Target::of(request.uri().path()).is_some()
     }
 
-    fn answer(&self, request: Request<Incoming>, connection: &Arc<Connection>) -> Answer {
+    fn answer(&self, request: Request<ReceivedBody>, connection: &Arc<Connection>) -> Answer {
         let (reads, connection) = (self.clone(), Arc::clone(connection));
         Box::pin(async move {
             let arrival = Instant::now();

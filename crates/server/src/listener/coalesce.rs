@@ -4,6 +4,7 @@
 //! server's CPU at one 4 KiB read a call). So what hyper writes and flushes while its connection is polled is gathered
 //! here and written when the poll is over. Large pieces are not copied: they go to the socket at once, after what was
 //! gathered. Bounded: a connection gathers at most `GATHERED_BYTES_MAX`; then writing waits for the socket.
+//! And a turn is bounded: who has megabytes to send gives way to the core's other connections in between.
 //! Deliberately absent: timers. Nothing is ever held back beyond the turn it was written in.
 
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -16,6 +17,13 @@ use std::task::{Context, Poll, ready};
 
 /// A write of more is not gathered: copying it would cost more than the write it saves.
 const COPIED_BYTES_MAX: usize = 20 << 10;
+
+/// Most that goes to the socket in one turn: some 50 us of copying. The connection's next turn comes after everybody
+/// else's.
+const TURN_BYTES_MAX: usize = 512 << 10;
+
+/// Most pieces of one write (as h2 and hyper have them).
+const PIECES_MAX: usize = 64;
 
 /// Most that is gathered.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
@@ -31,6 +39,8 @@ struct Gathered<T> {
     bytes: Vec<u8>,
     /// How many of `bytes` are written already.
     written: usize,
+    /// What large writes have put out in this turn.
+    turn_bytes: usize,
     /// The socket's first error: whatever hyper does next fails with it, so that no failed write goes unnoticed.
     failed: Option<io::ErrorKind>,
 }
@@ -63,6 +73,35 @@ impl<T: Write + Unpin> Gathered<T> {
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
+    /// Writes pieces as they are, as far as this turn goes.
+    fn poll_write_through(
+        &mut self,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let most = TURN_BYTES_MAX.saturating_sub(self.turn_bytes);
+        if most == 0 {
+            // Not woken by the socket, which has room: this ends when all is written.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let mut cut = [IoSlice::new(&[]); PIECES_MAX];
+        let (mut count, mut left) = (0, most);
+        for (place, piece) in cut.iter_mut().zip(pieces) {
+            let taken = piece.get(..left).unwrap_or(piece);
+            *place = IoSlice::new(taken);
+            count += 1;
+            left -= taken.len();
+            if left == 0 {
+                break;
+            }
+        }
+        let cut = cut.get(..count).unwrap_or_default();
+        let written = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, cut))?;
+        self.turn_bytes += written;
+        Poll::Ready(Ok(written))
+    }
+
     fn gather<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
         if self.bytes.capacity() == 0 {
             self.bytes = SPARE.take();
@@ -85,6 +124,7 @@ impl<T: Read + Write + Unpin> Coalescing<T> {
             io,
             bytes: Vec::new(),
             written: 0,
+            turn_bytes: 0,
             failed: None,
         }));
         (
@@ -118,6 +158,7 @@ impl<T: Write + Unpin> Drain<T> {
     {
         let mut outcome = Ok(());
         std::future::poll_fn(|cx| {
+            self.gathered.borrow_mut().turn_bytes = 0;
             if !self.ended.get()
                 && let Poll::Ready(result) = connection.as_mut().poll(cx)
             {
@@ -168,7 +209,7 @@ impl<T: Read + Write + Unpin> Write for Coalescing<T> {
             ready!(gathered.poll_drain(cx))?;
         }
         if length > COPIED_BYTES_MAX {
-            return Pin::new(&mut gathered.io).poll_write_vectored(cx, pieces);
+            return gathered.poll_write_through(cx, pieces);
         }
         gathered.gather(pieces.iter().map(|piece| &**piece));
         Poll::Ready(Ok(length))
@@ -311,5 +352,41 @@ mod tests {
         let pieces: Vec<Vec<u8>> = (0..200_u8).map(|piece| vec![piece; 1000]).collect();
         let (_, ended) = one_turn(vec![Err(io::ErrorKind::BrokenPipe)], pieces).await;
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    /// Sixteen megabytes, for a socket that takes all it is offered, go out in turns: each is bounded, and after each the
+    /// connection asks for another one.
+    #[tokio::test]
+    async fn a_large_answer_gives_way_after_each_turn() {
+        const BYTES: usize = 16 << 20;
+        let got: Rc<RefCell<Vec<Vec<u8>>>> = Rc::default();
+        let socket = Scripted {
+            script: VecDeque::new(),
+            got: Rc::clone(&got),
+        };
+        let (mut io, drain) = Coalescing::new(socket);
+        let answer = vec![7; BYTES];
+        let mut sent = 0;
+        let mut connection = std::pin::pin!(std::future::poll_fn(move |cx| {
+            while sent < BYTES {
+                let pieces = [IoSlice::new(&answer[sent..]), IoSlice::new(b"never reached")];
+                sent += ready!(Pin::new(&mut io).poll_write_vectored(cx, &pieces))?;
+            }
+            Poll::Ready(io::Result::Ok(()))
+        }));
+        let mut turns = 0;
+        let mut driving = std::pin::pin!(drain.drive(connection.as_mut()));
+        std::future::poll_fn(|cx| {
+            turns += 1;
+            let before: usize = got.borrow().iter().map(Vec::len).sum();
+            let ended = driving.as_mut().poll(cx);
+            let after: usize = got.borrow().iter().map(Vec::len).sum();
+            assert!(after - before <= TURN_BYTES_MAX, "{}", after - before);
+            ended
+        })
+        .await
+        .unwrap();
+        assert!(turns >= BYTES / TURN_BYTES_MAX, "{turns} turns");
+        assert_eq!(got.borrow().concat(), vec![7; BYTES]);
     }
 }

@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
+use super::ending::{Reason, Verdict};
 use super::progress::Progress;
 
 /// How long the peer has to close its side.
@@ -90,7 +91,12 @@ impl AsyncRead for Lent {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(self.stream()?.poll_read(cx, buffer))?;
-        self.progress.read(buffer.filled().len().saturating_sub(before));
+        self.progress
+            .read(buffer.filled().get(before..).unwrap_or_default());
+        if self.progress.floods() {
+            // Which wakes the connection, to be closed.
+            self.progress.decide(Verdict::Close(Reason::Flood));
+        }
         Poll::Ready(Ok(()))
     }
 }

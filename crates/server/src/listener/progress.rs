@@ -1,61 +1,280 @@
-//! What a connection has said, and what it is still owed: enough to end those that will never finish a request.
+//! What happened on a connection, as counters: written where it happens (the socket, the requests, the bodies), read
+//! by whoever decides how long the connection may go on. One relaxed addition each, no clock and no timer.
 //!
-//! hyper bounds the time of an HTTP/1 head. It does not bound that of an HTTP/2 preface, nor of the first bytes by which
-//! the two are told apart; and a drain waits for either, and for a head that stays half, as for an answer in flight.
-//! Deliberately absent: a bound on answers and on bodies; those are the drain's timeout and the client's business.
+//! An `Exchange` is one request and its answer, from the request's head to the last byte of the answer that leaves for
+//! the socket. HTTP/2 may hold an answer back long after its body was produced; `Owed` counts those bytes.
 
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use http_body::{Body, Frame, SizeHint};
+use futures_util::task::AtomicWaker;
+use slab::Slab;
+
+use super::ending::Verdict;
+use super::watch::ExchangeMarks;
+use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
 
 /// The client connection preface of HTTP/2 (RFC 9113 3.4), and less than any head of HTTP/1 that names a host.
-const PREFACE_BYTES: u64 = 24;
-/// A connection that has not said so much by then is ended.
-const PREFACE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const PREFACE_BYTES: u64 = 24;
+/// How that preface begins, and no request of HTTP/1 does.
+const PREFACE_BEGIN: &[u8] = b"PRI";
 /// While draining, how long a head that is half here has to become whole.
 const HEAD_GRACE: Duration = Duration::from_secs(1);
+
+/// Bytes that a request explains, besides those of its body that are taken up: its head, and a window of a body that is
+/// not wanted.
+const EXPLAINED_PER_REQUEST: u64 = STREAM_WINDOW_BYTES as u64 + HEADER_LIST_BYTES as u64;
+/// A window update or an acknowledgement is 13 or 17 bytes, and clients send one for a few KiB at least.
+const SENT_PER_EXPLAINED: u64 = 16;
+/// Most unexplained bytes at a time: a window that is not taken up yet, and some more.
+const UNEXPLAINED_BYTES_MAX: i64 = CONNECTION_WINDOW_BYTES as i64 + (1 << 20);
+/// Bytes a second that need no explanation: pings, settings, priorities.
+const UNEXPLAINED_BYTES_PER_S: u128 = 256 << 10;
 
 /// One connection's. Shared by its socket, its requests and whoever may end it.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     read_bytes: AtomicU64,
+    /// `read_bytes` when the last exchange ended: what comes later is the next head.
+    read_bytes_at_end: AtomicU64,
+    written_bytes: AtomicU64,
+    /// Bytes of request bodies that were taken up.
+    body_bytes: AtomicU64,
+    /// Bytes of answers that were produced and are not sent.
+    owed_bytes: AtomicU64,
     /// The socket took less than it was offered: something waits to be written.
     write_is_blocked: AtomicBool,
-    /// HTTP/2 requests came: what is owed to them may wait for the peer's window, where nobody here sees it.
-    has_streams: AtomicBool,
-    requests_open: AtomicUsize,
+    is_http2: AtomicBool,
+    /// How far the bytes that no request explains may go: see [`Self::floods`].
+    flood_base: AtomicI64,
+    /// Exchanges so far.
+    begun: AtomicU64,
+    /// Exchanges whose request was whole, so far.
+    whole: AtomicU64,
+    /// Exchanges that ended without an answer, so far.
+    cancelled: AtomicU64,
+    /// Open exchanges, and those of them whose request is whole or whose answer has begun.
+    open: AtomicUsize,
+    open_whole: AtomicUsize,
+    /// What was decided about the connection; it is woken to hear it.
+    verdict: AtomicU8,
+    told: AtomicWaker,
+    exchanges: Mutex<Slab<Watched>>,
+}
+
+/// An open exchange as those see it who look at all of them now and then.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) exchange: Weak<Exchange>,
+    pub(super) marks: ExchangeMarks,
+}
+
+/// What a connection is doing, for those who look for one that can be closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It never sent a whole request.
+    Unproven,
+    /// It did, and has none in flight.
+    Idle,
+    /// A whole request is in flight, or something is owed to it.
+    Busy,
+}
+
+/// One request and its answer.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    progress: Arc<Progress>,
+    key: usize,
+    /// The request's last byte was taken up, or its answer has begun.
+    is_whole: AtomicBool,
+    /// The head of the answer is there.
+    has_answer: AtomicBool,
+    /// Somebody waits for more of the request's body.
+    wants_body: AtomicBool,
+    received_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
+    owed_bytes: AtomicU64,
+    /// Its body has come to a stop: whoever waits for the answer gets none.
+    is_stalled: AtomicBool,
+    waiting: Mutex<Option<Waker>>,
+}
+
+fn add(counter: &AtomicU64, bytes: usize) {
+    counter.fetch_add(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
+}
+
+fn subtract(counter: &AtomicU64, bytes: usize) {
+    counter.fetch_sub(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
 impl Progress {
-    pub(super) fn read(&self, bytes: usize) {
-        self.read_bytes
-            .fetch_add(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
+    /// The socket gave these bytes.
+    pub(super) fn read(&self, bytes: &[u8]) {
+        if self.read_bytes() == 0 && bytes.starts_with(PREFACE_BEGIN) {
+            self.is_http2.store(true, Ordering::Relaxed);
+        }
+        add(&self.read_bytes, bytes.len());
     }
 
-    pub(super) fn wrote<T>(&self, outcome: &Poll<T>) {
+    /// The socket was offered something and took as much of it.
+    pub(super) fn wrote<E>(&self, outcome: &Poll<Result<usize, E>>) {
         self.write_is_blocked
             .store(outcome.is_pending(), Ordering::Relaxed);
+        if let Poll::Ready(Ok(written)) = outcome {
+            add(&self.written_bytes, *written);
+        }
     }
 
-    /// A request has come; it is open until what this answers is dropped.
-    pub(super) fn open(self: &Arc<Self>, version: http::Version) -> OpenRequest {
-        if version == http::Version::HTTP_2 {
-            self.has_streams.store(true, Ordering::Relaxed);
+    /// A request has come. `is_whole`: it has no body.
+    pub(super) fn open(self: &Arc<Self>, is_whole: bool) -> Arc<Exchange> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        self.open.fetch_add(1, Ordering::Relaxed);
+        let mut exchanges = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = exchanges.vacant_entry();
+        let exchange = Arc::new(Exchange {
+            progress: Arc::clone(self),
+            key: entry.key(),
+            is_whole: AtomicBool::new(false),
+            has_answer: AtomicBool::new(false),
+            wants_body: AtomicBool::new(false),
+            received_bytes: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            owed_bytes: AtomicU64::new(0),
+            is_stalled: AtomicBool::new(false),
+            waiting: Mutex::default(),
+        });
+        entry.insert(Watched {
+            exchange: Arc::downgrade(&exchange),
+            marks: ExchangeMarks::default(),
+        });
+        drop(exchanges);
+        if is_whole {
+            exchange.is_whole();
         }
-        self.requests_open.fetch_add(1, Ordering::Relaxed);
-        OpenRequest(Arc::clone(self))
+        exchange
     }
 
-    /// Resolves when the connection has had its time to begin and has not.
-    pub(super) async fn never_began(&self) {
-        tokio::time::sleep(PREFACE_TIMEOUT).await;
-        if self.read_bytes.load(Ordering::Relaxed) >= PREFACE_BYTES {
-            std::future::pending::<()>().await;
+    /// Bytes that came and that no request explains, since the connection began.
+    fn unexplained(&self) -> i64 {
+        let requests = self.begun().saturating_mul(EXPLAINED_PER_REQUEST);
+        let explained = requests
+            .saturating_add(self.body_bytes.load(Ordering::Relaxed))
+            .saturating_add(self.written_bytes() / SENT_PER_EXPLAINED);
+        let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+        signed(self.read_bytes()).saturating_sub(signed(explained))
+    }
+
+    /// Whether more came than requests, and what belongs to them, can explain: frames without a purpose.
+    pub(super) fn floods(&self) -> bool {
+        let base = self.flood_base.load(Ordering::Relaxed);
+        self.unexplained().saturating_sub(base) > UNEXPLAINED_BYTES_MAX
+    }
+
+    /// Forgets unexplained bytes as time goes by. What good requests explain beyond what came is forgotten, too.
+    pub(super) fn allow_more(&self, time: Duration) {
+        let bytes = time.as_millis() * UNEXPLAINED_BYTES_PER_S / 1000;
+        let more = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let base = self.flood_base.load(Ordering::Relaxed);
+        self.flood_base.store(
+            base.saturating_add(more).min(self.unexplained()),
+            Ordering::Relaxed,
+        );
+    }
+
+    pub(super) fn cancelled(&self) -> u64 {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn read_bytes(&self) -> u64 {
+        self.read_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn written_bytes(&self) -> u64 {
+        self.written_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_http2(&self) -> bool {
+        self.is_http2.load(Ordering::Relaxed)
+    }
+
+    /// Whether no request is open.
+    pub(super) fn is_idle(&self) -> bool {
+        self.open.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether the client has to take something before the connection can go on.
+    pub(super) fn owes(&self) -> bool {
+        self.owed_bytes.load(Ordering::Relaxed) > 0 || self.write_is_blocked.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that came since the last exchange ended: of a head, with HTTP/1.
+    pub(super) fn head_bytes(&self) -> u64 {
+        self.read_bytes()
+            .saturating_sub(self.read_bytes_at_end.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        if self.open_whole.load(Ordering::Relaxed) > 0 || self.owes() {
+            Standing::Busy
+        } else if self.whole.load(Ordering::Relaxed) > 0 {
+            Standing::Idle
+        } else {
+            Standing::Unproven
         }
+    }
+
+    /// Calls `look` for each open exchange.
+    pub(super) fn each_exchange(&self, mut look: impl FnMut(&Arc<Exchange>, &mut ExchangeMarks)) {
+        // Counted first: most connections have none open when they are looked at.
+        if self.is_idle() && !self.owes() {
+            return;
+        }
+        let mut found: Vec<(Arc<Exchange>, usize)> = Vec::new();
+        let mut exchanges = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        for (key, watched) in exchanges.iter_mut() {
+            if let Some(exchange) = watched.exchange.upgrade() {
+                look(&exchange, &mut watched.marks);
+                found.push((exchange, key));
+            }
+        }
+        // One of these may be the last reference by now, and its end takes the lock.
+        drop(exchanges);
+        drop(found);
+    }
+
+    /// Decides about the connection. The first decision to close counts; one to go away can be followed by one to close.
+    pub(super) fn decide(&self, verdict: Verdict) {
+        let closes = |code| Verdict::of(code).is_some_and(Verdict::closes);
+        let decided = self
+            .verdict
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |code| {
+                (code == 0 || (verdict.closes() && !closes(code))).then_some(verdict.code())
+            });
+        if decided.is_ok() {
+            self.told.wake();
+        }
+    }
+
+    /// Resolves with what was decided, unless that is `known` already.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing. One waiter at a time.
+    pub(super) async fn decided(&self, known: Option<Verdict>) -> Verdict {
+        std::future::poll_fn(|cx| {
+            let look = || Verdict::of(self.verdict.load(Ordering::Acquire)).filter(|new| Some(*new) != known);
+            if let Some(verdict) = look() {
+                return Poll::Ready(verdict);
+            }
+            self.told.register(cx.waker());
+            look().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
     }
 
     /// While draining: resolves when the connection can be ended without anybody missing an answer. Nothing new is
@@ -63,62 +282,129 @@ impl Progress {
     pub(super) async fn owes_nothing(&self) {
         loop {
             tokio::time::sleep(HEAD_GRACE).await;
-            let owes = self.has_streams.load(Ordering::Relaxed)
-                || self.requests_open.load(Ordering::Relaxed) > 0
-                || self.write_is_blocked.load(Ordering::Relaxed);
-            if !owes {
+            // Streams of HTTP/2 end with their connection: a client that has not heard of the end may have sent one more.
+            let has_streams = self.is_http2() && self.begun() > 0;
+            if !has_streams && self.is_idle() && !self.owes() {
                 return;
             }
         }
     }
 }
 
-/// A request that is not answered to its end.
-#[derive(Debug)]
-pub(super) struct OpenRequest(Arc<Progress>);
+impl Exchange {
+    /// The request is whole.
+    pub(super) fn is_whole(&self) {
+        if !self.is_whole.swap(true, Ordering::Relaxed) {
+            self.progress.whole.fetch_add(1, Ordering::Relaxed);
+            self.progress.open_whole.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 
-impl Drop for OpenRequest {
+    /// The head of the answer is there: what remains of the request may take its time, as streams do.
+    pub(super) fn has_answer(&self) {
+        self.has_answer.store(true, Ordering::Relaxed);
+        self.is_whole();
+    }
+
+    /// Somebody asked for more of the body, and this much came.
+    pub(super) fn received(&self, bytes: usize) {
+        self.wants_body.store(false, Ordering::Relaxed);
+        add(&self.received_bytes, bytes);
+        add(&self.progress.body_bytes, bytes);
+    }
+
+    /// Somebody asked for more of the body, and nothing came.
+    pub(super) fn wants_body(&self, cx: &Context<'_>) {
+        self.wants_body.store(true, Ordering::Relaxed);
+        if self.has_answer.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *waiting {
+            Some(waker) => waker.clone_from(cx.waker()),
+            None => *waiting = Some(cx.waker().clone()),
+        }
+    }
+
+    /// Whether the client has to send more of the body before there can be an answer.
+    pub(super) fn waits_for_body(&self) -> bool {
+        self.wants_body.load(Ordering::Relaxed)
+            && !self.is_whole.load(Ordering::Relaxed)
+            && !self.is_stalled.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn received_bytes(&self) -> u64 {
+        self.received_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Gives the request up: its body does not come.
+    pub(super) fn stall(&self) {
+        self.is_stalled.store(true, Ordering::Relaxed);
+        let waker = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(super) fn is_stalled(&self) -> bool {
+        self.is_stalled.load(Ordering::Relaxed)
+    }
+
+    /// A part of the answer was produced.
+    pub(super) fn produced(&self, bytes: usize) {
+        add(&self.owed_bytes, bytes);
+        add(&self.progress.owed_bytes, bytes);
+    }
+
+    /// A part of it left for the socket.
+    pub(super) fn sent(&self, bytes: usize) {
+        add(&self.sent_bytes, bytes);
+        self.forgiven(bytes);
+    }
+
+    /// A part of it will never be sent.
+    pub(super) fn forgiven(&self, bytes: usize) {
+        subtract(&self.owed_bytes, bytes);
+        subtract(&self.progress.owed_bytes, bytes);
+    }
+
+    pub(super) fn owes(&self) -> bool {
+        self.owed_bytes.load(Ordering::Relaxed) > 0
+    }
+
+    pub(super) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Exchange {
     fn drop(&mut self) {
-        self.0.requests_open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A body that keeps its request open.
-#[derive(Debug)]
-pub(super) struct Answering<B> {
-    body: B,
-    _open: OpenRequest,
-}
-
-impl<B> Answering<B> {
-    pub(super) fn new(body: B, open: OpenRequest) -> Self {
-        Self { body, _open: open }
-    }
-}
-
-impl<B: Body + Unpin> Body for Answering<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let progress = &*self.progress;
+        let mut exchanges = progress.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
+        exchanges.try_remove(self.key);
+        if exchanges.is_empty() {
+            // An idle connection should be small.
+            *exchanges = Slab::new();
+        }
+        drop(exchanges);
+        progress
+            .read_bytes_at_end
+            .store(progress.read_bytes(), Ordering::Relaxed);
+        if !self.has_answer.load(Ordering::Relaxed) {
+            progress.cancelled.fetch_add(1, Ordering::Relaxed);
+        }
+        progress.open.fetch_sub(1, Ordering::Relaxed);
+        if self.is_whole.load(Ordering::Relaxed) {
+            progress.open_whole.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::ending::Reason;
     use super::*;
+    use futures_util::FutureExt as _;
 
     /// Whether a future is done by then, on the paused clock.
     async fn done(within: Duration, future: impl Future<Output = ()>) -> bool {
@@ -126,37 +412,60 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_does_not_begin_is_told_by_its_bytes() {
-        // Scenario: nothing, a byte less than a preface, a preface, after 29 and 31 seconds. Expectation: the first two
-        // never began once their time is over.
-        let (early, late) = (Duration::from_secs(29), Duration::from_secs(31));
-        for (bytes, expected) in [(0, true), (23, true), (24, false)] {
-            let progress = Progress::default();
-            progress.read(bytes);
-            assert!(!done(early, progress.never_began()).await, "{bytes} bytes, early");
-            assert_eq!(
-                done(late, progress.never_began()).await,
-                expected,
-                "{bytes} bytes"
-            );
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_owed_keeps_a_connection() {
-        // Scenario: an open request, a blocked write, a stream of HTTP/2, and none of them. Expectation: only the last
-        // can be ended, and a request that closes frees its connection.
+    async fn a_drain_keeps_a_connection_that_is_owed_something() {
+        // Scenario: an open request, a blocked write, produced bytes, a stream of HTTP/2, and none of them. Expectation:
+        // only the last can be ended, and a request that closes frees its connection.
         let long = Duration::from_secs(60);
         let progress = Arc::new(Progress::default());
-        let open = progress.open(http::Version::HTTP_11);
+        let open = progress.open(true);
         assert!(!done(long, progress.owes_nothing()).await);
         drop(open);
         assert!(done(long, progress.owes_nothing()).await);
-        progress.wrote(&Poll::<()>::Pending);
+        progress.wrote(&Poll::<Result<usize, ()>>::Pending);
         assert!(!done(long, progress.owes_nothing()).await);
-        progress.wrote(&Poll::Ready(()));
+        progress.wrote(&Poll::Ready(Ok::<_, ()>(1)));
         assert!(done(long, progress.owes_nothing()).await);
-        drop(progress.open(http::Version::HTTP_2));
-        assert!(!done(long, progress.owes_nothing()).await);
+        let http2 = Arc::new(Progress::default());
+        http2.read(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        assert!(done(long, http2.owes_nothing()).await);
+        drop(http2.open(true));
+        assert!(!done(long, http2.owes_nothing()).await);
+    }
+
+    #[test]
+    fn a_connection_is_unproven_until_a_request_is_whole() {
+        // Scenario: nothing; a head whose body is missing; the body; the answer's end; bytes that are owed. Expectation: a
+        // half request is none.
+        let progress = Arc::new(Progress::default());
+        assert_eq!(progress.standing(), Standing::Unproven);
+        let exchange = progress.open(false);
+        assert_eq!(progress.standing(), Standing::Unproven);
+        exchange.is_whole();
+        assert_eq!(progress.standing(), Standing::Busy);
+        exchange.produced(10);
+        exchange.sent(4);
+        assert!(progress.owes());
+        exchange.forgiven(6);
+        assert!(!progress.owes());
+        drop(exchange);
+        assert_eq!(progress.standing(), Standing::Idle);
+        drop(progress.open(false));
+        assert_eq!(progress.standing(), Standing::Idle);
+    }
+
+    #[test]
+    fn a_decision_is_heard_once_and_closing_beats_leaving() {
+        // Scenario: told to go away for its age, then to close since it does not read, then to go away again. Expectation:
+        // each of the first two is heard, the third is not.
+        let progress = Progress::default();
+        assert_eq!(progress.decided(None).now_or_never(), None);
+        let (leave, close) = (Verdict::Leave(Reason::Age), Verdict::Close(Reason::Send));
+        progress.decide(leave);
+        assert_eq!(progress.decided(None).now_or_never(), Some(leave));
+        assert_eq!(progress.decided(Some(leave)).now_or_never(), None);
+        progress.decide(close);
+        progress.decide(Verdict::Leave(Reason::Idle));
+        progress.decide(Verdict::Close(Reason::Evicted));
+        assert_eq!(progress.decided(Some(leave)).now_or_never(), Some(close));
     }
 }

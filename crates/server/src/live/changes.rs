@@ -45,10 +45,10 @@ enum Reach {
 fn reach(key: &str) -> Reach {
     match key {
         "engine.backend" | "log.filter" => Reach::SetElsewhere,
-        "engine.direct_io" | "shutdown.drain_timeout_ms" => Reach::Live,
+        "engine.direct_io" | "shutdown.drain_timeout_ms" | "shutdown.lame_duck_ms" => Reach::Live,
         // Kept by each shard from its start.
         "limits.queued_reads" => Reach::Restart,
-        key if key.starts_with("limits.") => Reach::Live,
+        key if key.starts_with("limits.") || key.starts_with("timeouts.") => Reach::Live,
         _ => Reach::Restart,
     }
 }

@@ -77,7 +77,7 @@ impl Inner {
     pub(super) fn reload(&self, in_force: &mut InForce) -> Result<Reloaded, Refused> {
         match self.lifecycle.state() {
             State::Serving => {}
-            state @ (State::Starting | State::Draining) => {
+            state @ (State::Starting | State::LameDuck | State::Draining | State::Ended) => {
                 tracing::info!(%state, "nothing is reloaded");
                 return Err(Refused::NotServing(state));
             }
@@ -139,6 +139,8 @@ impl Inner {
         let mut applied = [applied, changes.live.clone()].concat();
         self.fetcher.replace(catalogue.datasets(), config.limits);
         self.bounds.set(&config.limits, config.engine.connection_bytes);
+        self.bounds.set_timeouts(&config.timeouts);
+        *lock(&self.lame_duck) = config.lame_duck;
         *lock(&self.drain_timeout) = config.drain_timeout;
         let filter = &config.log.filter;
         match self.telemetry.set_filter(filter) {

@@ -16,28 +16,30 @@ fn volleys() -> Vec<Vec<u8>> {
     let http2 = |frames: &[u8]| [PREFACE, SETTINGS, frames].concat();
     let long = "x".repeat(1 << 20);
     let mut volleys = vec![
-        http1("GET / HTTP/1.1\r\nhost: x\r\n\r\n"),
+        http1("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"),
         http1("GET /v1/datasets/blocks/blocks/0 HTTP/1.1\r\n"),
         http1("\r\n\r\n\r\n"),
         http1("GET / HTTP/9.9\r\n\r\n"),
         http1("GET  / HTTP/1.1\r\n\r\n"),
         http1(
-            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{",
+            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n{",
         ),
         http1(
-            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n{}",
+            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n{}",
         ),
         http1(
-            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+            "POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         ),
-        http1("GET /v1/datasets/\u{0}\u{1} HTTP/1.1\r\nhost: x\r\n\r\n"),
-        http1(&format!("GET /{long} HTTP/1.1\r\nhost: x\r\n\r\n")),
-        http1(&format!("GET / HTTP/1.1\r\nhost: x\r\nlong: {long}\r\n\r\n")),
+        http1("GET /v1/datasets/\u{0}\u{1} HTTP/1.1\r\nhost: localhost\r\n\r\n"),
+        http1(&format!("GET /{long} HTTP/1.1\r\nhost: localhost\r\n\r\n")),
         http1(&format!(
-            "GET / HTTP/1.1\r\nhost: x\r\n{}\r\n",
+            "GET / HTTP/1.1\r\nhost: localhost\r\nlong: {long}\r\n\r\n"
+        )),
+        http1(&format!(
+            "GET / HTTP/1.1\r\nhost: localhost\r\n{}\r\n",
             "a: b\r\n".repeat(10_000)
         )),
-        http1(&"GET /v1/datasets HTTP/1.1\r\nhost: x\r\n\r\n".repeat(200)),
+        http1(&"GET /v1/datasets HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(200)),
         PREFACE[..10].to_vec(),
         PREFACE.to_vec(),
         http2(&[]),
@@ -129,7 +131,7 @@ async fn clients_that_never_finish_a_request_do_not_hold_the_others() {
         b"",
         b"P",
         &PREFACE[..20],
-        b"GET /v1/datasets HTTP/1.1\r\nhost: x\r\nslow",
+        b"GET /v1/datasets HTTP/1.1\r\nhost: localhost\r\nslow",
         b"GET /v1/datasets HTTP/1.1\r\n",
     ];
     let mut held = Vec::new();

@@ -30,7 +30,9 @@ async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
             socket.set_recv_buffer_size(4096).unwrap();
             let mut stream = socket.connect(daemon.http).await.unwrap();
             stream
-                .write_all(b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                .write_all(
+                    b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+                )
                 .await
                 .unwrap();
             slow.push((stream, Vec::new()));

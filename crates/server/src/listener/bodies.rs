@@ -1,0 +1,173 @@
+//! Bodies that say how they come along: requests as they arrive, answers as they leave.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http::Response;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::progress::Exchange;
+
+/// A request's body as it comes from the socket.
+#[derive(Debug)]
+pub struct ReceivedBody {
+    body: Incoming,
+    exchange: Arc<Exchange>,
+}
+
+impl ReceivedBody {
+    pub(super) fn new(body: Incoming, exchange: Arc<Exchange>) -> Self {
+        Self { body, exchange }
+    }
+}
+
+impl Body for ReceivedBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.body).poll_frame(cx);
+        match &polled {
+            Poll::Pending => this.exchange.wants_body(cx),
+            Poll::Ready(Some(Ok(frame))) => {
+                this.exchange.received(frame.data_ref().map_or(0, Bytes::len));
+                if this.body.is_end_stream() {
+                    this.exchange.is_whole();
+                }
+            }
+            Poll::Ready(None) => this.exchange.is_whole(),
+            Poll::Ready(Some(Err(_))) => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A request's body did not come in time, so there is no answer. hyper ends the stream, with HTTP/1 the connection.
+#[derive(Debug, thiserror::Error)]
+#[error("the request's body did not come in time")]
+pub(super) struct Stalled;
+
+/// An answer on its way, given up when its request's body stalls.
+pub(super) struct Awaited<F> {
+    answer: F,
+    exchange: Arc<Exchange>,
+}
+
+impl<F> Awaited<F> {
+    pub(super) fn new(answer: F, exchange: Arc<Exchange>) -> Self {
+        Self { answer, exchange }
+    }
+}
+
+impl<F, B> Future for Awaited<F>
+where
+    F: Future<Output = Result<Response<B>, Infallible>> + Unpin,
+{
+    type Output = Result<Response<Answering<B>>, Stalled>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if this.exchange.is_stalled() {
+            return Poll::Ready(Err(Stalled));
+        }
+        let Ok(response) = ready!(Pin::new(&mut this.answer).poll(cx));
+        this.exchange.has_answer();
+        let exchange = Arc::clone(&this.exchange);
+        Poll::Ready(Ok(response.map(|body| Answering { body, exchange })))
+    }
+}
+
+/// An answer's body.
+#[derive(Debug)]
+pub(super) struct Answering<B> {
+    body: B,
+    exchange: Arc<Exchange>,
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for Answering<B> {
+    type Data = Owed;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Owed>, B::Error>>> {
+        let this = self.get_mut();
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        let exchange = &this.exchange;
+        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| Owed::new(bytes, exchange)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Bytes of an answer until they are sent. HTTP/2 keeps them, however long the client's window stays shut.
+#[derive(Debug)]
+pub(super) struct Owed {
+    bytes: Bytes,
+    exchange: Arc<Exchange>,
+}
+
+impl Owed {
+    fn new(bytes: Bytes, exchange: &Arc<Exchange>) -> Self {
+        exchange.produced(bytes.len());
+        Self {
+            bytes,
+            exchange: Arc::clone(exchange),
+        }
+    }
+}
+
+impl Buf for Owed {
+    fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        self.bytes.chunks_vectored(slices)
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+        self.exchange.sent(count);
+    }
+
+    fn copy_to_bytes(&mut self, count: usize) -> Bytes {
+        let copied = self.bytes.split_to(count);
+        self.exchange.sent(count);
+        copied
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        if !self.bytes.is_empty() {
+            self.exchange.forgiven(self.bytes.len());
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! One connection on its core, from its first byte to its last.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::{Body as _, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::TcpStream;
+use tokio::sync::watch::Receiver;
+
+use super::bodies::Awaited;
+use super::coalesce::Coalescing;
+use super::ending::{Endings, Verdict};
+use super::front::Front;
+use super::progress::Progress;
+use super::slots::ConnectionBounds;
+use super::watch::{Watch, Watching};
+use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES, lingering};
+use crate::caller::Connection;
+use crate::lifecycle::State;
+
+/// How long one that is silent when the daemon drains may yet speak, to be told instead of reset: a round trip, and a
+/// client that is slow to write.
+const LAST_WORD: Duration = Duration::from_millis(500);
+/// HTTP/2 pings, which find a peer that is gone while its requests are pending.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+const SEND_BUFFER_BYTES: usize = 1 << 20;
+const HTTP1_BUFFER_BYTES: usize = 64 << 10;
+
+/// How connections of one port are served.
+#[derive(Debug, Clone)]
+pub(super) struct Conversation {
+    pub(super) transport: &'static str,
+    pub(super) front: Front,
+    pub(super) http2_only: bool,
+    pub(super) bounds: ConnectionBounds,
+    pub(super) endings: Arc<Endings>,
+}
+
+/// What one connection brings along.
+#[derive(Debug)]
+pub(super) struct Party {
+    pub(super) connection: Arc<Connection>,
+    pub(super) progress: Arc<Progress>,
+    /// Tells it from others of the port.
+    pub(super) number: u64,
+    /// A drain does not wait for it.
+    pub(super) is_late: bool,
+    pub(super) state: Receiver<State>,
+}
+
+impl Conversation {
+    /// Serves one connection until it ends, is told to end, or, while draining, until its requests are answered. Runs on
+    /// a core.
+    pub(super) async fn hold(self, stream: std::net::TcpStream, party: Party) {
+        let Ok(stream) = TcpStream::from_std(stream) else {
+            return;
+        };
+        let caller = party.connection.caller().key();
+        let _watched = Watching::start(
+            Watch::new(party.number),
+            &party.progress,
+            &self.endings,
+            caller,
+            &self.bounds,
+        );
+        let count = |verdict: Verdict| self.endings.count(verdict.reason(), caller);
+        if let Some(verdict) = self.serve(stream, party, &count).await {
+            count(verdict);
+        }
+    }
+
+    /// As [`Self::hold`]; answers with why the connection was closed, if that was our decision and is not counted yet.
+    async fn serve(&self, stream: TcpStream, party: Party, count: &impl Fn(Verdict)) -> Option<Verdict> {
+        let Party {
+            connection,
+            progress,
+            is_late,
+            mut state,
+            ..
+        } = party;
+        let last = if is_late { State::Ended } else { State::Draining };
+        // Readable first: a client that has spoken is told to go elsewhere below, where closing would reset it.
+        tokio::select! {
+            biased;
+            _readable_or_gone = stream.readable() => {}
+            verdict = progress.decided(None) => return Some(verdict),
+            () = reached(&mut state, last) => {
+                // It may have connected just now, and not have come to speak yet.
+                if tokio::time::timeout(LAST_WORD, stream.readable()).await.is_err() {
+                    return None;
+                }
+            }
+        }
+        let (front, seen) = (self.front.clone(), Arc::clone(&progress));
+        let service = service_fn(move |request: http::Request<Incoming>| {
+            let exchange = seen.open(request.body().is_end_stream());
+            let answer = front.call(request, &connection, &exchange, is_late);
+            Awaited::new(answer, exchange)
+        });
+        let builder = self.protocol();
+        let (stream, returned) = lingering::lend(stream, Arc::clone(&progress));
+        let (mut known, mut drains) = (None, false);
+        let ended = {
+            let (stream, drain) = Coalescing::new(TokioIo::new(stream));
+            let mut connection = pin!(builder.serve_connection(stream, service));
+            loop {
+                // The connection first: asked to shut down before it has read anything, it would close without an answer.
+                tokio::select! {
+                    biased;
+                    ended = drain.drive(connection.as_mut()) => break ended,
+                    verdict = progress.decided(known) => {
+                        if verdict.closes() {
+                            return Some(verdict).filter(|_| known.is_none());
+                        }
+                        count(verdict);
+                        known = Some(verdict);
+                        connection.as_mut().graceful_shutdown();
+                    }
+                    () = reached(&mut state, last), if !drains => {
+                        drains = true;
+                        connection.as_mut().graceful_shutdown();
+                    }
+                    () = progress.owes_nothing(), if drains => return None,
+                }
+            }
+        };
+        if let Err(error) = ended {
+            // Mostly clients that went away.
+            tracing::debug!(
+                transport = self.transport,
+                error,
+                "connection ended with an error"
+            );
+        }
+        tokio::select! {
+            () = returned.close() => None,
+            verdict = progress.decided(known) => Some(verdict).filter(|_| known.is_none()),
+        }
+    }
+
+    fn protocol(&self) -> auto::Builder<TokioExecutor> {
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        if self.http2_only {
+            builder = builder.http2_only();
+        }
+        builder
+            .http1()
+            .keep_alive(true)
+            // `watch` has the times of connections, without a timer for each request.
+            .header_read_timeout(None)
+            // And no `pipeline_flush`: with it hyper copies bodies into its own memory, without a bound.
+            .max_buf_size(HTTP1_BUFFER_BYTES);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_header_list_size(HEADER_LIST_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .adaptive_window(false)
+            .max_concurrent_streams(self.bounds.streams())
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .max_send_buf_size(SEND_BUFFER_BYTES);
+        builder
+    }
+}
+
+async fn reached(state: &mut Receiver<State>, least: State) {
+    // A closed channel means that the daemon is gone, which is as good a reason to end.
+    let _reached_or_gone = state.wait_for(|state| *state >= least).await;
+}

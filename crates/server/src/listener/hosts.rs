@@ -1,0 +1,241 @@
+//! By which names a port may be addressed. A page in a browser on this host, or on its network, can send requests here
+//! under any name that its author lets point here (DNS rebinding); what it sends carries that name in `Host`.
+//!
+//! Loopback names are always good. Where nothing is configured, a loopback address knows no others, and any other address
+//! is good under every IP address, which no name can be rebound to, and under the service name of the compose file.
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::header::HOST;
+use http::{Request, Version};
+
+/// The service's name in docker-compose.yml: what Prometheus asks for there.
+const SERVICE_NAME: &str = "ringfetchd";
+
+/// The names of a port.
+#[derive(Debug, Clone)]
+pub struct Hosts {
+    names: Vec<String>,
+    any: bool,
+    addresses: bool,
+}
+
+/// What is wrong with a request's host.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unnamed {
+    /// There is none, and there must be.
+    Missing,
+    /// Not one of ours.
+    Foreign,
+}
+
+impl Hosts {
+    /// The names of a port at `address`: those in `http.hosts`, or what suits the address.
+    pub fn of(address: SocketAddr, configured: Option<&[String]>) -> Self {
+        let is_local = address.ip().to_canonical().is_loopback();
+        let names = match configured {
+            Some(names) => names.iter().map(|name| name.to_ascii_lowercase()).collect(),
+            None if is_local => Vec::new(),
+            None => vec![SERVICE_NAME.to_owned()],
+        };
+        Self {
+            any: names.iter().any(|name| name == "*"),
+            addresses: configured.is_some() || !is_local,
+            names,
+        }
+    }
+
+    /// Checks everything by which a request says whom it is for.
+    ///
+    /// # Errors
+    /// It is for somebody else, or does not say so.
+    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), Unnamed> {
+        if self.any {
+            return Ok(());
+        }
+        let authority = request.uri().authority().map(|authority| authority.as_str());
+        let mut named = request.headers().get_all(HOST).iter();
+        let (header, another) = (named.next(), named.next());
+        // Only HTTP/1.0 may leave it out: some health checks do.
+        if authority.is_none() && header.is_none() && request.version() != Version::HTTP_10
+            || another.is_some()
+        {
+            return Err(Unnamed::Missing);
+        }
+        let header = match header.map(|header| header.to_str()) {
+            Some(Ok(header)) => Some(header),
+            Some(Err(_)) => return Err(Unnamed::Foreign),
+            None => None,
+        };
+        let is_ours = |name: Option<&str>| name.is_none_or(|name| self.knows(name));
+        if is_ours(authority) && is_ours(header) {
+            Ok(())
+        } else {
+            Err(Unnamed::Foreign)
+        }
+    }
+
+    /// Whether a host, with or without a port, is one of ours.
+    fn knows(&self, host: &str) -> bool {
+        let name = match host.strip_prefix('[') {
+            // An IPv6 address (RFC 3986 3.2.2).
+            Some(rest) => match rest.split_once(']') {
+                Some((address, port)) if port.is_empty() || is_port(port) => {
+                    return address
+                        .parse()
+                        .is_ok_and(|address| self.knows_address(IpAddr::V6(address)));
+                }
+                Some(_) | None => return false,
+            },
+            None => match host.find(':') {
+                Some(colon) if is_port(&host[colon..]) => &host[..colon],
+                Some(_) => return false,
+                None => host,
+            },
+        };
+        if let Ok(address) = name.parse() {
+            return self.knows_address(IpAddr::V4(address));
+        }
+        let name = name.strip_suffix('.').unwrap_or(name);
+        let is_below = |domain: &str| {
+            let (length, least) = (name.len(), domain.len() + 1);
+            length > least
+                && name.as_bytes().get(length - least) == Some(&b'.')
+                && name
+                    .get(length - domain.len()..)
+                    .is_some_and(|end| end.eq_ignore_ascii_case(domain))
+        };
+        name.eq_ignore_ascii_case("localhost")
+            || is_below("localhost")
+            || self.names.iter().any(|known| match known.strip_prefix("*.") {
+                Some(domain) => is_below(domain),
+                None => name.eq_ignore_ascii_case(known),
+            })
+    }
+
+    fn knows_address(&self, address: IpAddr) -> bool {
+        self.addresses || address.to_canonical().is_loopback()
+    }
+}
+
+/// `:` and a number.
+fn is_port(text: &str) -> bool {
+    text.strip_prefix(':')
+        .is_some_and(|port| port.len() <= 5 && port.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(address: &str, configured: Option<&[&str]>) -> Hosts {
+        let configured: Option<Vec<String>> =
+            configured.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+        Hosts::of(address.parse().unwrap(), configured.as_deref())
+    }
+
+    const LOCAL: [&str; 9] = [
+        "localhost",
+        "LOCALHOST:7411",
+        "localhost.",
+        "a.localhost:1",
+        "127.0.0.1",
+        "127.9.9.9:7411",
+        "[::1]",
+        "[::1]:7411",
+        "[::ffff:127.0.0.1]:7411",
+    ];
+    const ADDRESSES: [&str; 4] = ["192.0.2.1", "192.0.2.1:80", "[2001:db8::1]:7411", "0.0.0.0:7411"];
+    const NEVER: [&str; 16] = [
+        "evil.example",
+        "evil.example:7411",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "notlocalhost",
+        ".localhost.x",
+        "",
+        ":7411",
+        "localhost:x",
+        "localhost:7411:7411",
+        "localhost@evil.example",
+        "evil.example#localhost",
+        "[::1]evil.example",
+        "[::1",
+        "127.1",
+        "0x7f.0.0.1",
+    ];
+
+    #[test]
+    fn loopback_names_are_good_and_foreign_names_are_not() {
+        // Scenario: a loopback address, all interfaces, and a list. Expectation: loopback names everywhere; IP addresses and
+        // the compose service's name unless it is loopback; names of the list; nothing that only looks like these.
+        let (loopback, all) = (hosts("127.0.0.1:7411", None), hosts("0.0.0.0:7411", None));
+        let listed = hosts("[::1]:7411", Some(&["Data.example", "*.pods.example"]));
+        for host in LOCAL {
+            for hosts in [&loopback, &all, &listed] {
+                assert!(hosts.knows(host), "{host}: {hosts:?}");
+            }
+        }
+        for host in ADDRESSES {
+            assert!(
+                !loopback.knows(host) && all.knows(host) && listed.knows(host),
+                "{host}"
+            );
+        }
+        for host in NEVER {
+            for hosts in [&loopback, &all, &listed] {
+                assert!(!hosts.knows(host), "{host:?}: {hosts:?}");
+            }
+        }
+        assert!(
+            !loopback.knows("ringfetchd:7411") && all.knows("ringfetchd:7411") && !listed.knows("ringfetchd")
+        );
+        for host in [
+            "data.example",
+            "DATA.EXAMPLE:7411",
+            "a.pods.example",
+            "b.a.pods.example:1",
+        ] {
+            assert!(listed.knows(host) && !all.knows(host), "{host}");
+        }
+        for host in ["pods.example", ".pods.example", "xdata.example", "apods.example"] {
+            assert!(!listed.knows(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn every_name_in_a_request_counts() {
+        // Scenario: requests with a target and headers. Expectation: no foreign name in either, not two headers, and none
+        // left out but with HTTP/1.0; a star lets everything pass.
+        let check = |hosts: &Hosts, target: &str, names: &[&str], version| {
+            let mut request = Request::get(target).version(version);
+            for name in names {
+                request = request.header(HOST, *name);
+            }
+            hosts.check(&request.body(()).unwrap())
+        };
+        let ours = hosts("127.0.0.1:7411", None);
+        let h1 = Version::HTTP_11;
+        assert_eq!(check(&ours, "/", &["localhost"], h1), Ok(()));
+        assert_eq!(check(&ours, "/", &["evil.example"], h1), Err(Unnamed::Foreign));
+        assert_eq!(
+            check(&ours, "http://evil.example/", &["localhost"], h1),
+            Err(Unnamed::Foreign)
+        );
+        assert_eq!(
+            check(&ours, "http://localhost/", &["evil.example"], h1),
+            Err(Unnamed::Foreign)
+        );
+        assert_eq!(check(&ours, "http://127.0.0.1:1/", &[], Version::HTTP_2), Ok(()));
+        assert_eq!(
+            check(&ours, "/", &["localhost", "localhost"], h1),
+            Err(Unnamed::Missing)
+        );
+        assert_eq!(check(&ours, "/", &[], h1), Err(Unnamed::Missing));
+        assert_eq!(check(&ours, "/", &[], Version::HTTP_10), Ok(()));
+        assert_eq!(
+            check(&hosts("127.0.0.1:1", Some(&["*"])), "/", &["evil.example"], h1),
+            Ok(())
+        );
+    }
+}
