@@ -76,7 +76,7 @@ mod tests {
         let mask = vec![3, 4, 8, 9];
         assert_eq!(pinnable(mask.clone(), 1), None);
         assert_eq!(pinnable(mask.clone(), 3), None);
-        assert_eq!(pinnable(mask.clone(), 4), Some(mask.clone()));
+        assert_eq!(pinnable(mask.clone(), 4), Some(mask));
         assert_eq!(pinnable(Vec::new(), 1), None);
     }
 }

@@ -1,8 +1,10 @@
 //! Devices and file systems of this machine, set up for one test and taken down after it. Needs root.
 
+use crate::harness::{WAIT, temporary_directory};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// The machine has few loop devices and one page cache: one test at a time.
@@ -71,12 +73,10 @@ impl Drop for Device {
         match &self.zram {
             // Both are refused while the device is open, and an engine's threads close its files a moment later.
             Some(number) => {
-                for _ in 0..1000 {
-                    let reset = std::fs::write(format!("/sys/block/zram{number}/reset"), "1");
-                    if reset.is_ok() {
-                        break;
-                    }
-                    std::thread::sleep(std::time::Duration::from_millis(5));
+                let deadline = Instant::now() + WAIT;
+                let reset = || std::fs::write(format!("/sys/block/zram{number}/reset"), "1").is_ok();
+                while !reset() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(5));
                 }
                 let _removed = std::fs::write("/sys/class/zram-control/hot_remove", number);
             }
@@ -116,7 +116,7 @@ impl Mounted {
         let (device, backing) = if kind == FileSystem::Zram {
             (Device::in_memory(FILE_SYSTEM_BYTES), None)
         } else {
-            let backing = crate::harness::temporary_directory();
+            let backing = temporary_directory();
             let image = backing.path().join("image");
             let file = std::fs::File::create(&image).expect("an image");
             file.set_len(FILE_SYSTEM_BYTES).expect("its length");
@@ -133,7 +133,7 @@ impl Mounted {
             ),
         };
         run(Command::new(maker[0]).args(&maker[1..]).arg(device.path()));
-        let directory = crate::harness::temporary_directory();
+        let directory = temporary_directory();
         run(Command::new("mount")
             .args(["-t", type_name, "-o", options])
             .arg(device.path())

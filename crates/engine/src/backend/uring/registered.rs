@@ -1,0 +1,177 @@
+//! What a ring knows ahead of the reads: the response memory, and the files of address spaces.
+
+use crate::dataset::OpenFile;
+use io_uring::types;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// Largest piece of memory that can be registered as one buffer (io_uring_register(2)).
+const REGISTERED_BUFFER_BYTES_MAX: usize = 1 << 30;
+
+/// Response memory that the ring knows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Registered {
+    base: usize,
+    bytes: usize,
+}
+
+impl Registered {
+    /// Registers memory that stays mapped for longer than the ring. Pins all of it.
+    ///
+    /// # Errors
+    /// errno: ENOMEM when RLIMIT_MEMLOCK is below what it takes.
+    pub(super) fn add(ring: RawFd, base: *mut u8, bytes: usize) -> io::Result<Self> {
+        let pieces: Vec<libc::iovec> = (0..bytes.div_ceil(REGISTERED_BUFFER_BYTES_MAX))
+            .map(|index| {
+                let start = index * REGISTERED_BUFFER_BYTES_MAX;
+                libc::iovec {
+                    iov_base: base.wrapping_add(start).cast(),
+                    iov_len: REGISTERED_BUFFER_BYTES_MAX.min(bytes - start),
+                }
+            })
+            .collect();
+        const IORING_REGISTER_BUFFERS: libc::c_uint = 0;
+        // The kernel pins the pages they name, which the arena keeps mapped for longer than any ring.
+        let count = u32::try_from(pieces.len()).unwrap_or(0);
+        register(ring, IORING_REGISTER_BUFFERS, pieces.as_ptr().cast(), count)?;
+        Ok(Self {
+            base: base as usize,
+            bytes,
+        })
+    }
+
+    /// Lets go of the memory again.
+    pub(super) fn give_back(self, ring: RawFd) -> io::Result<()> {
+        const IORING_UNREGISTER_BUFFERS: libc::c_uint = 1;
+        register(ring, IORING_UNREGISTER_BUFFERS, std::ptr::null(), 0)
+    }
+
+    /// The registered buffer that the whole of a destination lies in.
+    pub(super) fn index(self, destination: *mut u8, length: u32) -> Option<u16> {
+        let start = (destination as usize).checked_sub(self.base)?;
+        let end = start.checked_add(length as usize)?;
+        let index = start / REGISTERED_BUFFER_BYTES_MAX;
+        let same = end <= self.bytes && (end.max(1) - 1) / REGISTERED_BUFFER_BYTES_MAX == index;
+        if same { u16::try_from(index).ok() } else { None }
+    }
+}
+
+/// Files that the ring knows by a place in its table, so that a read need not look its descriptor up and count it.
+///
+/// A file stays in the table, and open, until it is forgotten: only files of datasets' address spaces come here.
+#[derive(Debug, Default)]
+pub(super) struct FileTable {
+    /// The ring has the table.
+    is_made: bool,
+    /// The table cannot be made, or an update failed.
+    is_broken: bool,
+    /// (file, direct) at the index that is its place; `None`: free again.
+    places: Vec<Option<(u64, bool)>>,
+}
+
+/// Places of the table. A dataset of more files reads the others by descriptor.
+const FILE_PLACES: u32 = 256;
+
+impl FileTable {
+    pub(super) fn place(&self, file: &OpenFile, direct: bool) -> Option<types::Fixed> {
+        let place = self
+            .places
+            .iter()
+            .position(|known| *known == Some((file.id, direct)))?;
+        u32::try_from(place).ok().map(types::Fixed)
+    }
+
+    pub(super) fn add(&mut self, ring: RawFd, file: &OpenFile) {
+        let descriptors = [(file.direct_fd(), true), (Some(file.buffered_fd()), false)];
+        for (descriptor, direct) in descriptors
+            .into_iter()
+            .filter_map(|(fd, direct)| Some((fd?, direct)))
+        {
+            if self.is_broken || self.place(file, direct).is_some() {
+                continue;
+            }
+            let free = self.places.iter().position(Option::is_none);
+            let free = free.unwrap_or(self.places.len());
+            if free >= FILE_PLACES as usize {
+                continue;
+            }
+            self.is_broken = self.store(ring, free, descriptor.as_raw_fd()).is_err();
+            if !self.is_broken {
+                match self.places.get_mut(free) {
+                    Some(place) => *place = Some((file.id, direct)),
+                    None => self.places.push(Some((file.id, direct))),
+                }
+            }
+        }
+    }
+
+    /// Empties the places of a file, which the ring then holds open no longer.
+    pub(super) fn remove(&mut self, ring: RawFd, file: u64) {
+        for index in 0..self.places.len() {
+            let here = self.places.get(index).copied().flatten();
+            // What cannot be emptied is kept as it is: it then names the file that it holds.
+            if here.is_some_and(|(id, _)| id == file)
+                && self.store(ring, index, -1).is_ok()
+                && let Some(place) = self.places.get_mut(index)
+            {
+                *place = None;
+            }
+        }
+    }
+
+    /// Takes the table from the ring.
+    pub(super) fn give_back(&mut self, ring: RawFd) -> io::Result<()> {
+        const IORING_UNREGISTER_FILES: libc::c_uint = 3;
+        if !std::mem::take(&mut self.is_made) {
+            return Ok(());
+        }
+        register(ring, IORING_UNREGISTER_FILES, std::ptr::null(), 0)
+    }
+
+    /// Puts a descriptor at a place; -1 empties it.
+    fn store(&mut self, ring: RawFd, place: usize, descriptor: RawFd) -> io::Result<()> {
+        const IORING_REGISTER_FILES: libc::c_uint = 2;
+        const IORING_REGISTER_FILES_UPDATE: libc::c_uint = 6;
+        if !self.is_made {
+            let empty = [-1; FILE_PLACES as usize];
+            register(ring, IORING_REGISTER_FILES, empty.as_ptr().cast(), FILE_PLACES)?;
+            self.is_made = true;
+        }
+        let descriptors = [descriptor];
+        let update = FilesUpdate {
+            offset: u32::try_from(place).unwrap_or(u32::MAX),
+            resv: 0,
+            descriptors: descriptors.as_ptr() as u64,
+        };
+        register(
+            ring,
+            IORING_REGISTER_FILES_UPDATE,
+            std::ptr::from_ref(&update).cast(),
+            1,
+        )
+    }
+}
+
+/// `struct io_uring_files_update` of io_uring_register(2).
+#[repr(C)]
+struct FilesUpdate {
+    offset: u32,
+    resv: u32,
+    descriptors: u64,
+}
+
+/// io_uring_register(2): `argument` points to what the operation reads.
+pub(super) fn register(
+    ring: RawFd,
+    operation: libc::c_uint,
+    argument: *const libc::c_void,
+    count: u32,
+) -> io::Result<()> {
+    // SAFETY: every caller passes what the operation's manual page names, alive until the call returns.
+    let result = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, argument, count) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
