@@ -142,11 +142,9 @@ impl FetchService {
         metadata::check_encoding(&parts.headers)?;
         let deadline = deadline_of(&parts.headers, started)?;
         let reading = read_one::<C, _>(body, self.fetcher.limits().request_bytes);
-        let call = until(deadline, reading).await.unwrap_or_else(|| {
-            Err(Status::deadline_exceeded(
-                "the deadline passed before the request was there",
-            ))
-        })?;
+        let call = until(deadline, reading)
+            .await
+            .unwrap_or_else(|| Err(status::to_status(&self.fetcher.refused_late(), C::ITEMS_FIELD)))?;
         let context = CallContext {
             deadline,
             share,
