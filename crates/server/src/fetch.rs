@@ -231,6 +231,13 @@ impl Fetcher {
         result
     }
 
+    /// The error of a request whose deadline passed before it was there as a whole; counted as the refusal that it is.
+    pub(crate) fn refused_late(&self) -> FetchError {
+        let error = ReadError::DeadlineExceeded.into();
+        self.inner.rejections.count(&error);
+        error
+    }
+
     /// As [`Self::fetch`], of a dataset that was found before: whoever tells its shape or its version beside the bytes
     /// must read that one, whatever is served by its name meanwhile.
     ///

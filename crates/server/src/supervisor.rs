@@ -122,6 +122,7 @@ impl Supervisor {
             .watchdog
             .map_or(PERIOD_MAX, |watchdog| PERIOD_MAX.min(watchdog / 2));
         let (mut next, mut announced, mut stuck) = (Instant::now() + period, false, None);
+        let mut serving = said.clone();
         loop {
             let mut message = String::new();
             tokio::select! {
@@ -150,8 +151,12 @@ impl Supervisor {
                     next = Instant::now() + if stuck.is_some() { period.min(RETRY_MAX) } else { period };
                 }
             }
+            // What a reload changes is told with its READY, not before: it may have ended while its beginning was sent.
+            if !announced && !reloading.has_changed().unwrap_or(false) {
+                serving = describe(&engine.backend(), live.last_reload());
+            }
             let status = match &stuck {
-                None => describe(&engine.backend(), live.last_reload()),
+                None => serving.clone(),
                 Some(part) => format!("{part} gives no sign of life"),
             };
             if status != said {

@@ -16,6 +16,7 @@ mod pacer;
 mod recorder;
 mod report;
 mod require;
+mod schedule;
 mod series;
 mod text;
 mod trace;

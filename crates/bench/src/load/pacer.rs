@@ -7,6 +7,7 @@
 
 use super::alarm::Alarm;
 use super::args::{ArrivalsArg, Ramp};
+use super::schedule::{Profile, Schedule, Spacing};
 use crate::quantity::approximate;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -193,7 +194,7 @@ impl Arrivals {
     /// group; a new group begins when something has arrived, and no sooner than [`TOGETHER`] after the last one. Looks
     /// at no clock: it may be asked at any time and any number of times.
     fn take(&mut self, now: Instant) -> Next {
-        let Some(due) = self.schedule.due else {
+        let Some(due) = self.schedule.due() else {
             return Next::Over;
         };
         let starts_group = due > self.group;
@@ -259,7 +260,7 @@ impl Gate {
                 Next::Send(due) => {
                     let turn = pacer.turn(due, due < free_since);
                     if turn.is_none() {
-                        arrivals.schedule.due = None;
+                        arrivals.schedule.end();
                     }
                     drop(arrivals);
                     // The slots of all that is due come past here before the first of them sends: what they send then
@@ -269,113 +270,6 @@ impl Gate {
                 }
             }
         }
-    }
-}
-
-/// How many requests arrive until when: a constant rate while warming up, then a straight line from one rate to
-/// another.
-#[derive(Debug, Clone, Copy)]
-struct Profile {
-    warmup_s: f64,
-    /// Requests a second.
-    from: f64,
-    to: f64,
-    /// `None`: for ever, and then both rates are the same.
-    window_s: Option<f64>,
-}
-
-impl Profile {
-    fn acceleration(&self) -> f64 {
-        self.window_s
-            .map_or(0.0, |window_s| (self.to - self.from) / window_s)
-    }
-
-    fn rate_at(&self, seconds: f64) -> f64 {
-        let into = (seconds - self.warmup_s).clamp(0.0, self.window_s.unwrap_or(f64::MAX));
-        self.from + self.acceleration() * into
-    }
-
-    /// Seconds until `arrivals` requests have arrived; `None`: never, in the time there is.
-    fn at(&self, arrivals: f64) -> Option<f64> {
-        let before = self.from * self.warmup_s;
-        if arrivals < before {
-            return Some(arrivals / self.from);
-        }
-        // from * t + acceleration * t^2 / 2 = n, solved so that nothing cancels and an acceleration of 0 is none:
-        // 0 to 1000/s in 10 s, n = 1250: 2 * 1250 / (0 + sqrt(2 * 100 * 1250)) = 5 s.
-        let n = arrivals - before;
-        let root = (self.from * self.from + 2.0 * self.acceleration() * n).sqrt();
-        let seconds = if n > 0.0 {
-            2.0 * n / (self.from + root)
-        } else {
-            0.0
-        };
-        let inside = self.window_s.is_none_or(|window_s| seconds < window_s);
-        // Not a number: the rate falls to nothing before so many have arrived.
-        (inside && seconds.is_finite()).then_some(self.warmup_s + seconds)
-    }
-}
-
-/// When one thread's requests arrive.
-#[derive(Debug)]
-struct Schedule {
-    begin: Instant,
-    profile: Profile,
-    spacing: Spacing,
-    threads: f64,
-    /// The next arrival.
-    due: Option<Instant>,
-}
-
-#[derive(Debug)]
-enum Spacing {
-    /// Arrival `next` of all threads' is this thread's next one.
-    Constant { next: f64 },
-    /// A Poisson process at rate 1, stretched to the profile (time rescaling: Brown et al., Neural Computation 14,
-    /// 2002). The threads' processes add up to one of the whole rate.
-    Poisson { sum: f64, random: fastrand::Rng },
-}
-
-impl Schedule {
-    fn new(begin: Instant, profile: Profile, spacing: Spacing, threads: f64) -> Self {
-        let mut schedule = Self {
-            begin,
-            profile,
-            spacing,
-            threads,
-            due: None,
-        };
-        schedule.advance();
-        schedule
-    }
-
-    fn advance(&mut self) {
-        let arrivals = match &mut self.spacing {
-            Spacing::Constant { next } => {
-                let arrivals = *next;
-                *next += self.threads;
-                arrivals
-            }
-            Spacing::Poisson { sum, random } => {
-                // 1 - [0, 1) is never 0, so the logarithm is finite.
-                *sum -= (1.0 - random.f64()).ln();
-                *sum * self.threads
-            }
-        };
-        let due = self.profile.at(arrivals);
-        self.due = due
-            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .and_then(|after| self.begin.checked_add(after));
-    }
-
-    /// Counts what is left between two instants, and forgets it.
-    fn give_up(&mut self, from: Instant, end: Option<Instant>) -> u64 {
-        let mut missed = 0;
-        while let Some(due) = self.due.take().filter(|due| end.is_some_and(|end| *due < end)) {
-            missed += u64::from(due >= from);
-            self.advance();
-        }
-        missed
     }
 }
 
@@ -540,114 +434,6 @@ mod tests {
         let mut arrivals = constant(begin, 40_000.0);
         assert_eq!(arrivals.take(now), Next::Wait(begin));
         assert_eq!(arrivals.take(begin), Next::Send(begin));
-    }
-
-    fn arrivals(profile: Profile, arrivals: ArrivalsArg, thread: u32, threads: u32) -> Vec<f64> {
-        let begin = Instant::now();
-        let spacing = match arrivals {
-            ArrivalsArg::Constant => Spacing::Constant { next: thread.into() },
-            ArrivalsArg::Poisson => Spacing::Poisson {
-                sum: 0.0,
-                random: fastrand::Rng::with_seed(11 + u64::from(thread)),
-            },
-        };
-        let mut schedule = Schedule::new(begin, profile, spacing, threads.into());
-        let mut seconds = Vec::new();
-        while let Some(due) = schedule.due {
-            seconds.push((due - begin).as_secs_f64());
-            schedule.advance();
-        }
-        seconds
-    }
-
-    #[test]
-    fn constant_arrivals_are_even_over_all_threads() {
-        // Scenario: 1000/s for 1 s of warm-up and a window of 2 s, over three threads.
-        // Expected: 3000 arrivals, exactly 1 ms apart when they are put together.
-        let profile = Profile {
-            warmup_s: 1.0,
-            from: 1000.0,
-            to: 1000.0,
-            window_s: Some(2.0),
-        };
-        let mut all: Vec<f64> = (0..3)
-            .flat_map(|thread| arrivals(profile, ArrivalsArg::Constant, thread, 3))
-            .collect();
-        all.sort_by(f64::total_cmp);
-        assert_eq!(all.len(), 3000);
-        assert!(
-            all.windows(2)
-                .all(|pair| (pair[1] - pair[0] - 0.001).abs() < 1e-6)
-        );
-    }
-
-    #[test]
-    fn poisson_arrivals_have_the_mean_and_the_variance_of_one() {
-        // Scenario: 1000/s for 100 s from two threads, fixed seeds: gaps, and counts in windows of 100 ms.
-        // Expected: 100 000 arrivals +- 1 %; gaps with a mean of 1 ms and as large a standard deviation +- 2 %;
-        // counts whose variance is their mean, 100, +- 15 %.
-        let profile = Profile {
-            warmup_s: 0.0,
-            from: 1000.0,
-            to: 1000.0,
-            window_s: Some(100.0),
-        };
-        let mut all: Vec<f64> = (0..2)
-            .flat_map(|thread| arrivals(profile, ArrivalsArg::Poisson, thread, 2))
-            .collect();
-        all.sort_by(f64::total_cmp);
-        let count = |length: usize| approximate(u64::try_from(length).unwrap());
-        assert!((99_000..=101_000).contains(&all.len()), "{}", all.len());
-        let gaps: Vec<f64> = all.windows(2).map(|pair| (pair[1] - pair[0]) * 1000.0).collect();
-        let moments = |values: &[f64]| {
-            let mean = values.iter().sum::<f64>() / count(values.len());
-            let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-            (mean, squares / count(values.len()))
-        };
-        let (mean, variance) = moments(&gaps);
-        assert!(
-            (mean - 1.0).abs() < 0.02 && (variance.sqrt() - 1.0).abs() < 0.02,
-            "{mean} {variance}"
-        );
-        let counts: Vec<f64> = (0..1000u32)
-            .map(|window| {
-                let from = f64::from(window) / 10.0;
-                count(all.iter().filter(|at| (from..from + 0.1).contains(*at)).count())
-            })
-            .collect();
-        let (mean, variance) = moments(&counts);
-        assert!((variance / mean - 1.0).abs() < 0.15, "{mean} {variance}");
-    }
-
-    #[test]
-    fn a_ramp_has_the_area_under_its_line() {
-        // Scenario: 0 to 1000/s and 1000/s to 0 in 10 s, 100/s to 300/s in 4 s after 1 s of warm-up.
-        // Expected: 5000 each (from 0 on, the falling one 5000 but for the last, which never comes), and 100 + 800;
-        // half the rate's area after sqrt(1/2) of the rising time; the rate on the way.
-        let rising = Profile {
-            warmup_s: 0.0,
-            from: 0.0,
-            to: 1000.0,
-            window_s: Some(10.0),
-        };
-        let up = arrivals(rising, ArrivalsArg::Constant, 0, 1);
-        assert_eq!(up.len(), 5000);
-        assert!((up[2500] - 10.0 * 0.5f64.sqrt()).abs() < 1e-6);
-        let falling = Profile {
-            from: 1000.0,
-            to: 0.0,
-            ..rising
-        };
-        assert_eq!(arrivals(falling, ArrivalsArg::Constant, 0, 1).len(), 5000);
-        let third = Profile {
-            warmup_s: 1.0,
-            from: 100.0,
-            to: 300.0,
-            window_s: Some(4.0),
-        };
-        assert_eq!(arrivals(third, ArrivalsArg::Constant, 0, 1).len(), 900);
-        let rates = [0.5, 1.0, 3.0, 9.0].map(|seconds| third.rate_at(seconds));
-        assert_eq!(rates, [100.0, 100.0, 200.0, 300.0]);
     }
 
     #[tokio::test(start_paused = true)]

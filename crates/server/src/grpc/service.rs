@@ -146,11 +146,9 @@ impl FetchService {
         let limits = self.fetcher.limits();
         let mut intake = Intake::new(&self.fetcher, connection.as_ref());
         let reading = read_one(body, limits.request_bytes, &mut intake);
-        let message = until(deadline, reading).await.unwrap_or_else(|| {
-            Err(Status::deadline_exceeded(
-                "the deadline passed before the request was there",
-            ))
-        })?;
+        let message = until(deadline, reading)
+            .await
+            .unwrap_or_else(|| Err(to_status(self.fetcher.refused_late())))?;
         let items = items_of::<C>(&message, limits.items_per_request);
         let items = self.fetcher.counted(items).map_err(to_status)?;
         intake.whole(message.len(), items).map_err(to_status)?;

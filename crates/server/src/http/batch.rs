@@ -14,7 +14,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
-use http::{StatusCode, header};
+use http::{HeaderValue, StatusCode, header};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -156,6 +156,9 @@ async fn read_body(
             "request-too-large",
             format!("a request's body may have {bytes_max} bytes (limits.request_bytes): split the batch"),
         )
+        // The rest of the body is not read, so that the connection ends here. A client that is not told sends its next
+        // request on it, and cannot know whether it was carried out.
+        .with_header(header::CONNECTION, HeaderValue::from_static("close"))
     };
     if declared.is_some_and(|length| length > u64::from(bytes_max)) {
         return Err(too_large());

@@ -477,12 +477,10 @@ async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_http() {
         &["limits.response_bytes", "split the batch"],
     );
     let long = json!({"indices": vec![1_000_000; 20_000]});
-    http.batch(batch, &long, JSON).await.is_problem(
-        413,
-        "request-too-large",
-        None,
-        &["limits.request_bytes"],
-    );
+    let answer = http.batch(batch, &long, JSON).await;
+    answer.is_problem(413, "request-too-large", None, &["limits.request_bytes"]);
+    // Its body was not read, so that no request can follow on the same connection.
+    assert_eq!(answer.header("connection"), "close");
 
     // A body of 24 MiB that the daemon does not read: the client, still sending, hears why all the same.
     hears_out_a_sender(&daemon, batch);

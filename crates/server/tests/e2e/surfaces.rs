@@ -202,7 +202,14 @@ async fn the_status_is_plausible_after_a_load() {
                 .await
                 .unwrap();
         }
-        let status = daemon.status().await;
+        // A shard tells what it has in flight at the end of its turn, after it has answered.
+        let status = eventually_async("the shards are idle again", async || {
+            let status = daemon.status().await;
+            let mut shards = status.shards.iter();
+            let idle = shards.all(|shard| shard.in_flight == 0 && shard.queued == 0);
+            (idle && status.memory_in_use_bytes == 0).then_some(status)
+        })
+        .await;
         assert_eq!(status.version, env!("CARGO_PKG_VERSION"));
         assert_eq!(
             (status.state.as_str(), status.fallback, status.cores),
@@ -212,10 +219,7 @@ async fn the_status_is_plausible_after_a_load() {
             status.backend().as_str_name(),
             format!("BACKEND_{}", backend.to_uppercase())
         );
-        assert_eq!(
-            (status.memory_budget_bytes, status.memory_in_use_bytes),
-            (32 << 20, 0)
-        );
+        assert_eq!(status.memory_budget_bytes, 32 << 20);
         assert_eq!((status.reads_total, status.read_errors_total), (90, 30));
         assert!(status.uptime_ms > 0 && status.uptime_ms < 600_000);
         assert!(
@@ -233,12 +237,7 @@ async fn the_status_is_plausible_after_a_load() {
             "{p50} {p99} {p999}"
         );
         assert!(!status.shards.is_empty());
-        assert!(
-            status
-                .shards
-                .iter()
-                .all(|shard| shard.in_flight == 0 && shard.queued == 0 && shard.queue_depth > 0)
-        );
+        assert!(status.shards.iter().all(|shard| shard.queue_depth > 0));
         assert!(
             status
                 .shards
