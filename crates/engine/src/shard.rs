@@ -193,12 +193,9 @@ impl<B: Backend> Shard<B> {
         if let Some(place) = self.actives.get_mut(key) {
             *place = Some(active);
         }
-        if self.turns.is_empty() {
-            // Nobody waits, so there is nobody to take turns with.
-            if !self.start_some(key, i64::MAX, now).1 {
-                self.wait_for_turn(key);
-            }
-        } else if self.join_all(key, now) {
+        // Where nobody waits there is nobody to take turns with.
+        let done = self.turns.is_empty() && self.start_some(key, i64::MAX, now).1;
+        if !done && self.join_all(key, now) {
             self.wait_for_turn(key);
         }
     }
@@ -223,14 +220,15 @@ impl<B: Backend> Shard<B> {
             return false;
         };
         let (in_flight, metrics) = (&mut self.in_flight, &self.metrics);
-        let mut reads = std::mem::take(&mut active.work.plan.reads);
-        reads.retain(|read| {
-            let joined = active.join(key, read, Joinable::Covering, in_flight, metrics, now);
-            !joined
-        });
-        active.planned = reads.len();
-        active.work.plan.reads = reads;
-        active.planned > 0
+        if !in_flight.is_empty() {
+            let mut reads = std::mem::take(&mut active.work.plan.reads);
+            let mut waiting = reads.split_off(active.next_read);
+            waiting.retain(|read| !active.join(key, read, Joinable::Covering, in_flight, metrics, now));
+            reads.append(&mut waiting);
+            active.planned = reads.len();
+            active.work.plan.reads = reads;
+        }
+        active.next_read < active.work.plan.reads.len()
     }
 
     /// Looks whether somebody still waits for the next `count` batches that wait, and closes those that nobody wants, so

@@ -1,1 +1,170 @@
+//! What needs a shard in hand, poll by poll, on the simulation.
 
+use super::*;
+use crate::backend::sim::{SimBackend, SimControl};
+use crate::batch::Item;
+use crate::batch::{Batch, Fetched};
+use crate::buffer::Arena;
+use crate::config::{BackendKind, DirectIo};
+use crate::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
+use crate::error::ReadError;
+use crate::plan::{Rules, plan};
+use std::task::Waker;
+use tokio::sync::oneshot;
+
+struct World {
+    _file: tempfile::NamedTempFile,
+    dataset: Arc<Dataset>,
+    arena: Arena,
+    control: SimControl,
+    mailbox: Mailbox,
+    metrics: Arc<ShardMetrics>,
+    shard: Shard<SimBackend>,
+}
+
+type Reply = oneshot::Receiver<Result<Fetched, ReadError>>;
+
+impl World {
+    fn new(depth: u32, file_bytes: usize) -> Self {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let bytes: Vec<u8> = (0..=250).cycle().take(file_bytes).collect();
+        std::fs::write(file.path(), bytes).expect("write");
+        let dataset = Dataset::open(&DatasetSpec {
+            name: "data".to_owned(),
+            paths: vec![file.path().to_owned()],
+            kind: KindSpec::Blocks {
+                block_bytes: 1,
+                partial_tail: PartialTail::Refuse,
+            },
+            direct_io: DirectIo::Off,
+        });
+        let control = SimControl::new(1);
+        let (mailbox, inbox) = inbox();
+        let metrics = ShardMetrics::new(0, BackendKind::Sim, depth);
+        let backend = SimBackend::new(&control);
+        Self {
+            _file: file,
+            dataset: Arc::new(dataset.expect("open")),
+            arena: Arena::new(64 << 20).expect("memory"),
+            shard: Shard::new(backend, inbox, Arc::clone(&metrics), 0),
+            control,
+            mailbox,
+            metrics,
+        }
+    }
+
+    /// Sends a range, read in pieces of 1 MiB; `change` spoils the plan.
+    fn send(&self, ranges: &[(u64, u64)], change: impl FnOnce(&mut Work)) -> Reply {
+        let mut batch = Batch::new(Arc::clone(&self.dataset), ranges.len());
+        for (offset, length) in ranges {
+            batch.push_range(*offset, *length);
+        }
+        let rules = Rules {
+            direct: false,
+            merge: false,
+            merge_gap_bytes: 0,
+            max_read_bytes: 1 << 20,
+        };
+        let plan = plan(&batch, rules);
+        let (reply, answer) = oneshot::channel();
+        let buffer = self.arena.reserve(plan.data_bytes.into(), None).expect("memory");
+        let mut work = Work {
+            backend: BackendKind::Sim,
+            dataset: batch.dataset,
+            origin: None,
+            objects: batch.objects,
+            items: batch.items,
+            errors: batch.errors,
+            plan,
+            buffer: Some(buffer),
+            scratch: None,
+            _reads: None,
+            accepted: Instant::now(),
+            deadline: None,
+            fail_fast: false,
+            reply,
+        };
+        change(&mut work);
+        let reads = i64::try_from(work.plan.reads.len()).expect("few");
+        self.metrics.queued.fetch_add(reads, Ordering::Relaxed);
+        self.mailbox.batches.try_send(Box::new(work)).expect("room");
+        answer
+    }
+
+    fn poll(&mut self) -> Poll<()> {
+        let mut cx = Context::from_waker(Waker::noop());
+        Pin::new(&mut self.shard).poll(&mut cx)
+    }
+}
+
+#[test]
+fn a_read_that_cannot_be_attempted_fails_and_keeps_no_slot() {
+    // More reads without memory to go to than there are slots, as a defect of the planner would make them.
+    let mut world = World::new(2, 100_000);
+    let mut broken: Vec<_> = (0..5)
+        .map(|number| world.send(&[(number * 10_000, 1000)], |work| work.buffer = None))
+        .collect();
+    let mut unknown = world.send(&[(50_000, 1000)], |work| {
+        for read in &mut work.plan.reads {
+            read.file = 7;
+        }
+    });
+    let mut good = world.send(&[(60_000, 1000)], |_| {});
+    assert!(world.poll().is_pending());
+    for answer in broken.iter_mut().chain([&mut unknown]) {
+        let fetched = answer.try_recv().expect("answered").expect("item by item");
+        assert_eq!(fetched.errors[0].error, ReadError::ShardFailed);
+        assert!(fetched.data.is_empty());
+    }
+    assert_eq!(good.try_recv().expect("answered").expect("read").data.len(), 1000);
+    assert!(world.shard.is_idle());
+    assert_eq!(world.metrics.queued.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_heartbeat_comes_before_the_copies_that_are_left() {
+    // The first of 32 items of 1 MiB fails, so that 31 MiB have to be moved. The thread's other tasks get their turn after
+    // every 1 MiB, and a heartbeat its answer.
+    let mut world = World::new(4, 33 << 20);
+    let ranges: Vec<(u64, u64)> = (0..32).map(|item| ((item << 20) + 7, 1 << 20)).collect();
+    let mut answer = world.send(&ranges, |work| {
+        let failed = Item {
+            offset: 0,
+            length: 1 << 20,
+        };
+        assert_eq!(work.items[0].length, failed.length);
+        work.errors.push(crate::error::ItemError {
+            item: 0,
+            error: ReadError::ShardFailed,
+        });
+    });
+    let mut polls = 0;
+    let fetched = loop {
+        assert!(world.poll().is_pending());
+        polls += 1;
+        match answer.try_recv() {
+            Ok(fetched) => break fetched.expect("read"),
+            Err(_) => {
+                let (reply, mut beat) = oneshot::channel();
+                world
+                    .mailbox
+                    .control
+                    .try_send(Control::Beat(reply))
+                    .expect("room");
+                assert!(polls < 1000, "no answer");
+                assert!(world.poll().is_pending());
+                assert_eq!(beat.try_recv(), Ok(()));
+            }
+        }
+    };
+    assert!(
+        polls >= 15,
+        "{polls} turns for 31 MiB, two in each round of this test"
+    );
+    assert_eq!(fetched.data.len(), 31 << 20);
+    let at = |byte: usize| u8::try_from(byte % 251).expect("small");
+    let first = fetched.data.first().copied();
+    assert_eq!(first, Some(at((1 << 20) + 7)), "the second item");
+    assert_eq!(fetched.data.last().copied(), Some(at((32 << 20) + 6)));
+    assert_eq!(world.control.in_flight(), 0);
+}

@@ -15,6 +15,10 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// over 32 callers is as much as is in flight anyway (`shard::IN_FLIGHT_BYTES_MAX`).
 pub(super) const QUANTUM_BYTES: i64 = 64 << 10;
 
+/// The most that is paid back in later rounds: a read of 1 MiB. What a longer one took beyond is forgiven, so that finding
+/// whose turn it is takes no more than 16 rounds.
+const DEBT_BYTES_MAX: i64 = 16 * QUANTUM_BYTES;
+
 /// Emptied queues that are kept for their memory.
 const SPARE_MAX: usize = 16;
 
@@ -83,6 +87,11 @@ impl Turns {
     }
 }
 
+/// A balance after so many bytes were started.
+fn after(balance: i64, bytes: i64) -> i64 {
+    balance.saturating_sub(bytes).max(-DEBT_BYTES_MAX)
+}
+
 /// A queue of whatever takes turns.
 trait Queue: Default {
     fn is_empty(&self) -> bool;
@@ -99,7 +108,7 @@ impl Calls {
         if self.0.len() == 1 {
             return self.0.front().map(|(batch, _)| (*batch, i64::MAX));
         }
-        // Ends: each step pays for a quantum, and no balance is lower than one read.
+        // Ends within 17 rounds: each pays for a quantum.
         loop {
             let (batch, balance) = self.0.front_mut()?;
             if *balance > 0 {
@@ -117,7 +126,7 @@ impl Calls {
         } else if self.0.len() > 1
             && let Some((_, balance)) = self.0.front_mut()
         {
-            *balance = balance.saturating_sub(bytes);
+            *balance = after(*balance, bytes);
         }
     }
 }
@@ -202,7 +211,7 @@ impl<Q: Queue> Circle<Q> {
                 self.early.pop_front();
                 continue;
             }
-            // Ends: each step pays for a quantum, no balance is lower than one read, and somebody waits.
+            // Ends within 17 rounds: each pays for a quantum, and somebody waits.
             let key = *self.round.front()?;
             let Some(member) = self.members.get_mut(&key) else {
                 self.round.pop_front();
@@ -231,7 +240,7 @@ impl<Q: Queue> Circle<Q> {
         };
         charge(&mut member.queue);
         if self.waiting > 1 {
-            member.balance = member.balance.saturating_sub(bytes);
+            member.balance = after(member.balance, bytes);
         }
         if !member.queue.is_empty() {
             return;

@@ -160,34 +160,36 @@ fn parts_of_a_read_in_flight_are_shared() {
 
 #[test]
 fn a_read_that_waits_joins_without_its_turn() {
-    // Scenario: every slot is taken; a batch asks for blocks that are in flight, and another for one of those and one that
-    // is not. Expectation: the first is answered as soon as its blocks arrive, before anything else was started.
-    let (harness, control) = Harness::simulated();
-    let depth = DEPTH as usize;
-    let (path, model) = harness.file("file", 1000 * 512);
-    let dataset = harness.blocks(512, &[&path]);
-    control.hold();
-    let submit = |blocks: &[usize]| {
-        let batch = blocks_of(&dataset, blocks);
-        harness.submit(batch, SubmitOptions::default()).expect("accepted")
-    };
-    let all: Vec<usize> = (0..3 * depth).map(|number| number * 3).collect();
-    let first = submit(&all);
-    assert!(control.wait_started(u64::from(DEPTH), WAIT));
-    let joins = submit(&[0, 3]);
-    let half = submit(&[3, 901]);
-    wait_joined(&harness, 3);
-    assert_eq!(control.release(2), 2);
-    let answer = harness.await_answer(joins).expect("an answer").into();
-    let wanted = [Ok(&model[..512]), Ok(&model[3 * 512..4 * 512])];
-    assert_answer(&answer, &expected(&wanted), "joined");
-    control.release_all();
-    let answer = harness.await_answer(half).expect("an answer").into();
-    let wanted = [Ok(&model[3 * 512..4 * 512]), Ok(&model[901 * 512..902 * 512])];
-    assert_answer(&answer, &expected(&wanted), "half joined");
-    harness.await_answer(first).expect("an answer");
-    assert_eq!(control.started_total(), all.len() as u64 + 1);
-    harness.finish();
+    // Scenario: every slot is taken, with nobody waiting or with somebody; a batch asks for blocks that are in flight, and
+    // another for one that is not and one of those. Expectation: the first is answered as soon as its blocks arrive, and
+    // nothing is read twice.
+    for batches in [1, 3] {
+        let (harness, control) = Harness::simulated();
+        let depth = DEPTH as usize;
+        let (path, model) = harness.file("file", 1000 * 512);
+        let dataset = harness.blocks(512, &[&path]);
+        control.hold();
+        let submit = |blocks: &[usize]| {
+            let batch = blocks_of(&dataset, blocks);
+            harness.submit(batch, SubmitOptions::default()).expect("accepted")
+        };
+        let all: Vec<usize> = (0..batches * depth).map(|number| number * 3).collect();
+        let first = submit(&all);
+        assert!(control.wait_started(u64::from(DEPTH), WAIT));
+        let joins = submit(&[0, 3]);
+        let half = submit(&[1, 3]);
+        wait_joined(&harness, 3);
+        assert_eq!(control.release(2), 2);
+        let answer = harness.await_answer(joins).expect("an answer").into();
+        let block = |number: usize| Ok(&model[number * 512..(number + 1) * 512]);
+        assert_answer(&answer, &expected(&[block(0), block(3)]), "joined");
+        control.release_all();
+        let answer = harness.await_answer(half).expect("an answer").into();
+        assert_answer(&answer, &expected(&[block(1), block(3)]), "half joined");
+        harness.await_answer(first).expect("an answer");
+        assert_eq!(control.started_total(), all.len() as u64 + 1);
+        harness.finish();
+    }
 }
 
 #[test]
