@@ -434,7 +434,7 @@ impl<'w> Section<'w> {
         self.or_default(name, value, None, write)
     }
 
-    /// A list of names that `check` accepts, or one word that stands for none.
+    /// A list of names that `check` accepts (in text, with commas between them), or one word that stands for none.
     pub(super) fn names_or_word(
         &mut self,
         name: &str,
@@ -442,7 +442,7 @@ impl<'w> Section<'w> {
         most: usize,
         check: impl Fn(&str) -> Result<(), String>,
     ) -> Option<Vec<String>> {
-        let allowed = format!("{word}, or a list of at most {most} names");
+        let allowed = format!("{word}, or at most {most} names, as a list or with commas between them");
         let one = |content: &Content| {
             let text = text(content)?;
             check(&text).map(|()| text)
@@ -455,11 +455,14 @@ impl<'w> Section<'w> {
                 .map(|node| one(&node.content))
                 .collect::<Result<_, _>>()
                 .map(Some),
-            Content::Null
-            | Content::Bool(_)
-            | Content::Number(_)
-            | Content::Text(_)
-            | Content::Section(_) => one(content).map(|name| Some(vec![name])),
+            Content::Text(text) => {
+                let names = text.split(',').map(str::trim);
+                let checked = names.map(|name| check(name).map(|()| name.to_owned()));
+                checked.collect::<Result<_, _>>().map(Some)
+            }
+            Content::Null | Content::Bool(_) | Content::Number(_) | Content::Section(_) => {
+                Err(content.describe())
+            }
         };
         let write = |value: &Option<Vec<String>>| match value {
             None => word.into(),

@@ -237,7 +237,7 @@ mod tests {
             assert!(held.len() <= CLOSING_MAX + 1);
         }
         assert_eq!(held.len(), CLOSING_MAX + 1);
-        held.pop();
+        held.remove(0);
         slots.few_closing().await;
     }
 

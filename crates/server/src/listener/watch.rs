@@ -130,13 +130,14 @@ impl Watch {
         if stalls {
             look.verdict.get_or_insert(Verdict::Close(Reason::Send));
         }
-        let waits = self.leave(now, times, progress).or_else(|| {
-            if progress.begun() == 0 {
-                self.greet(now, times, progress)
-            } else {
-                self.next(now, times, progress)
+        let waits = match self.leaving {
+            Some((since, reason)) => self.leave(now, since, reason, times, progress),
+            None if is_over(now - self.opened, times.connection_age * self.age_permille / 1000) => {
+                Some(Verdict::Leave(Reason::Age))
             }
-        });
+            None if progress.begun() == 0 => self.greet(now, times, progress),
+            None => self.next(now, times, progress),
+        };
         look.verdict = look.verdict.or(waits);
         // Others on the connection are served: it ends when they are done, or its grace is over.
         if stalls_here && self.leaving.is_none() {
@@ -159,12 +160,15 @@ impl Watch {
         floods.then_some(Verdict::Close(Reason::Flood))
     }
 
-    /// Old connections, and those that were told to go away.
-    fn leave(&mut self, now: Instant, times: &Timeouts, progress: &Progress) -> Option<Verdict> {
-        let age = times.connection_age * self.age_permille / 1000;
-        let Some((since, reason)) = self.leaving else {
-            return is_over(now - self.opened, age).then_some(Verdict::Leave(Reason::Age));
-        };
+    /// After it was told to go away.
+    fn leave(
+        &mut self,
+        now: Instant,
+        since: Instant,
+        reason: Reason,
+        times: &Timeouts,
+        progress: &Progress,
+    ) -> Option<Verdict> {
         if progress.is_idle() && !progress.owes() {
             let quiet = *self.quiet.get_or_insert(now);
             if is_over(now - quiet, GOODBYE) {
@@ -382,7 +386,7 @@ mod tests {
         };
         let mut watch = Watch::new(0);
         assert_eq!(
-            until_decided(&mut watch, &off, &Progress::default(), 900).await,
+            until_decided(&mut watch, &off, &Progress::default(), 800).await,
             None
         );
     }
@@ -449,7 +453,7 @@ mod tests {
             let mut watch = Watch::new(0);
             let (slow, other) = (progress.open(true), progress.open(true));
             slow.produced(1 << 20);
-            other.produced(1 << 20);
+            other.produced(if fast > 0 { 1 << 20 } else { 0 });
             let mut decided = Vec::new();
             for second in 1..=60 {
                 tokio::time::advance(Duration::from_secs(1)).await;

@@ -73,6 +73,8 @@ impl Setup {
             .set("engine.on_unavailable", "fail")
             .set("engine.cores", "2")
             .set("engine.memory_budget", "32MiB")
+            // Hundreds of daemons are stopped here, and no load balancer watches them.
+            .set("shutdown.lame_duck_ms", "0")
     }
 
     /// A path in the directory.

@@ -31,6 +31,7 @@ mod handbook;
 mod misconfigured;
 mod no_ring;
 mod overload;
+mod patience;
 mod pipelining;
 mod refusals;
 mod reload;

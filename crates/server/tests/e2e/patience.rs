@@ -1,0 +1,372 @@
+//! How long clients are waited for, and which of them: what does not come on is closed for a reason that is counted, and
+//! whoever does come on is served meanwhile.
+
+use crate::daemon::{Daemon, Setup, eventually_async};
+use crate::data::{noise, plain_blocks};
+use crate::wire::{self, Narrow};
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use std::net::SocketAddr;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const HALF_POST: &[u8] = b"POST /v1/datasets/blocks/blocks:batchFetch HTTP/1.1\r\nhost: localhost\r\n\
+    content-type: application/json\r\ncontent-length: 999\r\n\r\n{";
+
+async fn saying(address: SocketAddr, words: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(words).await.unwrap();
+    stream
+}
+
+/// Reads until the daemon closes, however it does.
+async fn hear_out(mut stream: TcpStream) {
+    let mut bytes = [0; 4096];
+    while stream.read(&mut bytes).await.is_ok_and(|read| read > 0) {}
+}
+
+impl Daemon {
+    async fn closed(&self, transport: &str, reason: &str) -> f64 {
+        let labels = [("transport", transport), ("reason", reason)];
+        self.scrape()
+            .await
+            .sum("ringfetch_connections_closed_total", &labels)
+    }
+
+    async fn has_closed(&self, transport: &str, reason: &str) {
+        eventually_async(&format!("{transport} is closed for {reason}"), async || {
+            (self.closed(transport, reason).await > 0.5).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn whoever_does_not_come_on_is_closed_for_a_reason_that_is_counted() {
+    // Scenario: each phase has a short limit, and a connection stops in each: nothing, half a head, a preface alone, half a
+    // body, nothing after a request, an answer that is not read. Expectation: each is closed, and its reason counted.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 8192);
+    let daemon = setup
+        .set("timeouts.handshake_ms", "300")
+        .set("timeouts.head_ms", "300")
+        .set("timeouts.body_ms", "300")
+        .set("timeouts.send_ms", "300")
+        .set("timeouts.idle_ms", "300")
+        .start();
+    let whole = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    for (address, transport, words, reason) in [
+        (daemon.http, "http", &b""[..], "handshake"),
+        (
+            daemon.http,
+            "http",
+            &b"GET /v1/datasets/blocks/blocks/0 HTTP/1.1\r\n"[..],
+            "head",
+        ),
+        (daemon.grpc, "grpc", &PREFACE[..10], "handshake"),
+        (daemon.grpc, "grpc", PREFACE, "head"),
+        (daemon.http, "http", HALF_POST, "body"),
+        (daemon.http, "http", whole, "idle"),
+        (daemon.admin, "admin", &b""[..], "handshake"),
+    ] {
+        hear_out(saying(address, words).await).await;
+        daemon.has_closed(transport, reason).await;
+    }
+
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut unread = socket.connect(daemon.http).await.unwrap();
+    unread
+        .write_all(b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        .await
+        .unwrap();
+    daemon.has_closed("http", "send").await;
+    let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+    let _held = narrow
+        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 4 << 20)]))
+        .await;
+    daemon.has_closed("grpc", "send").await;
+    daemon.logged(&["connections were closed by a limit", "127.0.0.1"]);
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_stream_may_pause_and_a_slow_reader_may_be_slow() {
+    // Scenario: short limits; a stream of gRPC that has been answered and asks nothing, and a reader that takes a little
+    // more than it must, until idle connections beside them have been closed three times. Expectation: both go on.
+    let (setup, bytes) = plain_blocks(Setup::new("pread"), 8192);
+    let daemon = setup
+        .set("timeouts.body_ms", "400")
+        .set("timeouts.idle_ms", "400")
+        .set("timeouts.send_ms", "2000")
+        .set("timeouts.send_bytes_min", "1")
+        .start();
+    let (ask, asked) = tokio::sync::mpsc::channel(1);
+    let mut fetch = daemon.fetch().await;
+    let question = |id| v1::FetchStreamRequest {
+        id,
+        request: Some(Request::Blocks(wire::blocks("blocks", &[id]))),
+        deadline_ms: 0,
+    };
+    ask.send(question(1)).await.unwrap();
+    let asked = tokio_stream::wrappers::ReceiverStream::new(asked);
+    let mut answers = fetch.fetch_stream(asked).await.unwrap().into_inner();
+    assert_eq!(answers.message().await.unwrap().unwrap().id, 1);
+
+    let mut slow = saying(
+        daemon.http,
+        b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    )
+    .await;
+    let mut got = vec![0; 256 << 10];
+    slow.read_exact(&mut got).await.unwrap();
+    for _ in 0..3 {
+        let idle = saying(daemon.http, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        hear_out(idle).await;
+        let mut more = vec![0; 256 << 10];
+        slow.read_exact(&mut more).await.unwrap();
+        got.extend(more);
+    }
+    ask.send(question(2)).await.unwrap();
+    assert_eq!(answers.message().await.unwrap().unwrap().id, 2);
+    slow.read_to_end(&mut got).await.unwrap();
+    assert!(got.ends_with(&bytes), "{} bytes", got.len());
+    drop((ask, answers));
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn an_old_connection_is_told_to_go_away() {
+    // Scenario: connections may get 300 ms old, and a client asks again and again. Expectation: every answer is right, and
+    // its connection was replaced.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup
+        .set("timeouts.connection_age_ms", "300")
+        .set("timeouts.connection_age_grace_ms", "60000")
+        .start();
+    let http = daemon.http_client();
+    let mut fetch = daemon.fetch().await;
+    eventually_async("both transports have replaced a connection", async || {
+        assert_eq!(http.get("/v1/datasets/blocks/blocks/1").await.status, 200);
+        let answer = fetch.fetch_blocks(wire::blocks("blocks", &[1])).await;
+        assert_eq!(answer.unwrap().into_inner().data.len(), 4096);
+        let ages = [
+            daemon.closed("http", "age").await,
+            daemon.closed("grpc", "age").await,
+        ];
+        ages.iter().all(|count| *count > 0.5).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn frames_without_a_purpose_close_their_connection() {
+    // Scenario: pings, settings and frames of unknown types without end. Expectation: their connections are closed as
+    // floods, or by the protocol itself, and others are served.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup.start();
+    let ping = [&[0, 0, 8, 6, 0, 0, 0, 0, 0][..], &[7; 8]].concat();
+    let settings = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let unknown = [&[0, 0x3f, 0xff, 0xee, 0, 0, 0, 0, 0][..], &[0; 0x3fff]].concat();
+    for frame in [ping, settings, unknown] {
+        let stream = saying(daemon.grpc, PREFACE).await;
+        let (mut read, mut write) = stream.into_split();
+        let volley = frame.repeat(1 + (64 << 10) / frame.len());
+        let sending = async { while write.write_all(&volley).await.is_ok() {} };
+        let hearing = async {
+            let mut bytes = vec![0; 64 << 10];
+            while read.read(&mut bytes).await.is_ok_and(|read| read > 0) {}
+        };
+        tokio::join!(sending, hearing);
+    }
+    daemon.has_closed("grpc", "flood").await;
+    daemon.assert_serves("blocks").await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn half_connections_do_not_keep_others_out() {
+    // Scenario: 40 places a port, and 150 half-sent POSTs, half heads and silent connections on HTTP; 150 silent ones on
+    // gRPC and admin. Expectation: probes, metrics, reads and the admin service answer each time, and the oldest of the
+    // half ones have been closed for it.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup.set("limits.connections", "40").start();
+    let mut half = Vec::new();
+    for _ in 0..50 {
+        for words in [HALF_POST, &HALF_POST[..40], b""] {
+            half.push(saying(daemon.http, words).await);
+        }
+        for address in [daemon.grpc, daemon.admin] {
+            for _ in 0..3 {
+                half.push(saying(address, b"").await);
+            }
+        }
+    }
+    for path in ["/livez", "/readyz", "/metrics", "/v1/datasets/blocks/blocks/0"] {
+        assert_eq!(daemon.http_client().get(path).await.status, 200, "{path}");
+    }
+    daemon.assert_serves("blocks").await;
+    assert_eq!(daemon.status().await.state, "serving");
+    for transport in ["http", "grpc", "admin"] {
+        assert!(daemon.closed(transport, "evicted").await > 109.5, "{transport}");
+    }
+    // Those that were closed hear of it.
+    hear_out(half.remove(0)).await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn busy_connections_keep_their_places() {
+    // Scenario: two places, taken by answers that one caller does not read. Another one asks from another address; a third
+    // connection of the first does, too. Expectation: the other caller gets the place of the oldest; the first caller's
+    // own newcomer is refused.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 8192);
+    let daemon = setup.set("limits.connections", "2").start();
+    let request = b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut unread = Vec::new();
+    for _ in 0..2 {
+        let mut stream = saying(daemon.http, request).await;
+        stream.read_exact(&mut [0; 12]).await.unwrap();
+        unread.push(stream);
+    }
+    hear_out(saying(daemon.http, request).await).await;
+    let other = TcpSocket::new_v4().unwrap();
+    other.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut other = other.connect(daemon.http).await.unwrap();
+    other
+        .write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    let mut metrics = String::new();
+    other.read_to_string(&mut metrics).await.unwrap();
+    for reason in ["evicted", "refused"] {
+        let line = format!("ringfetch_connections_closed_total{{reason=\"{reason}\",transport=\"http\"}} 1");
+        assert!(metrics.lines().any(|found| found == line), "{line}:\n{metrics}");
+    }
+    hear_out(unread.remove(0)).await;
+    drop(unread);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn pages_in_browsers_reach_nothing() {
+    // Scenario: what a page can send: a foreign name, on a path of the shortcut, of the router, and of nobody, over HTTP/1.1
+    // and HTTP/2; and to the admin port a POST in HTTP/1.1, and one in HTTP/2 that is not gRPC. Expectation: 421 with the
+    // key's name; no answer of the service, and nothing is reloaded.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup.start();
+    let http = daemon.http_client();
+    for path in [
+        "/v1/datasets/blocks/blocks/0",
+        "/v1/datasets",
+        "/livez",
+        "/nowhere",
+    ] {
+        let answer = http.get_with(path, &[("host", "evil.example")]).await;
+        answer.is_problem(421, "misdirected", None, &["http.hosts"]);
+        let own = [("host", "rebound.localhost:7411")];
+        assert!(http.get_with(path, &own).await.status != 421, "{path}");
+    }
+    let mut narrow = Narrow::connect(daemon.http, 65_535).await;
+    let held = narrow
+        .ask("/v1/datasets", &[("host", "evil.example")], bytes::Bytes::new())
+        .await;
+    assert_eq!(held.head.status, 421);
+
+    let reload = "/ringfetch.v1.AdminService/Reload";
+    let simple = format!(
+        "POST {reload} HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\n\0\0\0\0\0"
+    );
+    hear_out(saying(daemon.admin, simple.as_bytes()).await).await;
+    let mut narrow = Narrow::connect(daemon.admin, 65_535).await;
+    let nothing = bytes::Bytes::from_static(&[0; 5]);
+    for content_type in ["text/plain", "application/grpc-web", "application/grpcx"] {
+        let held = narrow
+            .ask(reload, &[("content-type", content_type)], nothing.clone())
+            .await;
+        assert_eq!(held.head.status, 415, "{content_type}");
+    }
+    let foreign = [("content-type", "application/grpc"), ("host", "evil.example")];
+    assert_eq!(
+        narrow.ask(reload, &foreign, nothing.clone()).await.head.status,
+        421
+    );
+    let scrape = daemon.scrape().await;
+    assert!(scrape.sum("ringfetch_config_reloads_total", &[]) < 0.5);
+    assert!(scrape.sum("ringfetch_requests_refused_total", &[("reason", "host")]) > 5.5);
+    assert!(scrape.sum("ringfetch_requests_refused_total", &[("reason", "content_type")]) > 2.5);
+    let own = [("content-type", "application/grpc"), ("te", "trailers")];
+    let held = narrow.ask(reload, &own, nothing).await;
+    assert_eq!(held.head.status, 200);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_configured_name_is_accepted() {
+    // Scenario: a list of two names. Expectation: these and loopback names are accepted, and no others.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup.set("http.hosts", "more.example, data.example").start();
+    let http = daemon.http_client();
+    for (host, status) in [
+        ("data.example", 200),
+        ("localhost:1", 200),
+        ("other.example", 421),
+    ] {
+        assert_eq!(
+            http.get_with("/livez", &[("host", host)]).await.status,
+            status,
+            "{host}"
+        );
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn readiness_ends_before_service_and_probes_after_it() {
+    // Scenario: SIGTERM with a lame duck's time; then a drain that an unread answer holds up. Expectation: first not ready
+    // while both transports still serve new connections; then the gRPC port is closed, HTTP answers probes, metrics and
+    // status to new connections and refuses data, and the admin service answers; exit 1 for the answer that was cut off.
+    let setup = Setup::new("pread");
+    setup.file("large.bin", &noise(7, 16 << 20));
+    let setup = setup.dataset(&[
+        "name: blocks",
+        "kind: blocks",
+        "block_bytes: 4KiB",
+        "path: large.bin",
+    ]);
+    let mut daemon = setup
+        .set("shutdown.lame_duck_ms", "3000")
+        .set("shutdown.drain_timeout_ms", "5000")
+        .start();
+    let mut unread = saying(
+        daemon.http,
+        b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    )
+    .await;
+    unread.read_exact(&mut [0; 12]).await.unwrap();
+    daemon.signal(rustix::process::Signal::TERM);
+    eventually_async("it is not ready", async || {
+        (daemon.http_client().get("/readyz").await.status == 503).then_some(())
+    })
+    .await;
+    daemon.assert_serves("blocks").await;
+    eventually_async("the gRPC port is closed", async || {
+        TcpStream::connect(daemon.grpc).await.err()
+    })
+    .await;
+    for path in ["/livez", "/metrics", "/v1/status"] {
+        assert_eq!(daemon.http_client().get(path).await.status, 200, "{path}");
+    }
+    let refused = daemon.http_client().get("/v1/datasets/blocks/blocks/0").await;
+    refused.is_problem(503, "draining", None, &["shutting down"]);
+    assert_eq!(daemon.status().await.state, "draining");
+    assert_eq!(
+        daemon.ended().await.code(),
+        Some(1),
+        "{}",
+        daemon.log().join("\n")
+    );
+    daemon.logged(&["shutdown.drain_timeout_ms (5000) passed with 1 connections open"]);
+}
