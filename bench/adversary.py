@@ -50,8 +50,11 @@ class Bench:
 
     def command(self, daemon, seconds, source, *arguments, dataset="data"):
         addresses = [word for name, value in daemon.addresses.items() for word in (f"--{name}", value)]
-        return [str(part) for part in (ADVERSARY, *addresses, "--dataset", dataset, "--from", source,
-                                       "--seconds", seconds, *arguments)]
+        # Not asked of a daemon that is under attack.
+        blocks = (self.options.size << 20) // BLOCK_BYTES
+        return [str(part) for part in (
+            ADVERSARY, *addresses, "--dataset", dataset, "--blocks", blocks, "--block-bytes", BLOCK_BYTES, "--from", source,
+            "--seconds", seconds, *arguments)]
 
     def victim(self, daemon, seconds):
         return json.loads(run(self.command(daemon, seconds, VICTIM, "victim", "--pid", daemon.process.pid)))
@@ -254,6 +257,8 @@ def main():
     # 10,000 connections, in the daemon too.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # A failure is reported by its last line, which a backtrace would hide.
+    os.environ["RUST_BACKTRACE"] = "0"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     wheres = list(ATTACKERS) if options.where == "both" else [options.where]
     rows, begun = [], time.monotonic()

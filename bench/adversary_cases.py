@@ -178,6 +178,8 @@ CASES = [
          ["half-open", "--connections", HALF_OPEN_IDLE, "--kinds", "idle-http2", "--once"], [idle_cost], 1000, 5.0),
     Case("big-answers", "8 callers fetch answers of 16 MiB without pause", ["big-answers", "--callers", 8],
          [nobody_refused, p99_within(3)], 8),
+    Case("big-answers-scattered", "the same, each answer of 4096 reads at random places",
+         ["big-answers", "--callers", 8, "--scattered"], [nobody_refused, p99_within(3)], 8),
     Case("herd", "1,000 callers ask for one cold block at the same moment", ["herd"],
          [one_read_a_shard, all_right, no_core_blocked], runner="herd", engine={"backend": "uring"}),
     Case("herd-auto", "the same with backend auto", ["herd"],

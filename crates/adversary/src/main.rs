@@ -38,6 +38,12 @@ struct DaemonArguments {
     /// A dataset of blocks.
     #[arg(long, global = true, default_value = "blocks")]
     dataset: String,
+    /// How many blocks it has, and with --block-bytes how long each is: a daemon under attack may not answer that.
+    #[arg(long, global = true, requires = "block_bytes", value_parser = clap::value_parser!(u64).range(1..))]
+    blocks: Option<u64>,
+    /// See --blocks.
+    #[arg(long, global = true, requires = "blocks", value_parser = clap::value_parser!(u32).range(1..))]
+    block_bytes: Option<u32>,
     /// How long.
     #[arg(long, global = true, default_value_t = 10.0)]
     seconds: f64,
@@ -67,7 +73,7 @@ enum Case {
         answers: u32,
         /// Blocks of each answer.
         #[arg(long, default_value_t = 4096)]
-        blocks: u64,
+        answer_blocks: u64,
         /// Read nothing, 1 KB/s, or leave windows at zero, or let them grow by 1 every 10 ms.
         #[arg(long, default_value = "nothing",
             value_parser = PossibleValuesParser::new(["nothing", "slowly", "zero-window", "creeping-window"]))]
@@ -99,7 +105,7 @@ enum Case {
         calls: usize,
         /// Blocks of each answer.
         #[arg(long, default_value_t = 4096)]
-        blocks: u64,
+        answer_blocks: u64,
         /// Blocks at random places, each a read of its own, instead of neighbours.
         #[arg(long)]
         scattered: bool,
@@ -162,12 +168,15 @@ async fn run(arguments: Arguments) -> anyhow::Result<serde_json::Value> {
         admin,
         from,
         dataset,
+        blocks,
+        block_bytes,
         seconds,
     } = arguments.daemon;
-    let target = Target {
-        from,
-        ..Target::discover(grpc, http, admin, &dataset).await?
+    let target = match blocks.zip(block_bytes) {
+        Some((blocks, block_bytes)) => Target::known(grpc, http, admin, &dataset, blocks, block_bytes)?,
+        None => Target::discover(grpc, http, admin, &dataset).await?,
     };
+    let target = Target { from, ..target };
     let time = Duration::try_from_secs_f64(seconds).context("--seconds")?;
     let (hold, _release) = Hold::at_most(time);
     let tally = Tally::default();
@@ -188,7 +197,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<serde_json::Value> {
         Case::StalledReaders {
             connections,
             answers,
-            blocks,
+            answer_blocks: blocks,
             manner,
             once,
         } => {
@@ -228,7 +237,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<serde_json::Value> {
         Case::BigAnswers {
             callers,
             calls,
-            blocks,
+            answer_blocks: blocks,
             scattered,
         } => {
             let options = big_answers::Options {

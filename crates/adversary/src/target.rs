@@ -30,6 +30,38 @@ pub struct Target {
 }
 
 impl Target {
+    /// A dataset that is known already: a daemon under attack may not answer [`Self::discover`].
+    ///
+    /// # Errors
+    /// An address is not loopback.
+    pub fn known(
+        grpc: SocketAddr,
+        http: SocketAddr,
+        admin: SocketAddr,
+        dataset: &str,
+        blocks: u64,
+        block_bytes: u32,
+    ) -> io::Result<Self> {
+        if ![grpc, http, admin]
+            .iter()
+            .all(|address| address.ip().is_loopback())
+        {
+            return Err(io::Error::other(
+                "only daemons on loopback addresses are attacked",
+            ));
+        }
+        let dataset = dataset.to_owned();
+        Ok(Self {
+            grpc,
+            http,
+            admin,
+            from: None,
+            dataset,
+            blocks,
+            block_bytes,
+        })
+    }
+
     /// Looks the dataset up.
     ///
     /// # Errors
@@ -40,23 +72,7 @@ impl Target {
         admin: SocketAddr,
         dataset: &str,
     ) -> io::Result<Self> {
-        if ![grpc, http, admin]
-            .iter()
-            .all(|address| address.ip().is_loopback())
-        {
-            return Err(io::Error::other(
-                "only daemons on loopback addresses are attacked",
-            ));
-        }
-        let mut target = Self {
-            grpc,
-            http,
-            admin,
-            from: None,
-            dataset: dataset.to_owned(),
-            blocks: 0,
-            block_bytes: 0,
-        };
+        let mut target = Self::known(grpc, http, admin, dataset, 0, 0)?;
         let mut stream = target.connect(http).await?;
         let answer = http1::get(&mut stream, &format!("/v1/datasets/{dataset}")).await?;
         let body: Value = serde_json::from_slice(&answer.body)?;
