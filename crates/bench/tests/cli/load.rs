@@ -20,23 +20,25 @@ fn read(path: &Path) -> String {
 
 #[test]
 fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
-    // Scenario: 500 requests a second for one second, constant and Poisson, on calls and streams, with every output;
-    // then a ramp from 100/s to 300/s.
+    // Scenario: 500 requests a second for three seconds, constant and Poisson, on calls and streams, with every output;
+    // then a ramp from 100/s to 300/s, and a number of requests, all of which are sent however late.
     // Expected: all arrivals accounted for, the rate held, latencies in JSON, .hgrm, base64 and CSV that agree.
     let server = start(Flaw::default());
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
     let run =
         "load --dataset blocks --batch 4 --outstanding 32 --connections 2 --threads 2 --warmup-seconds 0.1";
-    for (arrivals, transport, low, high) in [("constant", "grpc", 500, 500), ("poisson", "stream", 400, 600)]
-    {
+    for (arrivals, transport, low, high) in [
+        ("constant", "grpc", 1500, 1500),
+        ("poisson", "stream", 1350, 1650),
+    ] {
         let outputs = format!(
             "--hgrm {} --hdr {} --csv {} --interval 0.25",
             file("x.hgrm").display(),
             file("x.hdr").display(),
             file("x.csv").display()
         );
-        let how = format!("--rate 500 --seconds 1 --arrivals {arrivals} --transport {transport} --verify");
+        let how = format!("--rate 500 --seconds 3 --arrivals {arrivals} --transport {transport} --verify");
         let report = json(server, &format!("{run} {how} {outputs}"));
         let open = &report["open_loop"];
         let arrived = open["arrivals"].as_u64().unwrap();
@@ -65,7 +67,7 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
     }
     let ramp = json(server, &format!("{run} --ramp 100:300 --seconds 1"));
     assert_eq!(ramp["open_loop"]["arrivals"], 200, "{ramp}");
-    let text = stdout(server, &format!("{run} --rate 200 --seconds 0.5"));
+    let text = stdout(server, &format!("{run} --rate 200 --requests 100"));
     assert!(
         text.contains("\nintended         200 requests/s, constant arrivals (100 in all)\n"),
         "{text}"
