@@ -210,7 +210,11 @@ impl Signals {
             lame_duck_ms,
             "draining; a second signal ends the process at once"
         );
-        lifecycle.start_lame_duck();
+        if lame_duck.is_zero() {
+            lifecycle.start_draining();
+        } else {
+            lifecycle.start_lame_duck();
+        }
         let draining_at_its_time = async {
             tokio::time::sleep(lame_duck).await;
             lifecycle.start_draining();
@@ -284,6 +288,9 @@ pub async fn watch_engine(engine: Engine, lifecycle: Lifecycle) {
     }
 }
 
+/// At the end of a drain: how long probes, metrics and the admin service have to finish their last answers.
+const FAREWELL: Duration = Duration::from_millis(500);
+
 /// What a drain had to cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drained {
@@ -300,7 +307,7 @@ impl Drained {
     }
 }
 
-/// Ends everything in order: no new requests, connections finish, reads complete. Takes at most `timeout`, of which
+/// Ends everything in order: no new requests, connections finish, operators' ports close, reads complete. Takes at most `timeout`, of which
 /// connections get nine tenths, so that reads of those cut off can still complete.
 ///
 /// # Cancel safety
@@ -329,6 +336,14 @@ pub async fn drain(
     // Not earlier: a long HTTP answer is made of many fetches, and the rest of them must not be refused. New requests
     // end with the connections, which take none once they shut down.
     fetcher.start_draining();
+    // The cores, on which operators are answered too, end with the engine.
+    lifecycle.end();
+    let all_closed = async {
+        for port in ports {
+            port.all_closed().await;
+        }
+    };
+    let _closed_or_cut_off = tokio::time::timeout(FAREWELL.min(timeout / 20), all_closed).await;
     let report = fetcher.engine().drain(started + timeout).await;
     Drained {
         connections,

@@ -32,7 +32,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
 use crate::caller::{CallerKey, Callers};
-use crate::lifecycle::Lifecycle;
+use crate::lifecycle::{Lifecycle, State};
 
 use conversation::{Conversation, Party};
 use ending::{Endings, Reason};
@@ -342,7 +342,8 @@ impl Listener {
             let _counted_until_the_end = open;
             conversation.hold(stream, party).await;
         });
-        if !alive {
+        // Cores end at the end of a drain, and late connections with them.
+        if !alive && self.lifecycle.state() < State::Draining {
             self.lifecycle.fail(format!("core {core} has stopped"));
         }
     }

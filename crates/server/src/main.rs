@@ -15,7 +15,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
@@ -28,7 +27,7 @@ use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::{self, Hangups, Lifecycle, Signals};
 use ringfetch_server::listener::{
-    self, Addresses, Bound, ConnectionBounds, Cores, Hosts, Listener, Port, Remaining, Role,
+    self, Addresses, Bound, ConnectionBounds, Cores, Hosts, Listener, Port, Role,
 };
 use ringfetch_server::live::{self, Live};
 use ringfetch_server::rpc_metrics::RpcMetrics;
@@ -42,9 +41,6 @@ use cli::{Cli, Command};
 /// Chosen by measurement: docs/adr/0008.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// At the end of a drain: how long probes, metrics and the admin service have to finish their last answers.
-const FAREWELL: Duration = Duration::from_millis(500);
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_CONFIG: u8 = 2;
@@ -348,10 +344,6 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     let remaining = futures_util::future::join_all(listeners.into_iter().map(Listener::serve)).await;
     let drain_timeout = live.drain_timeout();
     let drained = lifecycle::drain(&fetcher, &lifecycle, &remaining, drain_timeout).await;
-    // Whoever watched it to the end is told that this is it.
-    lifecycle.end();
-    let closed = futures_util::future::join_all(remaining.iter().map(Remaining::all_closed));
-    let _closed_or_cut_off = tokio::time::timeout(FAREWELL, closed).await;
     if let Some(told) = supervisor {
         // However short the drain was: that the daemon stops is said before it is gone.
         let _told = told.await;

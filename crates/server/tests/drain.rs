@@ -55,7 +55,7 @@ impl Daemon {
         pattern::write_blocks(&at("a.bin"), SEED, DATASET_BYTES, &mut |_| true).unwrap();
         let config = format!(
             "grpc: {{ listen: 127.0.0.1:0 }}\nhttp: {{ listen: 127.0.0.1:0 }}\nadmin: {{ listen: off }}\n\
-             engine: {{ backend: {backend} }}\nshutdown: {{ drain_timeout_ms: {drain_timeout_ms} }}\n\
+             engine: {{ backend: {backend} }}\nshutdown: {{ lame_duck_ms: 0, drain_timeout_ms: {drain_timeout_ms} }}\n\
              datasets: [{{ name: a, kind: blocks, path: a.bin, block_bytes: 4096 }}]\n"
         );
         std::fs::write(at("config.yaml"), config).unwrap();
@@ -101,6 +101,13 @@ impl Daemon {
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits until it drains: the port of gRPC is closed by then, and the one of HTTP answers probes alone.
+    fn drains(&self) {
+        wait_for("the gRPC port to be closed", || {
+            TcpStream::connect(self.grpc).err()
+        });
     }
 
     fn end(&mut self) -> ExitStatus {
@@ -199,7 +206,7 @@ fn a_signal_drains_and_exits_zero() {
 #[test]
 fn an_answer_in_flight_is_finished_first() {
     // Scenario: a large answer that the client has begun to read when the signal comes. Expectation: new connections are
-    // refused; the answer arrives whole and right; exit 0.
+    // refused over gRPC, and get no data over HTTP; the answer arrives whole and right; exit 0.
     let mut daemon = Daemon::start("uring", 60_000);
     let mut stream = daemon.ask(
         "/v1/datasets/a/bytes",
@@ -209,7 +216,10 @@ fn an_answer_in_flight_is_finished_first() {
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(answer, b"HTTP/1.1 206");
     daemon.signal(Signal::TERM);
-    wait_for("the port to be closed", || TcpStream::connect(daemon.http).err());
+    daemon.drains();
+    let (head, _) = daemon.get("/v1/datasets/a/blocks/0");
+    assert!(head.starts_with("HTTP/1.1 503"), "{head}");
+    assert!(daemon.get("/livez").0.starts_with("HTTP/1.1 200"));
     assert!(daemon.child.try_wait().unwrap().is_none(), "{}", daemon.log());
     stream.read_to_end(&mut answer).unwrap();
     let end = answer
@@ -245,7 +255,7 @@ fn a_second_signal_ends_at_once() {
     let mut stream = daemon.ask("/v1/datasets/a/bytes", "");
     stream.read_exact(&mut [0; 12]).unwrap();
     daemon.signal(Signal::TERM);
-    wait_for("the port to be closed", || TcpStream::connect(daemon.http).err());
+    daemon.drains();
     daemon.signal(Signal::INT);
     assert_eq!(daemon.end().code(), Some(130), "{}", daemon.log());
 }
@@ -354,9 +364,9 @@ fn who_had_connected_and_not_spoken_is_told_of_the_drain() {
         .map(|_| TcpStream::connect(daemon.http).unwrap())
         .collect();
     daemon.signal(Signal::TERM);
-    wait_for("the port to be closed", || TcpStream::connect(daemon.http).err());
+    daemon.drains();
     for stream in &mut silent {
-        let request = "GET /v1/datasets/a/bytes HTTP/1.1\r\nhost: test\r\nrange: bytes=0-9\r\n\r\n";
+        let request = "GET /v1/datasets/a/bytes HTTP/1.1\r\nhost: localhost\r\nrange: bytes=0-9\r\n\r\n";
         stream.write_all(request.as_bytes()).unwrap();
     }
     for stream in &mut silent {

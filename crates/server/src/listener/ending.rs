@@ -179,6 +179,7 @@ mod tests {
 
     #[test]
     fn every_verdict_survives_being_a_number() {
+        // Scenario: each verdict as a number and back, and numbers that are none. Expectation: the same verdict, or none.
         for reason in Reason::ALL {
             for verdict in [Verdict::Leave(reason), Verdict::Close(reason)] {
                 assert_eq!(Verdict::of(verdict.code()), Some(verdict));

@@ -148,7 +148,7 @@ impl Front {
                 refuse(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "draining",
-                    "the daemon is shutting down",
+                    "draining: the daemon takes no further requests",
                 )
             }
             Role::Control | Role::DataAndProbes(_) | Role::Data => None,

@@ -200,6 +200,7 @@ mod tests {
 
     #[test]
     fn places_that_were_given_back_leave_nothing_behind() {
+        // Scenario: one caller takes the only place from another; both give it back. Expectation: nothing is remembered.
         let mut places = Places::default();
         let number = places.take(caller(1), &unproven(), 1).unwrap();
         let other = places.take(caller(2), &unproven(), 1).unwrap();

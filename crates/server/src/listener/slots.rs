@@ -243,6 +243,7 @@ mod tests {
 
     #[test]
     fn a_bound_that_changes_counts_for_the_next_connection() {
+        // Scenario: bounds and times are set anew. Expectation: they are what is asked for from then on.
         let bounds = ConnectionBounds::new(&Limits::default(), 4096);
         let limits = Limits {
             connections: 7,

@@ -252,17 +252,16 @@ async fn limits_change_at_once_and_what_cannot_is_named() {
         .get_with("/v1/datasets/blocks/bytes", &[("range", "bytes=0-1,5-6")])
         .await;
     assert_eq!(refused.status, 400, "{refused:?}");
-    // One connection a port: `held` keeps the only one, so another one waits, until there may be two.
+    // One connection a port: another one takes the place of the idle `held`, which makes a new one in its turn.
     let second = daemon.http_client();
-    let waits = tokio::spawn(async move { second.get("/livez").await.status });
-    daemon.logged(&["limits.connections reached", "\"transport\":\"http\""]);
-    assert!(!waits.is_finished());
+    assert_eq!(second.get("/livez").await.status, 200);
+    daemon.logged(&["closed by a limit", "evicted", "\"transport\":\"http\""]);
+    assert_eq!(held.get("/livez").await.status, 200);
     daemon.logged(&["\"DEBUG\""]);
 
     let again = reload_on_held_connection(&daemon, &keys.replace("connections: 1,", "connections: 2,")).await;
     assert_eq!(told(&again.applied), [("limits.connections", "1", "2")]);
     assert_eq!(told(&again.needs_restart), waiting);
-    assert_eq!(waits.await.unwrap(), 200);
     drop(held);
     let last = daemon.status().await.last_reload.unwrap();
     assert!(last.successful && last.at_unix_ms > 1_600_000_000_000, "{last:?}");

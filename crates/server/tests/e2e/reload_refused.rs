@@ -233,7 +233,7 @@ async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
     // Scenario: SIGHUP again and again during the start; and while a drain waits for a client. Expectation: it starts,
     // serves, and has reloaded; the drain goes on to its end, and nothing is reloaded.
     let setup = Setup::new("mmap").whole(&file(
-        &(engine("mmap") + "\nshutdown: {drain_timeout_ms: 3000}"),
+        &(engine("mmap") + "\nshutdown: {lame_duck_ms: 0, drain_timeout_ms: 3000}"),
         &["blocks"],
     ));
     setup.file("blocks.bin", &noise(9, 1024 * 4096));

@@ -58,6 +58,16 @@ impl Daemon {
         }
     }
 
+    /// An HTTP client with connections of its own, from this address.
+    pub(crate) fn http_client_from(&self, local: std::net::IpAddr) -> Http {
+        let mut connector = HttpConnector::new();
+        connector.set_local_address(Some(local));
+        Http {
+            client: Client::builder(TokioExecutor::new()).build(connector),
+            address: self.http,
+        }
+    }
+
     /// The metrics as they are now.
     pub(crate) async fn scrape(&self) -> Scrape {
         let answer = self.http_client().get("/metrics").await;
