@@ -30,8 +30,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-use std::time::Instant;
-use turns::{NOBODY, Origin, Turns};
+use std::time::{Duration, Instant};
+use turns::{NOBODY, Origin, Turn, Turns};
 
 /// How often an attempt that was interrupted (EINTR, EAGAIN) is made again before it counts as failed.
 const INTERRUPTED_RETRIES_MAX: u8 = 16;
@@ -40,10 +40,21 @@ const INTERRUPTED_RETRIES_MAX: u8 = 16;
 /// reads is a fifth of what they cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only costs").
 const EAGER_FLUSH_IN_FLIGHT_MAX: u32 = 64;
 
-/// Bytes in flight beyond which no further read is started. A newcomer's block waits at the device behind what is in
-/// flight, whoever's turn it is, so this is little; and it is enough to keep a device busy: at 7 GB/s and 100 us a read,
-/// 0.7 MB are in flight.
+/// Bytes in flight beyond which no further read is started, while several callers or connections ask. A newcomer's block
+/// waits at the device behind what is in flight, whoever's turn it is, so this is little; and it is enough to keep a device
+/// busy: at 7 GB/s and 100 us a read, 0.7 MB are in flight.
 pub(crate) const IN_FLIGHT_BYTES_MAX: u64 = 2 << 20;
+
+/// As many times more may be in flight while only one connection asks: there, the bound costs system calls and, where the
+/// thread gets its CPU late, bandwidth; and a newcomer waits behind that much once.
+const ALONE_FACTOR: u64 = 4;
+
+/// How long nobody else has asked before a connection counts as the only one.
+const ALONE_AFTER: Duration = Duration::from_secs(1);
+
+/// A batch of more reads than this joins reads in flight only when its turn comes: to look for each read twice costs what
+/// few of them save.
+const JOINED_AT_ONCE_MAX: usize = 16;
 
 /// Bytes that are copied in one go: some 100 us of a core.
 pub(crate) const TURN_COPY_BYTES: u64 = 1 << 20;
@@ -74,7 +85,7 @@ struct Active {
 
 /// Copying that is done in parts, between which the thread serves others.
 enum Chore {
-    Share(Shared),
+    Share(Box<Shared>),
     Answer(Box<Answer>),
 }
 
@@ -82,8 +93,8 @@ enum Chore {
 struct Shared {
     slot: Slot,
     errno: Option<i32>,
-    /// Joiners that have been served.
-    served: usize,
+    /// Those that are still to be served.
+    joiners: std::vec::IntoIter<Joiner>,
 }
 
 /// The state machine over a backend; a future that ends when it has drained.
@@ -97,6 +108,11 @@ pub(crate) struct Shard<B: Backend> {
     /// Where the next look over waiting batches begins.
     look_from: usize,
     turns: Turns,
+    /// The turn that has begun, and the bytes that it has started.
+    turn: Option<(Turn, u64)>,
+    /// Who asked last, and until when that one has company.
+    last_origin: Option<(u64, u64)>,
+    contended_until: Instant,
     in_flight: InFlight,
     attempts: Vec<Attempt>,
     finished: Vec<Finished>,
@@ -123,6 +139,9 @@ impl<B: Backend> Shard<B> {
             free_actives: Vec::new(),
             look_from: 0,
             turns: Turns::default(),
+            turn: None,
+            last_origin: None,
+            contended_until: Instant::now(),
             attempts: Vec::with_capacity(depth as usize),
             finished: Vec::with_capacity(depth as usize),
             chores: VecDeque::new(),
@@ -186,6 +205,7 @@ impl<B: Backend> Shard<B> {
             self.unqueue(reads);
             return self.answer(active, now);
         }
+        self.bound_in_flight(active.work.origin, now);
         let key = self.free_actives.pop().unwrap_or_else(|| {
             self.actives.push(None);
             self.actives.len() - 1
@@ -200,11 +220,27 @@ impl<B: Backend> Shard<B> {
         }
     }
 
+    /// Bounds the bytes in flight by whether anybody would have to wait behind them.
+    fn bound_in_flight(&mut self, origin: Option<(u64, u64)>, now: Instant) {
+        if origin != self.last_origin {
+            self.last_origin = origin;
+            self.contended_until = now + ALONE_AFTER;
+        }
+        let alone = self.contended_until <= now;
+        let factor = if alone { ALONE_FACTOR } else { 1 };
+        self.in_flight
+            .set_bytes_max(self.backend.in_flight_bytes_max() * factor);
+    }
+
     fn wait_for_turn(&mut self, key: usize) {
         if let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut)
             && !active.waits
         {
             active.waits = true;
+            // Whoever comes may be next.
+            if let Some((turn, bytes)) = self.turn.take() {
+                self.turns.took(&turn, bytes, false);
+            }
             let origin = active
                 .work
                 .origin
@@ -220,7 +256,8 @@ impl<B: Backend> Shard<B> {
             return false;
         };
         let (in_flight, metrics) = (&mut self.in_flight, &self.metrics);
-        if !in_flight.is_empty() {
+        let left = active.work.plan.reads.len() - active.next_read;
+        if !in_flight.is_empty() && left <= JOINED_AT_ONCE_MAX {
             let mut reads = std::mem::take(&mut active.work.plan.reads);
             let mut waiting = reads.split_off(active.next_read);
             waiting.retain(|read| !active.join(key, read, Joinable::Covering, in_flight, metrics, now));
@@ -263,13 +300,22 @@ impl<B: Backend> Shard<B> {
 
     /// Starts reads in turn while there is room in flight.
     fn start_reads(&mut self, now: Instant) {
-        while self.in_flight.has_room()
-            && let Some(turn) = self.turns.next()
-        {
-            let (bytes, done) = self.start_some(turn.batch, turn.bytes, now);
-            self.turns.took(&turn, bytes, done);
-            if bytes == 0 && !done {
-                // Its next read is too long for what is in flight.
+        while self.in_flight.has_room() {
+            let (turn, before) = match self.turn.take() {
+                Some(begun) => begun,
+                None => match self.turns.next() {
+                    Some(turn) => (turn, 0),
+                    None => return,
+                },
+            };
+            let allowance = turn.bytes.saturating_sub_unsigned(before);
+            let (bytes, done) = self.start_some(turn.batch, allowance, now);
+            let bytes = before + bytes;
+            if done || i64::try_from(bytes).is_ok_and(|bytes| bytes >= turn.bytes) {
+                self.turns.took(&turn, bytes, done);
+            } else {
+                // There is no room for its next read.
+                self.turn = Some((turn, bytes));
                 return;
             }
         }
@@ -391,19 +437,16 @@ impl<B: Backend> Shard<B> {
             .lane(active.work.backend)
             .device_time
             .observe(nanoseconds(now.saturating_duration_since(slot.started)), 1);
-        let Some(slot) = self.in_flight.finish(finished.slot) else {
+        let Some(mut slot) = self.in_flight.finish(finished.slot) else {
             return;
         };
         let errno = finished.result.err();
         if slot.joiners.is_empty() {
             return self.settle(&slot, errno, now);
         }
-        let shared = Shared {
-            slot,
-            errno,
-            served: 0,
-        };
-        self.chores.push_back(Chore::Share(shared));
+        let joiners = std::mem::take(&mut slot.joiners).into_iter();
+        self.chores
+            .push_back(Chore::Share(Box::new(Shared { slot, errno, joiners })));
     }
 
     /// Gives a batch what its own read brought.
@@ -510,8 +553,7 @@ impl<B: Backend> Shard<B> {
         {
             match chore {
                 Chore::Share(mut shared) => {
-                    if let Some(joiner) = shared.slot.joiners.get(shared.served).copied() {
-                        shared.served += 1;
+                    if let Some(joiner) = shared.joiners.next() {
                         self.serve(&joiner, &shared.slot, shared.errno, now);
                         self.chores.push_front(Chore::Share(shared));
                     } else {

@@ -67,6 +67,8 @@ pub(super) struct InFlight {
     free: Vec<u32>,
     bytes: u64,
     bytes_max: u64,
+    /// The bytes were at their most, and are not down to half of it yet.
+    is_full: bool,
     /// First slot of each chain.
     heads: Vec<u32>,
     /// Slots of reads longer than a grain.
@@ -125,6 +127,7 @@ impl InFlight {
             free: (0..depth).rev().collect(),
             bytes: 0,
             bytes_max,
+            is_full: false,
             heads: vec![NONE; chains],
             long: Vec::new(),
         }
@@ -139,15 +142,28 @@ impl InFlight {
         self.free.len() == self.slots.len()
     }
 
-    /// Whether any further read may be started.
-    pub(super) fn has_room(&self) -> bool {
-        !self.free.is_empty() && self.bytes < self.bytes_max
+    /// Whether any further read may be started. Where bytes are the limit, reads are started in lots: one as each
+    /// finishes would take a system call each.
+    pub(super) fn has_room(&mut self) -> bool {
+        self.is_full &= self.bytes > self.bytes_max / 2;
+        !self.free.is_empty() && !self.is_full
+    }
+
+    /// From now on, so many bytes are in flight at most.
+    pub(super) fn set_bytes_max(&mut self, bytes_max: u64) {
+        self.bytes_max = bytes_max;
     }
 
     /// The slot that a read of so many bytes gets if it is started now; `None`: it has to wait.
-    pub(super) fn room_for(&self, length: u32) -> Option<u32> {
-        let fits = self.is_empty() || self.bytes + u64::from(length) <= self.bytes_max;
-        self.free.last().copied().filter(|_| fits)
+    pub(super) fn room_for(&mut self, length: u32) -> Option<u32> {
+        if !self.has_room() {
+            return None;
+        }
+        if !self.is_empty() && self.bytes + u64::from(length) > self.bytes_max {
+            self.is_full = true;
+            return None;
+        }
+        self.free.last().copied()
     }
 
     /// Puts a read into the slot that [`InFlight::room_for`] has told.
@@ -361,10 +377,18 @@ mod tests {
     fn bytes_in_flight_are_bounded_beyond_the_first_read() {
         let mut in_flight = InFlight::new(8, 100_000);
         let first = started(&mut in_flight, 0, 1 << 20);
-        assert!(!in_flight.has_room() && in_flight.room_for(1).is_none());
+        assert!(in_flight.room_for(1).is_none() && !in_flight.has_room());
         in_flight.finish(first);
-        started(&mut in_flight, 0, 60_000);
-        assert!(in_flight.has_room());
-        assert!(in_flight.room_for(40_001).is_none() && in_flight.room_for(40_000).is_some());
+        let second = started(&mut in_flight, 0, 60_000);
+        let third = started(&mut in_flight, 0, 30_000);
+        assert!(in_flight.has_room() && in_flight.room_for(10_000).is_some());
+        assert!(
+            in_flight.room_for(10_001).is_none() && !in_flight.has_room(),
+            "full"
+        );
+        in_flight.finish(third);
+        assert!(!in_flight.has_room(), "until half of it is free");
+        in_flight.finish(second);
+        assert!(in_flight.has_room() && in_flight.room_for(85_000).is_some());
     }
 }
