@@ -22,7 +22,7 @@ use crate::metrics::{DatasetCounters, RESULT_ABANDONED, ShardMetrics, nanosecond
 use crate::plan::PlannedRead;
 use crate::work::{Shortfall, Work};
 use answer::Answer;
-use in_flight::{InFlight, Joinable, Joiner, Slot, Source};
+use in_flight::{InFlight, Joinable, Joiner, Over, Source};
 use known::KnownDatasets;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -91,7 +91,7 @@ enum Chore {
 
 /// A read that is over, with readers that joined it.
 struct Shared {
-    slot: Slot,
+    over: Over,
     errno: Option<i32>,
     /// Those that are still to be served.
     joiners: std::vec::IntoIter<Joiner>,
@@ -350,7 +350,7 @@ impl<B: Backend> Shard<B> {
                 match (active.source(&read), active.work.attempt(number, &read, 0)) {
                     (Some(source), Some(attempt)) => {
                         self.attempts.push(attempt);
-                        self.in_flight.start(Slot::new(key, read, source, now));
+                        self.in_flight.start(key, &read, source, now);
                         active.outstanding += 1;
                         lane.queue_time.observe(queued_ns, 1);
                     }
@@ -405,21 +405,21 @@ impl<B: Backend> Shard<B> {
         let Some(slot) = self.in_flight.get_mut(finished.slot) else {
             return;
         };
-        let Some(active) = self.actives.get(slot.active).and_then(Option::as_ref) else {
+        let Some(active) = self.actives.get(slot.over.active).and_then(Option::as_ref) else {
             return;
         };
-        let read = slot.read;
+        let read = slot.over.read;
         let again = match finished.result {
             Ok(bytes) => {
                 let reached = slot.from.saturating_add(bytes).min(read.length);
-                let progress = reached > slot.reached;
-                slot.reached = slot.reached.max(reached);
-                let goes_on = slot.reached < read.needed && progress;
+                let progress = reached > slot.over.reached;
+                slot.over.reached = slot.over.reached.max(reached);
+                let goes_on = slot.over.reached < read.needed && progress;
                 if goes_on {
                     // The next attempt begins on the alignment, of the file and of the memory, so it repeats some
                     // bytes; end of file is when it brings nothing new. Worked, alignment 512: 700 of 4096 arrive;
                     // again from 512, which brings 188: 700 once more, so the file ends there.
-                    slot.from = slot.reached - slot.reached % active.work.restart_alignment(&read);
+                    slot.from = slot.over.reached - slot.over.reached % active.work.restart_alignment(&read);
                 }
                 goes_on
             }
@@ -437,46 +437,47 @@ impl<B: Backend> Shard<B> {
             .lane(active.work.backend)
             .device_time
             .observe(nanoseconds(now.saturating_duration_since(slot.started)), 1);
-        let Some(mut slot) = self.in_flight.finish(finished.slot) else {
-            return;
-        };
+        let (over, joiners) = (slot.over, std::mem::take(&mut slot.joiners));
+        self.in_flight.finish(finished.slot);
         let errno = finished.result.err();
-        if slot.joiners.is_empty() {
-            return self.settle(&slot, errno, now);
+        if joiners.is_empty() {
+            return self.settle(&over, errno, now);
         }
-        let joiners = std::mem::take(&mut slot.joiners).into_iter();
+        let joiners = joiners.into_iter();
         self.chores
-            .push_back(Chore::Share(Box::new(Shared { slot, errno, joiners })));
+            .push_back(Chore::Share(Box::new(Shared { over, errno, joiners })));
     }
 
     /// Gives a batch what its own read brought.
-    fn settle(&mut self, slot: &Slot, errno: Option<i32>, now: Instant) {
-        let Some(active) = self.actives.get_mut(slot.active).and_then(Option::as_mut) else {
+    fn settle(&mut self, over: &Over, errno: Option<i32>, now: Instant) {
+        let Some(active) = self.actives.get_mut(over.active).and_then(Option::as_mut) else {
             return;
         };
         active.outstanding -= 1;
-        if errno.is_some() && slot.read.pieces > 1 {
+        if errno.is_some() && over.read.pieces > 1 {
             // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
             // that every backend fails the same items.
-            let singles = active.work.split_pieces(&slot.read);
+            let singles = active.work.split_pieces(&over.read);
             self.metrics
                 .queued
                 .fetch_add(i64::try_from(singles).unwrap_or(0), Ordering::Relaxed);
-            return self.wait_for_turn(slot.active);
+            return self.wait_for_turn(over.active);
         }
         let shortfall = errno.map_or(Shortfall::EndOfFile, Shortfall::Errno);
-        self.copied += active.work.deliver(&slot.read, slot.reached, shortfall);
-        self.close_if_done(slot.active, now);
+        self.copied += active.work.deliver(&over.read, over.reached, shortfall);
+        if active.is_done() {
+            self.close(over.active, now);
+        }
     }
 
     /// Gives a read that joined another one what that one brought, or has it read on its own.
-    fn serve(&mut self, joiner: &Joiner, slot: &Slot, errno: Option<i32>, now: Instant) {
+    fn serve(&mut self, joiner: &Joiner, over: &Over, errno: Option<i32>, now: Instant) {
         let read = &joiner.read;
-        let reached = slot.reached.saturating_sub(slot.distance(read)).min(read.length);
+        let reached = over.reached.saturating_sub(over.distance(read)).min(read.length);
         // Short of what it wants itself, a read without an error has met the end of the file.
-        let at_end = errno.is_none() && slot.reached < slot.read.needed;
-        let shared_error = errno.filter(|_| read.pieces == 1 && slot.is_same_range(read));
-        let owner = self.actives.get(slot.active).and_then(Option::as_ref);
+        let at_end = errno.is_none() && over.reached < over.read.needed;
+        let shared_error = errno.filter(|_| read.pieces == 1 && over.is_same_range(read));
+        let owner = self.actives.get(over.active).and_then(Option::as_ref);
         let active = self.actives.get(joiner.active).and_then(Option::as_ref);
         let (Some(owner), Some(active)) = (owner, active) else {
             return;
@@ -484,10 +485,10 @@ impl<B: Backend> Shard<B> {
         let wanted = !active.work.reply.is_closed();
         let served = reached >= read.needed || at_end || shared_error.is_some();
         if wanted && served {
-            let distance = slot.distance(read);
+            let distance = over.distance(read);
             owner
                 .work
-                .share(&slot.read, distance, &active.work, read, reached);
+                .share(&over.read, distance, &active.work, read, reached);
             self.copied += u64::from(reached);
         }
         self.metrics
@@ -513,9 +514,7 @@ impl<B: Backend> Shard<B> {
 
     fn close_if_done(&mut self, key: usize, now: Instant) {
         let active = self.actives.get(key).and_then(Option::as_ref);
-        let is_done =
-            |active: &Active| active.outstanding == 0 && active.next_read == active.work.plan.reads.len();
-        if active.is_some_and(is_done) {
+        if active.is_some_and(Active::is_done) {
             self.close(key, now);
         }
     }
@@ -554,10 +553,10 @@ impl<B: Backend> Shard<B> {
             match chore {
                 Chore::Share(mut shared) => {
                     if let Some(joiner) = shared.joiners.next() {
-                        self.serve(&joiner, &shared.slot, shared.errno, now);
+                        self.serve(&joiner, &shared.over, shared.errno, now);
                         self.chores.push_front(Chore::Share(shared));
                     } else {
-                        self.settle(&shared.slot, shared.errno, now);
+                        self.settle(&shared.over, shared.errno, now);
                     }
                 }
                 Chore::Answer(mut answer) => {
@@ -582,6 +581,10 @@ impl<B: Backend> Shard<B> {
 }
 
 impl Active {
+    fn is_done(&self) -> bool {
+        self.outstanding == 0 && self.next_read == self.work.plan.reads.len()
+    }
+
     fn source(&self, read: &PlannedRead) -> Option<Source> {
         Some(Source {
             file: self.work.file_id(read)?,
