@@ -22,7 +22,7 @@ use crate::metrics::{DatasetCounters, RESULT_ABANDONED, ShardMetrics, nanosecond
 use crate::plan::PlannedRead;
 use crate::work::{Shortfall, Work};
 use answer::Answer;
-use in_flight::{InFlight, Joinable, Joiner, Slot, Source};
+use in_flight::{InFlight, Joinable, Joiner, Over, Source};
 use known::KnownDatasets;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -30,8 +30,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-use std::time::Instant;
-use turns::{NOBODY, Origin, Turns};
+use std::time::{Duration, Instant};
+use turns::{NOBODY, Origin, Turn, Turns};
 
 /// How often an attempt that was interrupted (EINTR, EAGAIN) is made again before it counts as failed.
 const INTERRUPTED_RETRIES_MAX: u8 = 16;
@@ -40,10 +40,21 @@ const INTERRUPTED_RETRIES_MAX: u8 = 16;
 /// reads is a fifth of what they cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only costs").
 const EAGER_FLUSH_IN_FLIGHT_MAX: u32 = 64;
 
-/// Bytes in flight beyond which no further read is started. A newcomer's block waits at the device behind what is in
-/// flight, whoever's turn it is, so this is little; and it is enough to keep a device busy: at 7 GB/s and 100 us a read,
-/// 0.7 MB are in flight.
+/// Bytes in flight beyond which no further read is started, while several callers or connections ask. A newcomer's block
+/// waits at the device behind what is in flight, whoever's turn it is, so this is little; and it is enough to keep a device
+/// busy: at 7 GB/s and 100 us a read, 0.7 MB are in flight.
 pub(crate) const IN_FLIGHT_BYTES_MAX: u64 = 2 << 20;
+
+/// As many times more may be in flight while only one connection asks: there, the bound costs system calls and, where the
+/// thread gets its CPU late, bandwidth; and a newcomer waits behind that much once.
+const ALONE_FACTOR: u64 = 4;
+
+/// How long nobody else has asked before a connection counts as the only one.
+const ALONE_AFTER: Duration = Duration::from_secs(1);
+
+/// A batch of more reads than this joins reads in flight only when its turn comes: to look for each read twice costs what
+/// few of them save.
+const JOINED_AT_ONCE_MAX: usize = 16;
 
 /// Bytes that are copied in one go: some 100 us of a core.
 pub(crate) const TURN_COPY_BYTES: u64 = 1 << 20;
@@ -74,16 +85,16 @@ struct Active {
 
 /// Copying that is done in parts, between which the thread serves others.
 enum Chore {
-    Share(Shared),
+    Share(Box<Shared>),
     Answer(Box<Answer>),
 }
 
 /// A read that is over, with readers that joined it.
 struct Shared {
-    slot: Slot,
+    over: Over,
     errno: Option<i32>,
-    /// Joiners that have been served.
-    served: usize,
+    /// Those that are still to be served.
+    joiners: std::vec::IntoIter<Joiner>,
 }
 
 /// The state machine over a backend; a future that ends when it has drained.
@@ -97,6 +108,11 @@ pub(crate) struct Shard<B: Backend> {
     /// Where the next look over waiting batches begins.
     look_from: usize,
     turns: Turns,
+    /// The turn that has begun, and the bytes that it has started.
+    turn: Option<(Turn, u64)>,
+    /// Who asked last, and until when that one has company.
+    last_origin: Option<(u64, u64)>,
+    contended_until: Instant,
     in_flight: InFlight,
     attempts: Vec<Attempt>,
     finished: Vec<Finished>,
@@ -123,6 +139,9 @@ impl<B: Backend> Shard<B> {
             free_actives: Vec::new(),
             look_from: 0,
             turns: Turns::default(),
+            turn: None,
+            last_origin: None,
+            contended_until: Instant::now(),
             attempts: Vec::with_capacity(depth as usize),
             finished: Vec::with_capacity(depth as usize),
             chores: VecDeque::new(),
@@ -186,6 +205,7 @@ impl<B: Backend> Shard<B> {
             self.unqueue(reads);
             return self.answer(active, now);
         }
+        self.bound_in_flight(active.work.origin, now);
         let key = self.free_actives.pop().unwrap_or_else(|| {
             self.actives.push(None);
             self.actives.len() - 1
@@ -200,11 +220,27 @@ impl<B: Backend> Shard<B> {
         }
     }
 
+    /// Bounds the bytes in flight by whether anybody would have to wait behind them.
+    fn bound_in_flight(&mut self, origin: Option<(u64, u64)>, now: Instant) {
+        if origin != self.last_origin {
+            self.last_origin = origin;
+            self.contended_until = now + ALONE_AFTER;
+        }
+        let alone = self.contended_until <= now;
+        let factor = if alone { ALONE_FACTOR } else { 1 };
+        self.in_flight
+            .set_bytes_max(self.backend.in_flight_bytes_max() * factor);
+    }
+
     fn wait_for_turn(&mut self, key: usize) {
         if let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut)
             && !active.waits
         {
             active.waits = true;
+            // Whoever comes may be next.
+            if let Some((turn, bytes)) = self.turn.take() {
+                self.turns.took(&turn, bytes, false);
+            }
             let origin = active
                 .work
                 .origin
@@ -220,7 +256,8 @@ impl<B: Backend> Shard<B> {
             return false;
         };
         let (in_flight, metrics) = (&mut self.in_flight, &self.metrics);
-        if !in_flight.is_empty() {
+        let left = active.work.plan.reads.len() - active.next_read;
+        if !in_flight.is_empty() && left <= JOINED_AT_ONCE_MAX {
             let mut reads = std::mem::take(&mut active.work.plan.reads);
             let mut waiting = reads.split_off(active.next_read);
             waiting.retain(|read| !active.join(key, read, Joinable::Covering, in_flight, metrics, now));
@@ -263,13 +300,22 @@ impl<B: Backend> Shard<B> {
 
     /// Starts reads in turn while there is room in flight.
     fn start_reads(&mut self, now: Instant) {
-        while self.in_flight.has_room()
-            && let Some(turn) = self.turns.next()
-        {
-            let (bytes, done) = self.start_some(turn.batch, turn.bytes, now);
-            self.turns.took(&turn, bytes, done);
-            if bytes == 0 && !done {
-                // Its next read is too long for what is in flight.
+        while self.in_flight.has_room() {
+            let (turn, before) = match self.turn.take() {
+                Some(begun) => begun,
+                None => match self.turns.next() {
+                    Some(turn) => (turn, 0),
+                    None => return,
+                },
+            };
+            let allowance = turn.bytes.saturating_sub_unsigned(before);
+            let (bytes, done) = self.start_some(turn.batch, allowance, now);
+            let bytes = before + bytes;
+            if done || i64::try_from(bytes).is_ok_and(|bytes| bytes >= turn.bytes) {
+                self.turns.took(&turn, bytes, done);
+            } else {
+                // There is no room for its next read.
+                self.turn = Some((turn, bytes));
                 return;
             }
         }
@@ -304,7 +350,7 @@ impl<B: Backend> Shard<B> {
                 match (active.source(&read), active.work.attempt(number, &read, 0)) {
                     (Some(source), Some(attempt)) => {
                         self.attempts.push(attempt);
-                        self.in_flight.start(Slot::new(key, read, source, now));
+                        self.in_flight.start(key, &read, source, now);
                         active.outstanding += 1;
                         lane.queue_time.observe(queued_ns, 1);
                     }
@@ -359,21 +405,21 @@ impl<B: Backend> Shard<B> {
         let Some(slot) = self.in_flight.get_mut(finished.slot) else {
             return;
         };
-        let Some(active) = self.actives.get(slot.active).and_then(Option::as_ref) else {
+        let Some(active) = self.actives.get(slot.over.active).and_then(Option::as_ref) else {
             return;
         };
-        let read = slot.read;
+        let read = slot.over.read;
         let again = match finished.result {
             Ok(bytes) => {
                 let reached = slot.from.saturating_add(bytes).min(read.length);
-                let progress = reached > slot.reached;
-                slot.reached = slot.reached.max(reached);
-                let goes_on = slot.reached < read.needed && progress;
+                let progress = reached > slot.over.reached;
+                slot.over.reached = slot.over.reached.max(reached);
+                let goes_on = slot.over.reached < read.needed && progress;
                 if goes_on {
                     // The next attempt begins on the alignment, of the file and of the memory, so it repeats some
                     // bytes; end of file is when it brings nothing new. Worked, alignment 512: 700 of 4096 arrive;
                     // again from 512, which brings 188: 700 once more, so the file ends there.
-                    slot.from = slot.reached - slot.reached % active.work.restart_alignment(&read);
+                    slot.from = slot.over.reached - slot.over.reached % active.work.restart_alignment(&read);
                 }
                 goes_on
             }
@@ -391,49 +437,47 @@ impl<B: Backend> Shard<B> {
             .lane(active.work.backend)
             .device_time
             .observe(nanoseconds(now.saturating_duration_since(slot.started)), 1);
-        let Some(slot) = self.in_flight.finish(finished.slot) else {
-            return;
-        };
+        let (over, joiners) = (slot.over, std::mem::take(&mut slot.joiners));
+        self.in_flight.finish(finished.slot);
         let errno = finished.result.err();
-        if slot.joiners.is_empty() {
-            return self.settle(&slot, errno, now);
+        if joiners.is_empty() {
+            return self.settle(&over, errno, now);
         }
-        let shared = Shared {
-            slot,
-            errno,
-            served: 0,
-        };
-        self.chores.push_back(Chore::Share(shared));
+        let joiners = joiners.into_iter();
+        self.chores
+            .push_back(Chore::Share(Box::new(Shared { over, errno, joiners })));
     }
 
     /// Gives a batch what its own read brought.
-    fn settle(&mut self, slot: &Slot, errno: Option<i32>, now: Instant) {
-        let Some(active) = self.actives.get_mut(slot.active).and_then(Option::as_mut) else {
+    fn settle(&mut self, over: &Over, errno: Option<i32>, now: Instant) {
+        let Some(active) = self.actives.get_mut(over.active).and_then(Option::as_mut) else {
             return;
         };
         active.outstanding -= 1;
-        if errno.is_some() && slot.read.pieces > 1 {
+        if errno.is_some() && over.read.pieces > 1 {
             // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
             // that every backend fails the same items.
-            let singles = active.work.split_pieces(&slot.read);
+            let singles = active.work.split_pieces(&over.read);
             self.metrics
                 .queued
                 .fetch_add(i64::try_from(singles).unwrap_or(0), Ordering::Relaxed);
-            return self.wait_for_turn(slot.active);
+            return self.wait_for_turn(over.active);
         }
         let shortfall = errno.map_or(Shortfall::EndOfFile, Shortfall::Errno);
-        self.copied += active.work.deliver(&slot.read, slot.reached, shortfall);
-        self.close_if_done(slot.active, now);
+        self.copied += active.work.deliver(&over.read, over.reached, shortfall);
+        if active.is_done() {
+            self.close(over.active, now);
+        }
     }
 
     /// Gives a read that joined another one what that one brought, or has it read on its own.
-    fn serve(&mut self, joiner: &Joiner, slot: &Slot, errno: Option<i32>, now: Instant) {
+    fn serve(&mut self, joiner: &Joiner, over: &Over, errno: Option<i32>, now: Instant) {
         let read = &joiner.read;
-        let reached = slot.reached.saturating_sub(slot.distance(read)).min(read.length);
+        let reached = over.reached.saturating_sub(over.distance(read)).min(read.length);
         // Short of what it wants itself, a read without an error has met the end of the file.
-        let at_end = errno.is_none() && slot.reached < slot.read.needed;
-        let shared_error = errno.filter(|_| read.pieces == 1 && slot.is_same_range(read));
-        let owner = self.actives.get(slot.active).and_then(Option::as_ref);
+        let at_end = errno.is_none() && over.reached < over.read.needed;
+        let shared_error = errno.filter(|_| read.pieces == 1 && over.is_same_range(read));
+        let owner = self.actives.get(over.active).and_then(Option::as_ref);
         let active = self.actives.get(joiner.active).and_then(Option::as_ref);
         let (Some(owner), Some(active)) = (owner, active) else {
             return;
@@ -441,10 +485,10 @@ impl<B: Backend> Shard<B> {
         let wanted = !active.work.reply.is_closed();
         let served = reached >= read.needed || at_end || shared_error.is_some();
         if wanted && served {
-            let distance = slot.distance(read);
+            let distance = over.distance(read);
             owner
                 .work
-                .share(&slot.read, distance, &active.work, read, reached);
+                .share(&over.read, distance, &active.work, read, reached);
             self.copied += u64::from(reached);
         }
         self.metrics
@@ -470,9 +514,7 @@ impl<B: Backend> Shard<B> {
 
     fn close_if_done(&mut self, key: usize, now: Instant) {
         let active = self.actives.get(key).and_then(Option::as_ref);
-        let is_done =
-            |active: &Active| active.outstanding == 0 && active.next_read == active.work.plan.reads.len();
-        if active.is_some_and(is_done) {
+        if active.is_some_and(Active::is_done) {
             self.close(key, now);
         }
     }
@@ -510,12 +552,11 @@ impl<B: Backend> Shard<B> {
         {
             match chore {
                 Chore::Share(mut shared) => {
-                    if let Some(joiner) = shared.slot.joiners.get(shared.served).copied() {
-                        shared.served += 1;
-                        self.serve(&joiner, &shared.slot, shared.errno, now);
+                    if let Some(joiner) = shared.joiners.next() {
+                        self.serve(&joiner, &shared.over, shared.errno, now);
                         self.chores.push_front(Chore::Share(shared));
                     } else {
-                        self.settle(&shared.slot, shared.errno, now);
+                        self.settle(&shared.over, shared.errno, now);
                     }
                 }
                 Chore::Answer(mut answer) => {
@@ -540,6 +581,10 @@ impl<B: Backend> Shard<B> {
 }
 
 impl Active {
+    fn is_done(&self) -> bool {
+        self.outstanding == 0 && self.next_read == self.work.plan.reads.len()
+    }
+
     fn source(&self, read: &PlannedRead) -> Option<Source> {
         Some(Source {
             file: self.work.file_id(read)?,

@@ -6,7 +6,7 @@
 //! Worked, grains of 32 KiB: 4 KiB at 100 KiB is looked for among the reads that begin in grain 3 or 2, and then among
 //! the long ones, of which `IN_FLIGHT_BYTES_MAX / GRAIN_BYTES` = 64 are in flight at most.
 
-use crate::plan::PlannedRead;
+use crate::plan::{Place, PlannedRead};
 use std::time::Instant;
 
 /// Most reads of scattered blocks are shorter, so that they are looked for in two chains; longer ones are few.
@@ -31,23 +31,31 @@ pub(super) struct Joiner {
     pub(super) joined: Instant,
 }
 
-/// A read in flight.
+/// A place for a read in flight. Filled and emptied where it is: moving it shows at a million reads a second.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// Its batch.
-    pub(super) active: usize,
-    pub(super) read: PlannedRead,
-    pub(super) source: Source,
+    /// What is in it; of no meaning while the slot is free.
+    pub(super) over: Over,
+    source: Source,
     /// Where in the read the current attempt begins.
     pub(super) from: u32,
-    /// Bytes from the read's beginning that have arrived.
-    pub(super) reached: u32,
     pub(super) interrupted: u8,
+    is_free: bool,
     pub(super) started: Instant,
     /// Reads that are served by this one.
     pub(super) joiners: Vec<Joiner>,
     /// The next one in its chain.
     next: u32,
+}
+
+/// A read, and what became of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Over {
+    /// Its batch.
+    pub(super) active: usize,
+    pub(super) read: PlannedRead,
+    /// Bytes from the read's beginning that have arrived.
+    pub(super) reached: u32,
 }
 
 /// Which reads in flight a read may join.
@@ -63,48 +71,21 @@ pub(super) enum Joinable {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Slot>,
     free: Vec<u32>,
     bytes: u64,
     bytes_max: u64,
+    /// The bytes were at their most, and are not down to half of it yet.
+    is_full: bool,
     /// First slot of each chain.
     heads: Vec<u32>,
+    /// Reads in the chains that end in another grain than they begin in.
+    crossing: usize,
     /// Slots of reads longer than a grain.
     long: Vec<u32>,
 }
 
-impl Slot {
-    /// A read that is about to be started.
-    pub(super) fn new(active: usize, read: PlannedRead, source: Source, started: Instant) -> Self {
-        Self {
-            active,
-            read,
-            source,
-            from: 0,
-            reached: 0,
-            interrupted: 0,
-            started,
-            joiners: Vec::new(),
-            next: NONE,
-        }
-    }
-
-    fn serves(&self, source: Source, read: &PlannedRead, joinable: Joinable) -> bool {
-        if self.source != source {
-            return false;
-        }
-        match joinable {
-            Joinable::Same { batch } => {
-                self.active != batch && self.is_same_range(read) && self.read.needed >= read.needed
-            }
-            Joinable::Covering => {
-                // Offsets are below 2^63 (the kernel's own limit), lengths below 2^32.
-                self.read.offset <= read.offset
-                    && read.offset + u64::from(read.length) <= self.read.offset + u64::from(self.read.length)
-            }
-        }
-    }
-
+impl Over {
     /// Whether `read` asks for exactly the bytes of this one.
     pub(super) fn is_same_range(&self, read: &PlannedRead) -> bool {
         self.read.offset == read.offset && self.read.length == read.length
@@ -114,6 +95,48 @@ impl Slot {
     pub(super) fn distance(&self, read: &PlannedRead) -> u32 {
         u32::try_from(read.offset.saturating_sub(self.read.offset)).unwrap_or(u32::MAX)
     }
+
+    fn serves(&self, read: &PlannedRead, joinable: Joinable) -> bool {
+        match joinable {
+            Joinable::Same { batch } => {
+                self.active != batch && self.is_same_range(read) && self.read.needed >= read.needed
+            }
+            Joinable::Covering => self.read.offset <= read.offset && end_of(read) <= end_of(&self.read),
+        }
+    }
+}
+
+impl Slot {
+    fn free() -> Self {
+        let read = PlannedRead {
+            file: 0,
+            direct: false,
+            alignment: 1,
+            offset: 0,
+            length: 0,
+            needed: 0,
+            place: Place::Data(0),
+            first_piece: 0,
+            pieces: 0,
+        };
+        Self {
+            over: Over {
+                active: 0,
+                read,
+                reached: 0,
+            },
+            source: Source {
+                file: 0,
+                direct: false,
+            },
+            from: 0,
+            interrupted: 0,
+            is_free: true,
+            started: Instant::now(),
+            joiners: Vec::new(),
+            next: NONE,
+        }
+    }
 }
 
 impl InFlight {
@@ -121,11 +144,13 @@ impl InFlight {
     pub(super) fn new(depth: u32, bytes_max: u64) -> Self {
         let chains = (2 * depth as usize).next_power_of_two();
         Self {
-            slots: (0..depth).map(|_| None).collect(),
+            slots: (0..depth).map(|_| Slot::free()).collect(),
             free: (0..depth).rev().collect(),
             bytes: 0,
             bytes_max,
+            is_full: false,
             heads: vec![NONE; chains],
+            crossing: 0,
             long: Vec::new(),
         }
     }
@@ -139,49 +164,93 @@ impl InFlight {
         self.free.len() == self.slots.len()
     }
 
-    /// Whether any further read may be started.
-    pub(super) fn has_room(&self) -> bool {
-        !self.free.is_empty() && self.bytes < self.bytes_max
+    /// Whether any further read may be started. Where bytes are the limit, reads are started in lots: one as each
+    /// finishes would take a system call each.
+    pub(super) fn has_room(&mut self) -> bool {
+        self.is_full &= self.bytes > self.bytes_max / 2;
+        !self.free.is_empty() && !self.is_full
+    }
+
+    /// From now on, so many bytes are in flight at most.
+    pub(super) fn set_bytes_max(&mut self, bytes_max: u64) {
+        self.bytes_max = bytes_max;
     }
 
     /// The slot that a read of so many bytes gets if it is started now; `None`: it has to wait.
-    pub(super) fn room_for(&self, length: u32) -> Option<u32> {
-        let fits = self.is_empty() || self.bytes + u64::from(length) <= self.bytes_max;
-        self.free.last().copied().filter(|_| fits)
+    pub(super) fn room_for(&mut self, length: u32) -> Option<u32> {
+        if !self.has_room() {
+            return None;
+        }
+        if !self.is_empty() && self.bytes + u64::from(length) > self.bytes_max {
+            self.is_full = true;
+            return None;
+        }
+        self.free.last().copied()
     }
 
     /// Puts a read into the slot that [`InFlight::room_for`] has told.
-    pub(super) fn start(&mut self, mut slot: Slot) {
+    pub(super) fn start(&mut self, active: usize, read: &PlannedRead, source: Source, now: Instant) {
         let Some(number) = self.free.pop() else { return };
-        self.bytes += u64::from(slot.read.length);
-        if slot.read.length > GRAIN_BYTES {
+        self.bytes += u64::from(read.length);
+        let next = if read.length > GRAIN_BYTES {
             self.long.push(number);
+            NONE
         } else {
-            let chain = self.chain(slot.source, grain_of(&slot.read));
-            if let Some(head) = self.heads.get_mut(chain) {
-                slot.next = std::mem::replace(head, number);
-            }
-        }
-        if let Some(place) = self.slots.get_mut(number as usize) {
-            *place = Some(slot);
-        }
+            self.crossing += usize::from(is_crossing(read));
+            let chain = self.chain(source, grain_of(read));
+            let head = self.heads.get_mut(chain);
+            head.map_or(NONE, |head| std::mem::replace(head, number))
+        };
+        let Some(slot) = self.slots.get_mut(number as usize) else {
+            return;
+        };
+        slot.over.active = active;
+        slot.over.read = *read;
+        slot.over.reached = 0;
+        slot.source = source;
+        slot.from = 0;
+        slot.interrupted = 0;
+        slot.is_free = false;
+        slot.started = now;
+        slot.next = next;
     }
 
+    /// The read in a slot; `None` when the slot is free.
     pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Slot> {
-        self.slots.get_mut(slot as usize)?.as_mut()
+        self.slots.get_mut(slot as usize).filter(|slot| !slot.is_free)
     }
 
-    /// Takes a read out that is over.
-    pub(super) fn finish(&mut self, number: u32) -> Option<Slot> {
-        let slot = self.slots.get_mut(number as usize)?.take()?;
+    /// Frees the slot of a read that is over, and whose joiners were taken.
+    pub(super) fn finish(&mut self, number: u32) {
+        let Some(slot) = self.slots.get_mut(number as usize).filter(|slot| !slot.is_free) else {
+            return;
+        };
+        slot.is_free = true;
+        let (next, source, read) = (slot.next, slot.source, &slot.over.read);
+        let (length, grain, crossing) = (read.length, grain_of(read), is_crossing(read));
         self.free.push(number);
-        self.bytes = self.bytes.saturating_sub(u64::from(slot.read.length));
-        if slot.read.length > GRAIN_BYTES {
+        self.bytes = self.bytes.saturating_sub(u64::from(length));
+        if length > GRAIN_BYTES {
             self.long.retain(|long| *long != number);
-        } else {
-            self.unchain(number, &slot);
+            return;
         }
-        Some(slot)
+        self.crossing -= usize::from(crossing);
+        let chain = self.chain(source, grain);
+        let Some(head) = self.heads.get_mut(chain) else {
+            return;
+        };
+        if *head == number {
+            *head = next;
+            return;
+        }
+        let mut at = *head;
+        while let Some(before) = self.slots.get_mut(at as usize) {
+            if before.next == number {
+                before.next = next;
+                return;
+            }
+            at = before.next;
+        }
     }
 
     /// The read in flight that brings the bytes of `read`.
@@ -199,44 +268,38 @@ impl InFlight {
     }
 
     fn find(&self, source: Source, read: &PlannedRead, joinable: Joinable) -> Option<u32> {
-        let serves = |number: u32| {
-            let slot = self.slots.get(number as usize).and_then(Option::as_ref);
-            slot.filter(|slot| slot.serves(source, read, joinable))
+        let serving = |number: u32| {
+            let slot = self.slots.get(number as usize)?;
+            let serves = slot.source == source && slot.over.serves(read, joinable);
+            Some((serves, slot.next))
+        };
+        let in_chain = |grain: u64| {
+            let mut number = self.heads.get(self.chain(source, grain)).copied()?;
+            // Ends with NONE, which is no slot's number.
+            while let Some((serves, next)) = serving(number) {
+                if serves {
+                    return Some(number);
+                }
+                number = next;
+            }
+            None
         };
         if read.length <= GRAIN_BYTES {
             // One that covers it is no longer than a grain, and so begins in the same grain or in the one before.
             let grain = grain_of(read);
-            for grain in [Some(grain), grain.checked_sub(1)].into_iter().flatten() {
-                let mut number = self.heads.get(self.chain(source, grain)).copied().unwrap_or(NONE);
-                while number != NONE {
-                    if serves(number).is_some() {
-                        return Some(number);
-                    }
-                    let slot = self.slots.get(number as usize).and_then(Option::as_ref);
-                    number = slot.map_or(NONE, |slot| slot.next);
-                }
+            let found = in_chain(grain);
+            if found.is_some() {
+                return found;
+            }
+            if self.crossing > 0
+                && let Some(before) = grain.checked_sub(1)
+                && let Some(found) = in_chain(before)
+            {
+                return Some(found);
             }
         }
-        self.long.iter().copied().find(|number| serves(*number).is_some())
-    }
-
-    fn unchain(&mut self, number: u32, slot: &Slot) {
-        let chain = self.chain(slot.source, grain_of(&slot.read));
-        let Some(head) = self.heads.get_mut(chain) else {
-            return;
-        };
-        if *head == number {
-            *head = slot.next;
-            return;
-        }
-        let mut at = *head;
-        while let Some(before) = self.get_mut(at) {
-            if before.next == number {
-                before.next = slot.next;
-                return;
-            }
-            at = before.next;
-        }
+        let mut long = self.long.iter().copied();
+        long.find(|number| serving(*number).is_some_and(|(serves, _)| serves))
     }
 
     fn chain(&self, source: Source, grain: u64) -> usize {
@@ -247,6 +310,15 @@ impl InFlight {
     }
 }
 
+/// Offsets are below 2^63 (the kernel's own limit), lengths below 2^32.
+fn end_of(read: &PlannedRead) -> u64 {
+    read.offset + u64::from(read.length)
+}
+
+fn is_crossing(read: &PlannedRead) -> bool {
+    end_of(read).saturating_sub(1) / u64::from(GRAIN_BYTES) != grain_of(read)
+}
+
 fn grain_of(read: &PlannedRead) -> u64 {
     read.offset / u64::from(GRAIN_BYTES)
 }
@@ -254,7 +326,6 @@ fn grain_of(read: &PlannedRead) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Place;
 
     fn read(offset: u64, length: u32) -> PlannedRead {
         PlannedRead {
@@ -277,7 +348,7 @@ mod tests {
 
     fn started(in_flight: &mut InFlight, offset: u64, length: u32) -> u32 {
         let slot = in_flight.room_for(length).expect("room");
-        in_flight.start(Slot::new(0, read(offset, length), FILE, Instant::now()));
+        in_flight.start(0, &read(offset, length), FILE, Instant::now());
         slot
     }
 
@@ -346,7 +417,8 @@ mod tests {
                 model.push((started(&mut in_flight, offset, length), offset, length));
             } else if !model.is_empty() {
                 let (slot, at, _) = model.swap_remove(random.usize(..model.len()));
-                assert_eq!(in_flight.finish(slot).expect("in flight").read.offset, at);
+                assert_eq!(in_flight.get_mut(slot).expect("in flight").over.read.offset, at);
+                in_flight.finish(slot);
             }
             assert_eq!(in_flight.len() as usize, model.len());
         }
@@ -354,6 +426,7 @@ mod tests {
             in_flight.finish(slot);
         }
         assert!(in_flight.is_empty() && in_flight.bytes == 0 && in_flight.long.is_empty());
+        assert_eq!(in_flight.crossing, 0);
         assert!(in_flight.heads.iter().all(|head| *head == NONE));
     }
 
@@ -361,10 +434,18 @@ mod tests {
     fn bytes_in_flight_are_bounded_beyond_the_first_read() {
         let mut in_flight = InFlight::new(8, 100_000);
         let first = started(&mut in_flight, 0, 1 << 20);
-        assert!(!in_flight.has_room() && in_flight.room_for(1).is_none());
+        assert!(in_flight.room_for(1).is_none() && !in_flight.has_room());
         in_flight.finish(first);
-        started(&mut in_flight, 0, 60_000);
-        assert!(in_flight.has_room());
-        assert!(in_flight.room_for(40_001).is_none() && in_flight.room_for(40_000).is_some());
+        let second = started(&mut in_flight, 0, 60_000);
+        let third = started(&mut in_flight, 0, 30_000);
+        assert!(in_flight.has_room() && in_flight.room_for(10_000).is_some());
+        assert!(
+            in_flight.room_for(10_001).is_none() && !in_flight.has_room(),
+            "full"
+        );
+        in_flight.finish(third);
+        assert!(!in_flight.has_room(), "until half of it is free");
+        in_flight.finish(second);
+        assert!(in_flight.has_room() && in_flight.room_for(85_000).is_some());
     }
 }
