@@ -49,6 +49,9 @@ pub use slots::ConnectionBounds;
 
 /// An idle connection's peer is asked whether it lives after this long.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
+/// And then this often and so many times, until it is taken for gone.
+const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const TCP_KEEPALIVE_PROBES: u32 = 3;
 /// Windows for what clients send: what a connection can make the daemon hold before anybody takes it up. Requests are
 /// small; the windows for answers are the clients' own.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
@@ -411,7 +414,11 @@ fn prepare(stream: TcpStream) -> io::Result<StdTcpStream> {
 fn set_options(stream: &StdTcpStream) -> io::Result<()> {
     // An answer must not wait for the acknowledgement of the one before.
     stream.set_nodelay(true)?;
-    SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE))
+    let keepalive = TcpKeepalive::new()
+        .with_time(TCP_KEEPALIVE)
+        .with_interval(TCP_KEEPALIVE_INTERVAL)
+        .with_retries(TCP_KEEPALIVE_PROBES);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
 
 #[cfg(test)]

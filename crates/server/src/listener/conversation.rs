@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use tokio::net::TcpStream;
 use tokio::sync::watch::Receiver;
@@ -25,9 +25,6 @@ use crate::lifecycle::State;
 /// How long one that is silent when the daemon drains may yet speak, to be told instead of reset: a round trip, and a
 /// client that is slow to write.
 const LAST_WORD: Duration = Duration::from_millis(500);
-/// HTTP/2 pings, which find a peer that is gone while its requests are pending.
-const PING_INTERVAL: Duration = Duration::from_secs(20);
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 const HTTP1_BUFFER_BYTES: usize = 64 << 10;
 
@@ -157,14 +154,12 @@ impl Conversation {
             .max_buf_size(HTTP1_BUFFER_BYTES);
         builder
             .http2()
-            .timer(TokioTimer::new())
+            // No pings: each connection would wake its core for them. TCP finds peers that are gone, `watch` those that stop.
             .max_header_list_size(HEADER_LIST_BYTES)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .adaptive_window(false)
             .max_concurrent_streams(self.bounds.streams())
-            .keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT)
             .max_send_buf_size(SEND_BUFFER_BYTES);
         builder
     }
