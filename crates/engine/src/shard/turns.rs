@@ -337,6 +337,7 @@ mod tests {
 
     #[test]
     fn callers_get_the_same_bytes_whatever_the_size_of_their_reads() {
+        // Four callers with reads of different sizes. Expectation: none is ahead of another by more than two large reads.
         let mut turns = Turns::default();
         for caller in 0..4 {
             turns.push(origin(caller, 1), usize::try_from(caller).expect("small"));
@@ -361,6 +362,7 @@ mod tests {
 
     #[test]
     fn many_calls_get_a_connection_no_more_than_one() {
+        // A connection with fifty calls and one with a single call. Expectation: the same bytes for both.
         let mut turns = Turns::default();
         for batch in 0..50 {
             turns.push(origin(7, 0), batch);

@@ -206,7 +206,8 @@ async fn what_is_in_flight_is_answered_however_long_the_queue() {
         eventually_async("all four are accepted", async || {
             let items = daemon.scrape().await;
             let queued = items.sum("ringfetch_queued_reads", &[]);
-            let taken_up = items.sum("ringfetch_device_reads_total", &[]);
+            let taken_up = items.sum("ringfetch_device_reads_total", &[])
+                + items.sum("ringfetch_joined_reads_total", &[]);
             (queued + taken_up > 4.0 * 4096.0 - 0.5).then_some(())
         })
         .await;
