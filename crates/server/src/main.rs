@@ -171,6 +171,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     let config = &loaded.config;
     let telemetry = Telemetry::start(&config.log)?;
     raise_open_files();
+    keep_to_small_pages();
     let runtime = runtime()?;
     // Before anything that takes time: a SIGHUP meanwhile must not end the daemon, but wait until it serves.
     let hangups = {
@@ -397,6 +398,15 @@ fn raise_open_files() {
         },
     ) {
         tracing::warn!(%error, limit = limit.current, "the limit of open files stays as it is");
+    }
+}
+
+/// The allocator asks for huge pages (MADV_HUGEPAGE), which make a buffer of which little is written resident as a whole:
+/// an idle HTTP/2 connection has 24 KiB of such buffers. Measured with 4,000 of them: 33 KiB resident each with huge pages,
+/// 17 KiB without.
+fn keep_to_small_pages() {
+    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
+        tracing::debug!(%error, "huge pages stay on");
     }
 }
 
