@@ -337,6 +337,7 @@ mod tests {
 
     #[test]
     fn callers_get_the_same_bytes_whatever_the_size_of_their_reads() {
+        // Four callers with a batch each that never ends, of reads of 1 MiB to 100 bytes.
         let mut turns = Turns::default();
         for caller in 0..4 {
             turns.push(origin(caller, 1), usize::try_from(caller).expect("small"));
@@ -361,6 +362,7 @@ mod tests {
 
     #[test]
     fn many_calls_get_a_connection_no_more_than_one() {
+        // Connection 0 has 50 batches, connection 1 has one.
         let mut turns = Turns::default();
         for batch in 0..50 {
             turns.push(origin(7, 0), batch);
