@@ -7,7 +7,9 @@
 //! of its batch is in flight, and leaked if the shard dies before that (TRAPS 2); no more than [`TURN_COPY_BYTES`] are
 //! copied before the thread's other tasks get their turn. No timers, no locks on the hot path, no task a read (TRAPS 3).
 
+mod active;
 mod answer;
+mod chores;
 mod in_flight;
 mod inbox;
 mod known;
@@ -18,11 +20,12 @@ mod turns;
 pub(crate) use inbox::{Control, Inbox, Mailbox, inbox};
 
 use crate::backend::{Attempt, Backend, Finished, Route};
-use crate::metrics::{DatasetCounters, RESULT_ABANDONED, ShardMetrics, nanoseconds};
-use crate::plan::PlannedRead;
+use crate::metrics::{RESULT_ABANDONED, ShardMetrics, nanoseconds};
 use crate::work::{Shortfall, Work};
+use active::Active;
 use answer::Answer;
-use in_flight::{InFlight, Joinable, Joiner, Over, Source};
+use chores::{Chore, Shared};
+use in_flight::{InFlight, Joinable, Over};
 use known::KnownDatasets;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -67,35 +70,6 @@ const LOOKED_OVER_PER_BATCH: usize = 2;
 
 /// As above, for each heartbeat: what waits for a slow device is let go of even when nothing else happens.
 const LOOKED_OVER_PER_BEAT: usize = 4096;
-
-/// A batch with reads to start or in flight.
-struct Active {
-    work: Box<Work>,
-    counters: Arc<DatasetCounters>,
-    next_read: usize,
-    /// Reads from this one on were made up here, after a read failed: see [`Joinable::Same`].
-    planned: usize,
-    /// Reads in flight, and reads that joined one.
-    outstanding: u32,
-    /// Among `turns`, which then has its number, even if the batch is closed meanwhile.
-    waits: bool,
-    /// The deadline passed before all reads were started.
-    expired: bool,
-}
-
-/// Copying that is done in parts, between which the thread serves others.
-enum Chore {
-    Share(Box<Shared>),
-    Answer(Box<Answer>),
-}
-
-/// A read that is over, with readers that joined it.
-struct Shared {
-    over: Over,
-    errno: Option<i32>,
-    /// Those that are still to be served.
-    joiners: std::vec::IntoIter<Joiner>,
-}
 
 /// The state machine over a backend; a future that ends when it has drained.
 pub(crate) struct Shard<B: Backend> {
@@ -470,48 +444,6 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    /// Gives a read that joined another one what that one brought, or has it read on its own.
-    fn serve(&mut self, joiner: &Joiner, over: &Over, errno: Option<i32>, now: Instant) {
-        let read = &joiner.read;
-        let reached = over.reached.saturating_sub(over.distance(read)).min(read.length);
-        // Short of what it wants itself, a read without an error has met the end of the file.
-        let at_end = errno.is_none() && over.reached < over.read.needed;
-        let shared_error = errno.filter(|_| read.pieces == 1 && over.is_same_range(read));
-        let owner = self.actives.get(over.active).and_then(Option::as_ref);
-        let active = self.actives.get(joiner.active).and_then(Option::as_ref);
-        let (Some(owner), Some(active)) = (owner, active) else {
-            return;
-        };
-        let wanted = !active.work.reply.is_closed();
-        let served = reached >= read.needed || at_end || shared_error.is_some();
-        if wanted && served {
-            let distance = over.distance(read);
-            owner
-                .work
-                .share(&over.read, distance, &active.work, read, reached);
-            self.copied += u64::from(reached);
-        }
-        self.metrics
-            .lane(active.work.backend)
-            .device_time
-            .observe(nanoseconds(now.saturating_duration_since(joiner.joined)), 1);
-        let Some(active) = self.actives.get_mut(joiner.active).and_then(Option::as_mut) else {
-            return;
-        };
-        active.outstanding -= 1;
-        if wanted && !served {
-            // It failed, perhaps for the sake of other bytes. Still queued, as before.
-            active.work.plan.reads.push(*read);
-            return self.wait_for_turn(joiner.active);
-        }
-        if wanted {
-            let shortfall = shared_error.map_or(Shortfall::EndOfFile, Shortfall::Errno);
-            self.copied += active.work.deliver(read, reached, shortfall);
-        }
-        self.unqueue(1);
-        self.close_if_done(joiner.active, now);
-    }
-
     fn close_if_done(&mut self, key: usize, now: Instant) {
         let active = self.actives.get(key).and_then(Option::as_ref);
         if active.is_some_and(Active::is_done) {
@@ -541,97 +473,11 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    /// Copies what is to be copied, as much as a turn allows.
-    fn do_chores(&mut self) {
-        if self.chores.is_empty() {
-            return;
-        }
-        let now = Instant::now();
-        while self.copied < TURN_COPY_BYTES
-            && let Some(chore) = self.chores.pop_front()
-        {
-            match chore {
-                Chore::Share(mut shared) => {
-                    if let Some(joiner) = shared.joiners.next() {
-                        self.serve(&joiner, &shared.over, shared.errno, now);
-                        self.chores.push_front(Chore::Share(shared));
-                    } else {
-                        self.settle(&shared.over, shared.errno, now);
-                    }
-                }
-                Chore::Answer(mut answer) => {
-                    let (copied, ready) = answer.advance(TURN_COPY_BYTES - self.copied);
-                    self.copied += copied;
-                    if ready {
-                        answer.send(&self.metrics, now);
-                    } else {
-                        self.chores.push_back(Chore::Answer(answer));
-                    }
-                }
-            }
-        }
-    }
-
     fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
             && self.turns.is_empty()
             && self.attempts.is_empty()
             && self.chores.is_empty()
-    }
-}
-
-impl Active {
-    fn is_done(&self) -> bool {
-        self.outstanding == 0 && self.next_read == self.work.plan.reads.len()
-    }
-
-    fn source(&self, read: &PlannedRead) -> Option<Source> {
-        Some(Source {
-            file: self.work.file_id(read)?,
-            direct: read.direct,
-        })
-    }
-
-    /// Lets a read join one in flight that brings its bytes, if there is one.
-    fn join(
-        &mut self,
-        key: usize,
-        read: &PlannedRead,
-        joinable: Joinable,
-        in_flight: &mut InFlight,
-        metrics: &ShardMetrics,
-        now: Instant,
-    ) -> bool {
-        let serving = self
-            .source(read)
-            .and_then(|source| in_flight.serving(source, read, joinable));
-        let Some(slot) = serving else { return false };
-        slot.joiners.push(Joiner {
-            active: key,
-            read: *read,
-            joined: now,
-        });
-        self.outstanding += 1;
-        metrics.count_joined_read();
-        let queued = now.saturating_duration_since(self.work.accepted);
-        let lane = metrics.lane(self.work.backend);
-        lane.queue_time.observe(nanoseconds(queued), 1);
-        true
-    }
-
-    /// Gives up the reads that are not started, if the caller did or the deadline has passed. Returns how many.
-    fn drop_unwanted(&mut self, now: Instant) -> usize {
-        let total = self.work.plan.reads.len();
-        let left = total - self.next_read;
-        if left == 0 {
-            return 0;
-        }
-        self.expired = self.work.deadline.is_some_and(|deadline| deadline <= now);
-        if !self.expired && !self.work.reply.is_closed() {
-            return 0;
-        }
-        self.next_read = total;
-        left
     }
 }
 

@@ -432,6 +432,8 @@ mod tests {
 
     #[test]
     fn bytes_in_flight_are_bounded_beyond_the_first_read() {
+        // Scenario: at most 100,000 bytes; one read of 1 MiB, then shorter ones. Expectation: a long read goes alone; once
+        // the bound is met nothing starts until half of it is free.
         let mut in_flight = InFlight::new(8, 100_000);
         let first = started(&mut in_flight, 0, 1 << 20);
         assert!(in_flight.room_for(1).is_none() && !in_flight.has_room());

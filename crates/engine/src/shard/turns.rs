@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn callers_get_the_same_bytes_whatever_the_size_of_their_reads() {
-        // Four callers with reads of different sizes. Expectation: none is ahead of another by more than two large reads.
+        // Four callers with a batch each that never ends, of reads of 1 MiB to 100 bytes.
         let mut turns = Turns::default();
         for caller in 0..4 {
             turns.push(origin(caller, 1), usize::try_from(caller).expect("small"));
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn many_calls_get_a_connection_no_more_than_one() {
-        // A connection with fifty calls and one with a single call. Expectation: the same bytes for both.
+        // Connection 0 has 50 batches, connection 1 has one.
         let mut turns = Turns::default();
         for batch in 0..50 {
             turns.push(origin(7, 0), batch);

@@ -1,0 +1,78 @@
+//! A batch that has reads to start or in flight.
+
+use super::in_flight::{InFlight, Joinable, Joiner, Source};
+use crate::metrics::{DatasetCounters, ShardMetrics, nanoseconds};
+use crate::plan::PlannedRead;
+use crate::work::Work;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A batch with reads to start or in flight.
+pub(super) struct Active {
+    pub(super) work: Box<Work>,
+    pub(super) counters: Arc<DatasetCounters>,
+    pub(super) next_read: usize,
+    /// Reads from this one on were made up here, after a read failed: see [`Joinable::Same`].
+    pub(super) planned: usize,
+    /// Reads in flight, and reads that joined one.
+    pub(super) outstanding: u32,
+    /// Among `turns`, which then has its number, even if the batch is closed meanwhile.
+    pub(super) waits: bool,
+    /// The deadline passed before all reads were started.
+    pub(super) expired: bool,
+}
+
+impl Active {
+    pub(super) fn is_done(&self) -> bool {
+        self.outstanding == 0 && self.next_read == self.work.plan.reads.len()
+    }
+
+    pub(super) fn source(&self, read: &PlannedRead) -> Option<Source> {
+        Some(Source {
+            file: self.work.file_id(read)?,
+            direct: read.direct,
+        })
+    }
+
+    /// Lets a read join one in flight that brings its bytes, if there is one.
+    pub(super) fn join(
+        &mut self,
+        key: usize,
+        read: &PlannedRead,
+        joinable: Joinable,
+        in_flight: &mut InFlight,
+        metrics: &ShardMetrics,
+        now: Instant,
+    ) -> bool {
+        let serving = self
+            .source(read)
+            .and_then(|source| in_flight.serving(source, read, joinable));
+        let Some(slot) = serving else { return false };
+        slot.joiners.push(Joiner {
+            active: key,
+            read: *read,
+            joined: now,
+        });
+        self.outstanding += 1;
+        metrics.count_joined_read();
+        let queued = now.saturating_duration_since(self.work.accepted);
+        let lane = metrics.lane(self.work.backend);
+        lane.queue_time.observe(nanoseconds(queued), 1);
+        true
+    }
+
+    /// Gives up the reads that are not started, if the caller did or the deadline has passed. Returns how many.
+    pub(super) fn drop_unwanted(&mut self, now: Instant) -> usize {
+        let total = self.work.plan.reads.len();
+        let left = total - self.next_read;
+        if left == 0 {
+            return 0;
+        }
+        self.expired = self.work.deadline.is_some_and(|deadline| deadline <= now);
+        if !self.expired && !self.work.reply.is_closed() {
+            return 0;
+        }
+        self.next_read = total;
+        left
+    }
+}
