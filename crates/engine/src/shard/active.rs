@@ -51,7 +51,6 @@ impl Active {
         slot.joiners.push(Joiner {
             active: key,
             read: *read,
-            joined: now,
         });
         self.outstanding += 1;
         metrics.count_joined_read();

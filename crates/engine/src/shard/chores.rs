@@ -5,7 +5,6 @@ use super::answer::Answer;
 use super::in_flight::{Joiner, Over};
 use super::{Shard, TURN_COPY_BYTES};
 use crate::backend::Backend;
-use crate::metrics::nanoseconds;
 use crate::work::Shortfall;
 use std::time::Instant;
 
@@ -76,10 +75,6 @@ impl<B: Backend> Shard<B> {
                 .share(&over.read, distance, &active.work, read, reached);
             self.copied += u64::from(reached);
         }
-        self.metrics
-            .lane(active.work.backend)
-            .device_time
-            .observe(nanoseconds(now.saturating_duration_since(joiner.joined)), 1);
         let Some(active) = self.actives.get_mut(joiner.active).and_then(Option::as_mut) else {
             return;
         };

@@ -28,7 +28,6 @@ pub(super) struct Joiner {
     /// Its batch.
     pub(super) active: usize,
     pub(super) read: PlannedRead,
-    pub(super) joined: Instant,
 }
 
 /// A place for a read in flight. Filled and emptied where it is: moving it shows at a million reads a second.

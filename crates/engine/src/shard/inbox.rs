@@ -3,6 +3,7 @@
 use crate::work::Work;
 use std::task::{Context, Poll, Waker};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::coop::has_budget_remaining;
 
 /// Batches between two polls of a shard. The bound on queued *reads* is the finer one.
 const BATCHES_MAX: usize = 4096;
@@ -66,6 +67,8 @@ impl<T> Channel<T> {
             return None;
         }
         self.waker = None;
+        // A task that has used up its budget is told that nothing is there, is woken at once, and leaves no waker.
+        let has_budget = has_budget_remaining();
         match self.receiver.poll_recv(cx) {
             Poll::Ready(Some(message)) => Some(message),
             Poll::Ready(None) => {
@@ -73,7 +76,7 @@ impl<T> Channel<T> {
                 None
             }
             Poll::Pending => {
-                self.waker = Some(cx.waker().clone());
+                self.waker = has_budget.then(|| cx.waker().clone());
                 None
             }
         }
@@ -110,5 +113,50 @@ impl Inbox {
     /// Whether no further batch will ever arrive.
     pub(super) fn has_ended(&self) -> bool {
         self.batches.ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::poll_fn;
+    use std::time::Duration;
+
+    #[test]
+    fn a_task_out_of_budget_is_woken_by_the_next_message() {
+        // Scenario: as many messages as a task may take in one go, more, and fewer; when all are taken, one more comes.
+        // Expectation: it is received.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        for count in 100..150 {
+            let (sender, receiver) = mpsc::channel(200);
+            let mut channel = Channel::new(receiver);
+            let mut taken = 0;
+            let receiving = async move {
+                poll_fn(|cx| {
+                    while channel.poll(cx).is_some() {
+                        taken += 1;
+                    }
+                    if taken == count + 1 {
+                        Poll::Ready(())
+                    } else {
+                        Poll::Pending
+                    }
+                })
+                .await;
+            };
+            for _ in 0..count {
+                sender.try_send(()).expect("room");
+            }
+            runtime.block_on(async {
+                let receiving = tokio::spawn(receiving);
+                for _ in 0..10 {
+                    tokio::task::yield_now().await;
+                }
+                sender.try_send(()).expect("room");
+                let received = tokio::time::timeout(Duration::from_secs(30), receiving).await;
+                received.expect("it is woken").expect("no panic");
+            });
+        }
     }
 }

@@ -433,6 +433,7 @@ mod tests {
 
     #[test]
     fn who_is_alone_takes_as_much_as_there_is() {
+        // One batch without an account starts far more than a round's part, then another caller comes.
         let mut turns = Turns::default();
         turns.push(NOBODY, 3);
         for _ in 0..10 {
@@ -448,6 +449,7 @@ mod tests {
 
     #[test]
     fn every_batch_leaves_once_and_nothing_is_kept() {
+        // Batches of many callers come and go at random, by a seed.
         let mut turns = Turns::default();
         let mut random = fastrand::Rng::with_seed(11);
         let mut waiting = std::collections::BTreeSet::new();
