@@ -12,7 +12,7 @@ use crate::error::{ReadError, Resource};
 use crate::metrics::{Board, EngineCollector, ShardMetrics};
 use crate::plan;
 use crate::routes::{Route, Routes};
-use crate::shard::{Control, Mailbox};
+use crate::shard::{Control, Mailbox, NotTaken};
 use crate::share::{Account, Budget, CallerAccount, Charge, Refused};
 use crate::start::{self, Cores, Group, Sim, Starter};
 use crate::work::Work;
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
 /// Why the engine does not start. The message names the cause and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -340,12 +340,12 @@ impl Engine {
             fail_fast: options.fail_fast,
             reply,
         };
-        match shard.inbox.batches.try_send(Box::new(work)) {
+        match shard.inbox.deliver(Box::new(work)) {
             Ok(()) => Ok(Ticket { answer }),
-            Err(mpsc::error::TrySendError::Full(_)) => refuse(ReadError::Overloaded {
+            Err(NotTaken::Full) => refuse(ReadError::Overloaded {
                 resource: Resource::QueuedReads,
             }),
-            Err(mpsc::error::TrySendError::Closed(_)) => {
+            Err(NotTaken::Closed) => {
                 let draining = inner.draining.load(Ordering::Relaxed);
                 refuse(if draining {
                     ReadError::Draining
@@ -382,7 +382,7 @@ impl Engine {
         for group in self.inner.groups() {
             for shard in &group.shards {
                 // A full inbox, or a shard that has ended: nothing is lost but time.
-                let _sent = shard.inbox.control.try_send(Control::Sweep);
+                shard.inbox.try_command(Control::Sweep);
             }
         }
     }
@@ -400,8 +400,7 @@ impl Engine {
         for group in self.inner.groups() {
             for shard in &group.shards {
                 let (reply, answer) = oneshot::channel();
-                let sent =
-                    tokio::time::timeout_at(until, shard.inbox.control.send(Control::Beat(reply))).await;
+                let sent = tokio::time::timeout_at(until, shard.inbox.command(Control::Beat(reply))).await;
                 match sent {
                     Ok(Ok(())) => asked.push((shard.metrics.shard, answer)),
                     Ok(Err(_)) | Err(_) => return Err(shard.metrics.shard),
@@ -506,10 +505,10 @@ impl Engine {
         let shards = || groups.iter().flat_map(|group| &group.shards);
         for shard in shards() {
             // A shard that has failed has no inbox any more; one that is stuck is given up at the deadline.
-            let _sent = tokio::time::timeout_at(until, shard.inbox.control.send(Control::Drain)).await;
+            let _sent = tokio::time::timeout_at(until, shard.inbox.command(Control::Drain)).await;
         }
         for shard in shards() {
-            let _ended = tokio::time::timeout_at(until, shard.inbox.batches.closed()).await;
+            let _ended = tokio::time::timeout_at(until, shard.inbox.closed()).await;
         }
         inner
             .cores

@@ -17,7 +17,7 @@ mod known;
 mod tests;
 mod turns;
 
-pub(crate) use inbox::{Control, Inbox, Mailbox, inbox};
+pub(crate) use inbox::{Control, Inbox, Mailbox, NotTaken, inbox};
 
 use crate::backend::{Attempt, Backend, Finished, Route};
 use crate::metrics::{RESULT_ABANDONED, ShardMetrics, nanoseconds};
@@ -124,8 +124,8 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    fn obey(&mut self, cx: &mut Context<'_>) {
-        while let Some(control) = self.inbox.poll_control(cx) {
+    fn obey(&mut self) {
+        while let Some(control) = self.inbox.control() {
             match control {
                 Control::Drain => self.inbox.close(),
                 Control::Sweep => self.known.sweep(&mut self.backend),
@@ -488,7 +488,7 @@ impl<B: Backend> Future for Shard<B> {
         let shard = &mut *self;
         shard.copied = 0;
         loop {
-            shard.obey(cx);
+            shard.obey();
             let more = shard.admit(cx);
             shard.do_chores();
             if !shard.turns.is_empty() && shard.in_flight.has_room() {

@@ -87,7 +87,7 @@ impl World {
         change(&mut work);
         let reads = i64::try_from(work.plan.reads.len()).expect("few");
         self.metrics.queued.fetch_add(reads, Ordering::Relaxed);
-        self.mailbox.batches.try_send(Box::new(work)).expect("room");
+        self.mailbox.deliver(Box::new(work)).expect("room");
         answer
     }
 
@@ -146,11 +146,7 @@ fn a_heartbeat_comes_before_the_copies_that_are_left() {
             Ok(fetched) => break fetched.expect("read"),
             Err(_) => {
                 let (reply, mut beat) = oneshot::channel();
-                world
-                    .mailbox
-                    .control
-                    .try_send(Control::Beat(reply))
-                    .expect("room");
+                world.mailbox.try_command(Control::Beat(reply));
                 assert!(polls < 1000, "no answer");
                 assert!(world.poll().is_pending());
                 assert_eq!(beat.try_recv(), Ok(()));
