@@ -231,7 +231,7 @@ impl<B: Backend> Shard<B> {
         };
         let (in_flight, metrics) = (&mut self.in_flight, &self.metrics);
         let left = active.work.plan.reads.len() - active.next_read;
-        if !in_flight.is_empty() && left <= JOINED_AT_ONCE_MAX {
+        if !in_flight.is_empty() && left <= JOINED_AT_ONCE_MAX && active.shares(&self.backend) {
             let mut reads = std::mem::take(&mut active.work.plan.reads);
             let mut waiting = reads.split_off(active.next_read);
             waiting.retain(|read| !active.join(key, read, Joinable::Covering, in_flight, metrics, now));
@@ -308,6 +308,7 @@ impl<B: Backend> Shard<B> {
         let total = active.work.plan.reads.len();
         let lane = self.metrics.lane(active.work.backend);
         let queued_ns = nanoseconds(now.saturating_duration_since(active.work.accepted));
+        let shares = active.shares(&self.backend);
         let mut bytes = 0_u64;
         while bytes < allowance
             && let Some(read) = active.work.plan.reads.get(active.next_read).copied()
@@ -317,14 +318,15 @@ impl<B: Backend> Shard<B> {
             } else {
                 Joinable::Same { batch: key }
             };
-            if !active.join(key, &read, joinable, &mut self.in_flight, &self.metrics, now) {
+            let joins = shares && active.join(key, &read, joinable, &mut self.in_flight, &self.metrics, now);
+            if !joins {
                 let Some(number) = self.in_flight.room_for(read.length) else {
                     break;
                 };
                 match (active.source(&read), active.work.attempt(number, &read, 0)) {
                     (Some(source), Some(attempt)) => {
                         self.attempts.push(attempt);
-                        self.in_flight.start(key, &read, source, now);
+                        self.in_flight.start(key, &read, source, shares, now);
                         active.outstanding += 1;
                         lane.queue_time.observe(queued_ns, 1);
                     }

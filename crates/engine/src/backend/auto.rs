@@ -183,6 +183,12 @@ impl Backend for AutoBackend {
         }
     }
 
+    fn shares(&self, file: u64, may_copy: bool) -> bool {
+        let place = usize::try_from(file).unwrap_or(0) % REMEMBERED_FILES;
+        let temperature = self.temperatures.get(place).filter(|_| may_copy);
+        !temperature.is_some_and(|known| known.file == file && known.hits_in_a_row >= TRUSTED_AFTER)
+    }
+
     fn take_copied(&mut self) -> u64 {
         std::mem::take(&mut self.copied) + self.mapped.take_copied()
     }

@@ -181,6 +181,10 @@ impl Backend for MmapBackend {
         Poll::Ready(())
     }
 
+    fn shares(&self, _: u64, _: bool) -> bool {
+        false
+    }
+
     fn take_copied(&mut self) -> u64 {
         std::mem::take(&mut self.copied)
     }

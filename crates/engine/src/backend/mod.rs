@@ -69,6 +69,13 @@ pub(crate) trait Backend {
         IN_FLIGHT_BYTES_MAX
     }
 
+    /// Whether reads of a file are worth sharing while they are in flight. Not where each is a copy from the page cache,
+    /// which has every page read once anyway. `may_copy` as in [`Attempt`].
+    fn shares(&self, file: u64, may_copy: bool) -> bool {
+        let _ = (file, may_copy);
+        true
+    }
+
     /// Bytes that this backend has copied on the calling thread since it was last asked.
     fn take_copied(&mut self) -> u64 {
         0

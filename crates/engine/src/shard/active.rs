@@ -1,6 +1,8 @@
 //! A batch that has reads to start or in flight.
 
 use super::in_flight::{InFlight, Joinable, Joiner, Source};
+use crate::backend::Backend;
+use crate::config::BackendKind;
 use crate::metrics::{DatasetCounters, ShardMetrics, nanoseconds};
 use crate::plan::PlannedRead;
 use crate::work::Work;
@@ -32,6 +34,14 @@ impl Active {
             file: self.work.file_id(read)?,
             direct: read.direct,
         })
+    }
+
+    /// Whether its reads are worth sharing. Asked for the file that is read next: a batch is of few files, and rarely of
+    /// some that are and some that are not.
+    pub(super) fn shares<B: Backend>(&self, backend: &B) -> bool {
+        let read = self.work.plan.reads.get(self.next_read);
+        let file = read.and_then(|read| self.work.file_id(read));
+        file.is_some_and(|file| backend.shares(file, self.work.backend == BackendKind::Auto))
     }
 
     /// Lets a read join one in flight that brings its bytes, if there is one.

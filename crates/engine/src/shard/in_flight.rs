@@ -40,6 +40,8 @@ pub(super) struct Slot {
     pub(super) from: u32,
     pub(super) interrupted: u8,
     is_free: bool,
+    /// Others may join it.
+    is_shared: bool,
     pub(super) started: Instant,
     /// Reads that are served by this one.
     pub(super) joiners: Vec<Joiner>,
@@ -131,6 +133,7 @@ impl Slot {
             from: 0,
             interrupted: 0,
             is_free: true,
+            is_shared: false,
             started: Instant::now(),
             joiners: Vec::new(),
             next: NONE,
@@ -187,11 +190,20 @@ impl InFlight {
         self.free.last().copied()
     }
 
-    /// Puts a read into the slot that [`InFlight::room_for`] has told.
-    pub(super) fn start(&mut self, active: usize, read: &PlannedRead, source: Source, now: Instant) {
+    /// Puts a read into the slot that [`InFlight::room_for`] has told. `is_shared`: others may join it.
+    pub(super) fn start(
+        &mut self,
+        active: usize,
+        read: &PlannedRead,
+        source: Source,
+        is_shared: bool,
+        now: Instant,
+    ) {
         let Some(number) = self.free.pop() else { return };
         self.bytes += u64::from(read.length);
-        let next = if read.length > GRAIN_BYTES {
+        let next = if !is_shared {
+            NONE
+        } else if read.length > GRAIN_BYTES {
             self.long.push(number);
             NONE
         } else {
@@ -210,6 +222,7 @@ impl InFlight {
         slot.from = 0;
         slot.interrupted = 0;
         slot.is_free = false;
+        slot.is_shared = is_shared;
         slot.started = now;
         slot.next = next;
     }
@@ -225,10 +238,13 @@ impl InFlight {
             return;
         };
         slot.is_free = true;
-        let (next, source, read) = (slot.next, slot.source, &slot.over.read);
+        let (next, source, is_shared, read) = (slot.next, slot.source, slot.is_shared, &slot.over.read);
         let (length, grain, crossing) = (read.length, grain_of(read), is_crossing(read));
         self.free.push(number);
         self.bytes = self.bytes.saturating_sub(u64::from(length));
+        if !is_shared {
+            return;
+        }
         if length > GRAIN_BYTES {
             self.long.retain(|long| *long != number);
             return;
@@ -347,7 +363,7 @@ mod tests {
 
     fn started(in_flight: &mut InFlight, offset: u64, length: u32) -> u32 {
         let slot = in_flight.room_for(length).expect("room");
-        in_flight.start(0, &read(offset, length), FILE, Instant::now());
+        in_flight.start(0, &read(offset, length), FILE, true, Instant::now());
         slot
     }
 
