@@ -252,11 +252,10 @@ async fn limits_change_at_once_and_what_cannot_is_named() {
         .get_with("/v1/datasets/blocks/bytes", &[("range", "bytes=0-1,5-6")])
         .await;
     assert_eq!(refused.status, 400, "{refused:?}");
-    // One connection a port: another one takes the place of the idle `held`, which makes a new one in its turn.
+    // One connection a port: another one takes the place of the idle `held`. (Which is not used again: it may not have heard yet.)
     let second = daemon.http_client();
     assert_eq!(second.get("/livez").await.status, 200);
     daemon.logged(&["closed by a limit", "evicted", "\"transport\":\"http\""]);
-    assert_eq!(held.get("/livez").await.status, 200);
     daemon.logged(&["\"DEBUG\""]);
 
     let again = reload_on_held_connection(&daemon, &keys.replace("connections: 1,", "connections: 2,")).await;
