@@ -18,6 +18,7 @@ mod exposition;
 mod readers;
 mod wire;
 
+mod adversary;
 mod agreement;
 mod backlog;
 mod byte_ranges;

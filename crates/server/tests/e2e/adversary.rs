@@ -1,0 +1,203 @@
+//! Careless and hostile clients (`crates/adversary`) against the daemon, from another address than the victim's and from the
+//! same one. What is asserted are counts, memory and who is served; times are `bench/adversary.py`'s.
+
+use crate::daemon::{Daemon, Setup, eventually_async};
+use crate::data::plain_blocks;
+use adversary::{Counts, Hold, Process, Tally, Target, cases};
+use std::future::Future;
+use std::io;
+
+const PLACES: [&str; 2] = ["127.0.0.2", "127.0.0.1"];
+const MIB: f64 = 1024.0 * 1024.0;
+
+fn target(daemon: &Daemon, from: &str) -> Target {
+    let target = Target::known(daemon.grpc, daemon.http, daemon.admin, "blocks", 1024, 4096);
+    target.expect("loopback").from(from.parse().expect("an address"))
+}
+
+fn resident_mib(daemon: &Daemon) -> f64 {
+    let pid = u32::try_from(daemon.pid().as_raw_nonzero().get()).expect("a pid");
+    let process = Process::new(pid).expect("it runs");
+    process.usage().expect("it runs").resident_mib
+}
+
+/// Attacks until `seen` says that it is at its height, then runs `meanwhile`, then ends the attack.
+async fn during<Fut>(
+    tally: &Tally,
+    attack: impl FnOnce(Hold, Tally) -> Fut,
+    seen: impl FnMut(&Counts) -> bool,
+    meanwhile: impl AsyncFnOnce(),
+) where
+    Fut: Future<Output = io::Result<()>> + Send + 'static,
+{
+    let (hold, release) = Hold::until_released();
+    let attack = tokio::spawn(attack(hold, tally.clone()));
+    tally.wait_until(seen).await;
+    meanwhile().await;
+    release.now();
+    attack.await.expect("no panic").expect("it could attack");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_never_end_hold_no_more_than_their_memory() {
+    // Scenario: 2,000 calls send 1 MiB each of a request and never end it, with 8 MiB for requests. Expectation: the daemon
+    // grows by little more than that, refuses what is over it, and serves others, also from the same address.
+    for from in PLACES {
+        let (setup, _) = plain_blocks(Setup::new("pread"), 1024);
+        let daemon = setup.set("limits.request_memory", "8MiB").start();
+        daemon.assert_serves("blocks").await;
+        let before = resident_mib(&daemon);
+        let tally = Tally::default();
+        let target = target(&daemon, from);
+        let options = cases::partial_bodies::Options {
+            connections: 10,
+            calls: 200,
+            body_bytes: 1 << 20,
+            ..Default::default()
+        };
+        during(
+            &tally,
+            |hold, tally| async move { cases::partial_bodies::run(&target, &options, &hold, &tally).await },
+            |counts| counts.calls >= 2000 && counts.refused_total() >= 100,
+            async || {
+                for _ in 0..20 {
+                    daemon.assert_serves("blocks").await;
+                }
+                let grown = resident_mib(&daemon) - before;
+                // Its memory for requests, and the windows and buffers of ten connections.
+                assert!(grown <= 8.0 + 32.0, "{from}: {grown} MiB");
+            },
+        )
+        .await;
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_that_read_nothing_keep_nobody_out() {
+    // Scenario: 64 connections ask for answers of 4 MiB and read nothing, with 32 MiB of response memory. Expectation: what is
+    // over their share is refused; every single block that others ask for is served, also from the same address.
+    for from in PLACES {
+        let (setup, _) = plain_blocks(Setup::new("pread"), 1024);
+        let daemon = setup
+            .set("engine.memory_budget", "32MiB")
+            .set("limits.response_bytes", "8MiB")
+            .set("limits.connection_bytes", "8MiB")
+            .start();
+        let tally = Tally::default();
+        let target = target(&daemon, from);
+        let options = cases::stalled::Options {
+            connections: 64,
+            answers: 4,
+            blocks: 1000,
+            manner: cases::stalled::Manner::ReadsNothing,
+            reconnect: false,
+        };
+        during(
+            &tally,
+            |hold, tally| async move { cases::stalled::run(&target, &options, &hold, &tally).await },
+            |counts| counts.calls >= 256,
+            async || {
+                for _ in 0..100 {
+                    daemon.assert_serves("blocks").await;
+                }
+                let scrape = daemon.scrape().await;
+                let refused = |reason| scrape.sum("ringfetch_rejected_total", &[("reason", reason)]);
+                assert!(refused("caller_memory") + refused("connection_memory") > 0.0);
+                let held = scrape.sum("ringfetch_memory_in_use_bytes", &[]);
+                assert!(held > 4.0 * MIB && held < 24.0 * MIB, "{from}: {held}");
+            },
+        )
+        .await;
+        eventually_async("the memory is given back", async || {
+            (daemon.status().await.memory_in_use_bytes == 0).then_some(())
+        })
+        .await;
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_open_connections_keep_nobody_out() {
+    // Scenario: 64 connections a port are allowed, and 300 stay half open, of every kind. Expectation: newcomers are served,
+    // on the data ports and by the probes, since connections that never began give way; they are counted.
+    for from in PLACES {
+        let (setup, _) = plain_blocks(Setup::new("pread"), 8);
+        let daemon = setup.set("limits.connections", "64").start();
+        let tally = Tally::default();
+        let target = target(&daemon, from);
+        let options = cases::half_open::Options {
+            connections: 300,
+            reconnect: false,
+            ..Default::default()
+        };
+        during(
+            &tally,
+            |hold, tally| async move { cases::half_open::run(&target, &options, &hold, &tally).await },
+            |counts| counts.connections >= 300,
+            async || {
+                for _ in 0..20 {
+                    daemon.assert_serves("blocks").await;
+                    assert_eq!(daemon.http_client().get("/livez").await.status, 200);
+                    assert_eq!(daemon.http_client().get("/metrics").await.status, 200);
+                }
+                let scrape = daemon.scrape().await;
+                let evicted = scrape.sum("ringfetch_connections_closed_total", &[("reason", "evicted")]);
+                assert!(evicted >= 100.0, "{from}: {evicted}");
+                assert!(scrape.sum("ringfetch_connections", &[("transport", "http")]) <= 64.5);
+            },
+        )
+        .await;
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root and /dev/fuse"]
+async fn a_herd_on_one_cold_block_is_one_read_a_shard() {
+    // Scenario: a disk that holds its reads; 1,000 calls for one block on 50 connections; once all have come, the disk goes on.
+    // Expectation: the disk has served at most one read for each of the two shards, and all answers are the same and right.
+    for backend in ["uring", "auto"] {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, mountpoint) = (directory.path().join("source"), directory.path().join("disk"));
+        std::fs::create_dir_all(&source).unwrap();
+        std::fs::create_dir_all(&mountpoint).unwrap();
+        std::fs::write(source.join("blocks.bin"), vec![7; 1024 * 4096]).unwrap();
+        let disk = slowdisk::SlowDisk::mount(slowdisk::Options::new(&source, &mountpoint)).unwrap();
+        let path = format!("path: {}", disk.path().join("blocks.bin").display());
+        let setup =
+            Setup::new(backend).dataset(&["name: blocks", "kind: blocks", "block_bytes: 4KiB", &path]);
+        let daemon = setup.set("engine.cores", "2").start();
+        disk.reset();
+        disk.hold();
+        let tally = Tally::default();
+        let target = target(&daemon, "127.0.0.2");
+        let options = cases::herd::Options {
+            block: 500,
+            ..Default::default()
+        };
+        during(
+            &tally,
+            |hold, tally| async move { cases::herd::run(&target, &options, &hold, &tally).await },
+            |counts| counts.calls >= 1000,
+            async || {
+                eventually_async("all have come", async || {
+                    let scrape = daemon.scrape().await;
+                    (scrape.sum("ringfetch_batch_items_count", &[]) > 999.5).then_some(())
+                })
+                .await;
+                disk.release();
+                tally.wait_until(|counts| counts.answers >= 1000).await;
+            },
+        )
+        .await;
+        let (counts, reads) = (tally.counts(), disk.records());
+        assert_eq!(counts.answers_wrong, 0, "{backend}");
+        let of_the_block = reads
+            .iter()
+            .filter(|read| read.overlaps(500 * 4096, 4096))
+            .count();
+        assert!(of_the_block <= 2, "{backend}: {of_the_block} reads");
+        daemon.stop().await;
+    }
+}
