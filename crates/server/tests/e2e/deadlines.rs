@@ -15,7 +15,8 @@ async fn what_nobody_waits_for_is_not_read() {
     // Expectation: each is told that its deadline passed while the queue is still there, and afterwards the device has
     // been read exactly as often as somebody waited for.
     let (setup, _) = plain_blocks(slow(Setup::new("pread")), 8);
-    let daemon = setup.start();
+    // So few that the stream stays within what a connection may always hold, beside a load of the same caller.
+    let daemon = setup.set("limits.stream_requests_in_flight", "16").start();
     let load = Load::start(&daemon, 10).await;
     let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
     let http = daemon.http_client();
@@ -81,7 +82,9 @@ async fn what_nobody_waits_for_is_not_read() {
             Response::Error(error) => {
                 assert_eq!(
                     (error.code, error.retry_after_ms),
-                    (i32::from(Code::DeadlineExceeded), 0)
+                    (i32::from(Code::DeadlineExceeded), 0),
+                    "{}",
+                    error.message
                 );
                 assert_eq!(answer.id % 2, 0);
                 late += 1;
