@@ -165,8 +165,8 @@ class Load:
 
 
 class Readers:
-    """Clients that read over HTTP, a connection each time, until they are told to go elsewhere or nobody is there: each
-    answer is whole and right, or a refusal. (The port answers refusals and probes until the process ends.) They ask the container itself; the proxy that publishes ports accepts for a daemon that is gone."""
+    """Clients that read over HTTP, a connection each time, until nobody is there: each answer is whole and right, or a
+    refusal. They ask the container itself; the proxy that publishes ports accepts for a daemon that is gone."""
 
     def __init__(self, address, count):
         self.address, self.answered, self.refused, self.reset, self.broken = address, 0, 0, 0, []
@@ -205,7 +205,6 @@ class Readers:
             with self.lock:
                 if answer.status == 503:
                     self.refused += 1
-                    return
                 elif answer.status == 206 and len(body) == 1_000_000 and body == (expected or body):
                     self.answered += 1
                     expected = body
