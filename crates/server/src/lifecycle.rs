@@ -7,6 +7,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use ringfetch_engine::engine::Engine;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -315,13 +316,13 @@ impl Drained {
 pub async fn drain(
     fetcher: &Fetcher,
     lifecycle: &Lifecycle,
-    ports: &[Remaining],
+    ports: Vec<Remaining>,
     timeout: Duration,
 ) -> Drained {
     let started = Instant::now();
     lifecycle.start_draining();
     let all_closed = async {
-        for port in ports {
+        for port in &ports {
             port.closed().await;
         }
     };
@@ -338,11 +339,7 @@ pub async fn drain(
     fetcher.start_draining();
     // The cores, on which operators are answered too, end with the engine.
     lifecycle.end();
-    let all_closed = async {
-        for port in ports {
-            port.all_closed().await;
-        }
-    };
+    let all_closed = join_all(ports.into_iter().map(Remaining::all_closed));
     let _closed_or_cut_off = tokio::time::timeout(FAREWELL.min(timeout / 20), all_closed).await;
     let report = fetcher.engine().drain(started + timeout).await;
     Drained {

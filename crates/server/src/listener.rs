@@ -18,6 +18,7 @@ mod progress;
 mod slots;
 mod watch;
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpStream as StdTcpStream};
 use std::sync::Arc;
@@ -29,7 +30,8 @@ use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts};
 use ringfetch_engine::engine::Engine;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::AbortHandle;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use crate::caller::{CallerKey, Callers};
 use crate::lifecycle::{Lifecycle, State};
@@ -251,7 +253,7 @@ impl Listener {
     }
 
     /// Accepts until the daemon drains. Then a port for data alone closes; others go on until what this answers with is
-    /// dropped.
+    /// told to close, or dropped.
     ///
     /// # Cancel safety
     /// Dropping the future closes the port; connections go on.
@@ -261,22 +263,29 @@ impl Listener {
             () = self.accept(false) => {}
         }
         let slots = Arc::clone(&self.slots);
-        let accepting = match self.role {
+        let late = match self.role {
             Role::Data => {
-                self.accept_who_knocked();
+                self.accept_who_knocked(false);
                 None
             }
             Role::DataAndProbes(_) | Role::Control => {
-                let accepting = tokio::spawn(async move { self.accept(true).await });
-                Some(accepting.abort_handle())
+                let (until, dropped) = oneshot::channel::<Infallible>();
+                let accepting = tokio::spawn(async move {
+                    tokio::select! {
+                        _told_or_dropped = dropped => {}
+                        () = self.accept(true) => {}
+                    }
+                    self.accept_who_knocked(true);
+                });
+                Some(Late { until, accepting })
             }
         };
-        Remaining { slots, accepting }
+        Remaining { slots, late }
     }
 
     /// Takes the connections that the kernel has completed already, as far as there is room: closing the port would reset
     /// them, and they are to be told like all others that the daemon drains.
-    fn accept_who_knocked(&self) {
+    fn accept_who_knocked(&self, is_late: bool) {
         let mut last = 0;
         while self.slots.open() < self.conversation.bounds.connections() {
             // The kernel itself: tokio knows of connections only what it saw when it last waited.
@@ -292,7 +301,7 @@ impl Listener {
             let peer = peer
                 .as_socket()
                 .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
-            self.hand_over(stream, peer, last, false);
+            self.hand_over(stream, peer, last, is_late);
         }
     }
 
@@ -356,7 +365,14 @@ impl Listener {
 #[derive(Debug)]
 pub struct Remaining {
     slots: Arc<Slots>,
-    accepting: Option<AbortHandle>,
+    late: Option<Late>,
+}
+
+/// A port that accepts until this is dropped.
+#[derive(Debug)]
+struct Late {
+    until: oneshot::Sender<Infallible>,
+    accepting: JoinHandle<()>,
 }
 
 impl Remaining {
@@ -373,25 +389,17 @@ impl Remaining {
         self.slots.awaited()
     }
 
-    /// Closes the port; resolves once no connection is open at all.
+    /// Closes the port, after who has knocked until now was let in; resolves once no connection is open at all.
     ///
     /// # Cancel safety
-    /// Dropping the future has no effect.
-    pub async fn all_closed(&self) {
-        self.stop_accepting();
-        self.slots.until(|slots| slots.open() == 0).await;
-    }
-
-    fn stop_accepting(&self) {
-        if let Some(accepting) = &self.accepting {
-            accepting.abort();
+    /// Dropping the future closes the port; connections go on.
+    pub async fn all_closed(self) {
+        if let Some(Late { until, accepting }) = self.late {
+            drop(until);
+            // It cannot be cut off, and has nothing to say.
+            let _port_is_closed = accepting.await;
         }
-    }
-}
-
-impl Drop for Remaining {
-    fn drop(&mut self) {
-        self.stop_accepting();
+        self.slots.until(|slots| slots.open() == 0).await;
     }
 }
 

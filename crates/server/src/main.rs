@@ -344,7 +344,7 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
 
     let remaining = futures_util::future::join_all(listeners.into_iter().map(Listener::serve)).await;
     let drain_timeout = live.drain_timeout();
-    let drained = lifecycle::drain(&fetcher, &lifecycle, &remaining, drain_timeout).await;
+    let drained = lifecycle::drain(&fetcher, &lifecycle, remaining, drain_timeout).await;
     if let Some(told) = supervisor {
         // However short the drain was: that the daemon stops is said before it is gone.
         let _told = told.await;

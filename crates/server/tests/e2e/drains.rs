@@ -2,13 +2,15 @@
 //! time. What one signal does to an idle daemon is shown beside the binary (`drain`).
 
 use crate::backlog::{batch, slow};
-use crate::daemon::{BACKENDS, Daemon, PATIENCE, Setup, eventually_async};
+use crate::daemon::{BACKENDS, Daemon, PATIENCE, Setup, eventually, eventually_async};
 use crate::data::plain_blocks;
 use crate::wire::{self, Http, Narrow, channel};
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
 use rustix::process::Signal;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tonic::Code;
@@ -259,6 +261,66 @@ async fn a_second_signal_ends_it_at_once() {
     daemon.logged(&["draining", "SIGINT"]);
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().await.code(), Some(130));
+}
+
+/// How a client that asks on a connection of its own each time found the daemon gone.
+#[derive(Debug, PartialEq, Eq)]
+enum Farewell {
+    /// Nobody listens.
+    Refused,
+    /// It was let in and not answered.
+    Reset,
+}
+
+/// Asks on a connection of its own each time until nobody is there; answers are whole reads or refusals.
+fn knock_until_nobody_is_there(address: SocketAddr, answered: &AtomicU64) -> Farewell {
+    const HEAD: &[u8] = b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nhost: localhost\r\n\
+        range: bytes=0-999999\r\nconnection: close\r\n\r\n";
+    loop {
+        let Ok(mut stream) = TcpStream::connect(address) else {
+            return Farewell::Refused;
+        };
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = Vec::new();
+        if stream.write_all(HEAD).is_err() || stream.read_to_end(&mut answer).is_err() || answer.is_empty() {
+            return Farewell::Reset;
+        }
+        let is_whole = answer.starts_with(b"HTTP/1.1 206 ") && answer.len() > 1_000_000;
+        assert!(
+            is_whole || answer.starts_with(b"HTTP/1.1 503 "),
+            "{}",
+            answer.len()
+        );
+        answered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn who_asks_again_and_again_is_answered_until_nobody_listens() {
+    // Scenario: eight clients without any pause between requests, each on a connection of its own, when SIGTERM comes.
+    // Expectation: answers, refusals, then a refused connection; at most one meets the instant between the last look at
+    // who knocked and the closing of the port.
+    let (setup, _) = plain_blocks(Setup::new("mmap"), 2048);
+    let mut daemon = setup.start();
+    let (address, answered) = (daemon.http, AtomicU64::new(0));
+    let farewells: Vec<Farewell> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| knock_until_nobody_is_there(address, &answered)))
+            .collect();
+        eventually("the load is under way", PATIENCE, || {
+            (answered.load(Ordering::Relaxed) > 100).then_some(())
+        });
+        daemon.signal(Signal::TERM);
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    let resets = farewells
+        .iter()
+        .filter(|farewell| **farewell == Farewell::Reset)
+        .count();
+    assert!(resets <= 1, "{resets} of 8 were let in and not answered");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let status = runtime.block_on(daemon.ended());
+    assert_eq!(status.code(), Some(0), "{}", daemon.log().join("\n"));
 }
 
 fn of(bytes: &[u8], index: u64) -> &[u8] {
