@@ -14,6 +14,7 @@ use crate::progress;
 use crate::quantity::{latency, rate};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
 /// What is asked before and after, and who is told.
@@ -41,6 +42,9 @@ impl Watcher {
 
     /// Measures once with all threads, from the warm-up to the last answer. Ctrl-C ends it early and it counts.
     pub(super) async fn measure(&mut self, crew: &mut Crew, pacer: &Arc<Pacer>) -> Result<Measured, Failure> {
+        // One for the whole run: it remembers a signal that comes while nobody waits for it.
+        let mut interrupts = signal(SignalKind::interrupt())
+            .map_err(|error| Failure::Failed(format!("cannot listen for Ctrl-C: {error}")))?;
         let at_first = self.page().await?;
         crew.measure(pacer).await;
         let mut run = Run {
@@ -52,7 +56,7 @@ impl Watcher {
         run.line.tick();
         tokio::select! {
             () = tokio::time::sleep_until(pacer.measure_from()) => {}
-            _ = tokio::signal::ctrl_c() => pacer.stop(),
+            _ = interrupts.recv() => pacer.stop(),
         }
         let before = Snapshot::take(self.server.as_ref())?;
         let page_before = self.page().await?;
@@ -64,7 +68,7 @@ impl Watcher {
                     Some(_) => running -= 1,
                     None => return Err(Failure::Failed("a load thread panicked".to_owned())),
                 },
-                _ = tokio::signal::ctrl_c() => pacer.stop(),
+                _ = interrupts.recv() => pacer.stop(),
                 _ = ticks.tick() => self.tell(&mut run, crew, pacer)?,
             }
         }
