@@ -13,7 +13,7 @@ use crate::engine::Totals;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Upper bounds of the duration histograms, nanoseconds: 1-2-5 from 1 us to 10 s (TRAPS 27: the library's default
 /// begins at 5 ms, far above a device).
@@ -81,6 +81,26 @@ impl<const N: usize> LocalHistogram<N> {
         }
         add(&self.count, times);
         add(&self.sum, value.saturating_mul(times));
+    }
+
+    /// Records one observation each of the values from `first` to `last`.
+    pub(crate) fn observe_each(&self, first: u64, last: u64) {
+        let Some(more) = last.checked_sub(first) else {
+            return;
+        };
+        let mut from = first;
+        for (bound, bucket) in self.bounds.iter().zip(&self.buckets) {
+            if *bound >= from {
+                let end = last.min(*bound);
+                add(bucket, end - from + 1);
+                from = end + 1;
+                if from > last {
+                    break;
+                }
+            }
+        }
+        add(&self.count, more + 1);
+        add(&self.sum, (more + 1) * (first + last) / 2);
     }
 
     fn merge_into(&self, total: &mut HistogramTotal) {
@@ -250,17 +270,49 @@ impl ShardMetrics {
         add(&self.submissions, u64::from(submissions));
     }
 
-    pub(crate) fn count_joined_read(&self) {
-        add(&self.joined_reads, 1);
+    pub(crate) fn count_joined_reads(&self, reads: u64) {
+        add(&self.joined_reads, reads);
     }
 
-    pub(crate) fn count_resident_read(&self) {
-        add(&self.resident_reads, 1);
+    pub(crate) fn count_resident_reads(&self, reads: u64) {
+        add(&self.resident_reads, reads);
     }
 
-    pub(crate) fn count_device_read(&self, bytes: u32) {
-        add(&self.device_reads, 1);
-        add(&self.device_bytes, u64::from(bytes));
+    pub(crate) fn count_device_reads(&self, reads: u64, bytes: u64) {
+        add(&self.device_reads, reads);
+        add(&self.device_bytes, bytes);
+    }
+}
+
+/// Finished reads that are not counted yet. Reads that are started together often finish together, and then took the same
+/// time: to tell of each costs more than what is read from memory.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceTimes(Option<(BackendKind, Instant, u64, u64)>);
+
+impl DeviceTimes {
+    /// A read that was started at `started` is over `now`, which is the same for all until [`DeviceTimes::tell`].
+    pub(crate) fn add(
+        &mut self,
+        backend: BackendKind,
+        started: Instant,
+        now: Instant,
+        metrics: &ShardMetrics,
+    ) {
+        match &mut self.0 {
+            Some((of, since, _, reads)) if *of == backend && *since == started => *reads += 1,
+            Some(_) | None => {
+                self.tell(metrics);
+                let took = nanoseconds(now.saturating_duration_since(started));
+                self.0 = Some((backend, started, took, 1));
+            }
+        }
+    }
+
+    /// Counts what is not counted yet.
+    pub(crate) fn tell(&mut self, metrics: &ShardMetrics) {
+        if let Some((backend, _, took, reads)) = self.0.take() {
+            metrics.lane(backend).device_time.observe(took, reads);
+        }
     }
 }
 
@@ -311,4 +363,68 @@ fn seconds(nanoseconds: u64) -> f64 {
 #[expect(clippy::cast_precision_loss, reason = "Prometheus counts in f64")]
 fn float(value: u64) -> f64 {
     value as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_values_at_once_are_each_of_them() {
+        // Scenario: ranges of one to thousands of values, within and above the bounds, against one observation a value.
+        // Expectation: the same histogram; of a range that ends before it begins, nothing.
+        let (at_once, each) = (
+            LocalHistogram::new(&COUNT_BOUNDS),
+            LocalHistogram::new(&COUNT_BOUNDS),
+        );
+        for (first, last) in [
+            (1, 1),
+            (3, 9),
+            (0, 0),
+            (5, 4),
+            (64, 129),
+            (8000, 9001),
+            (9000, 9002),
+            (1, 64),
+        ] {
+            at_once.observe_each(first, last);
+            (first..=last).for_each(|value| each.observe(value, 1));
+        }
+        let told = |histogram: &LocalHistogram<14>| {
+            let mut total = HistogramTotal::default();
+            histogram.merge_into(&mut total);
+            (total.buckets, total.count, total.sum)
+        };
+        assert_eq!(told(&at_once), told(&each));
+    }
+
+    #[test]
+    fn reads_that_took_the_same_time_are_counted_together_and_all() {
+        // Scenario: reads of two starts and two backends, in runs and mixed. Expectation: each is counted with its own time,
+        // under its own backend.
+        let metrics = ShardMetrics::new(0, BackendKind::Uring, 8);
+        let now = Instant::now();
+        let (long, short) = (now - Duration::from_micros(300), now - Duration::from_micros(30));
+        let mut times = DeviceTimes::default();
+        let (uring, auto) = (BackendKind::Uring, BackendKind::Auto);
+        for (backend, started) in [
+            (uring, long),
+            (uring, long),
+            (auto, long),
+            (uring, short),
+            (uring, short),
+            (uring, long),
+        ] {
+            times.add(backend, started, now, &metrics);
+        }
+        times.tell(&metrics);
+        times.tell(&metrics);
+        let told = |backend| {
+            let mut total = HistogramTotal::default();
+            metrics.lane(backend).device_time.merge_into(&mut total);
+            (total.count, total.sum)
+        };
+        assert_eq!(told(uring), (5, 3 * 300_000 + 2 * 30_000));
+        assert_eq!(told(auto), (1, 300_000));
+    }
 }

@@ -20,9 +20,9 @@ mod turns;
 pub(crate) use inbox::{Control, Inbox, Mailbox, NotTaken, inbox};
 
 use crate::backend::{Attempt, Backend, Finished, Route};
-use crate::metrics::{RESULT_ABANDONED, ShardMetrics, nanoseconds};
+use crate::metrics::{DeviceTimes, RESULT_ABANDONED, ShardMetrics};
 use crate::work::{Shortfall, Work};
-use active::Active;
+use active::{Active, Reads};
 use answer::Answer;
 use chores::{Chore, Shared};
 use in_flight::{InFlight, Joinable, Over};
@@ -94,6 +94,7 @@ pub(crate) struct Shard<B: Backend> {
     /// Bytes copied since the thread's other tasks had their turn.
     copied: u64,
     known: KnownDatasets,
+    took: DeviceTimes,
 }
 
 // The shard is never pinned structurally: its parts are moved freely.
@@ -121,6 +122,7 @@ impl<B: Backend> Shard<B> {
             chores: VecDeque::new(),
             copied: 0,
             known: KnownDatasets::default(),
+            took: DeviceTimes::default(),
         }
     }
 
@@ -234,7 +236,16 @@ impl<B: Backend> Shard<B> {
         if !in_flight.is_empty() && left <= JOINED_AT_ONCE_MAX && active.shares(&self.backend) {
             let mut reads = std::mem::take(&mut active.work.plan.reads);
             let mut waiting = reads.split_off(active.next_read);
-            waiting.retain(|read| !active.join(key, read, Joinable::Covering, in_flight, metrics, now));
+            let before = waiting.len();
+            waiting.retain(|read| {
+                let address = active.address(read, in_flight);
+                !address.is_some_and(|address| active.join(key, read, address, Joinable::Covering, in_flight))
+            });
+            let reads_taken_up = Reads {
+                started: 0,
+                joined: (before - waiting.len()) as u64,
+            };
+            active.count_taken_up(reads_taken_up, metrics, now);
             reads.append(&mut waiting);
             active.planned = reads.len();
             active.work.plan.reads = reads;
@@ -306,9 +317,8 @@ impl<B: Backend> Shard<B> {
         let allowance = u64::try_from(allowance).unwrap_or(0);
         let mut unqueued = active.drop_unwanted(now);
         let total = active.work.plan.reads.len();
-        let lane = self.metrics.lane(active.work.backend);
-        let queued_ns = nanoseconds(now.saturating_duration_since(active.work.accepted));
         let shares = active.shares(&self.backend);
+        let mut taken_up = Reads::default();
         let mut bytes = 0_u64;
         while bytes < allowance
             && let Some(read) = active.work.plan.reads.get(active.next_read).copied()
@@ -318,25 +328,32 @@ impl<B: Backend> Shard<B> {
             } else {
                 Joinable::Same { batch: key }
             };
-            let joins = shares && active.join(key, &read, joinable, &mut self.in_flight, &self.metrics, now);
-            if !joins {
+            let address = if shares {
+                active.address(&read, &self.in_flight)
+            } else {
+                None
+            };
+            if address.is_some_and(|address| active.join(key, &read, address, joinable, &mut self.in_flight))
+            {
+                taken_up.joined += 1;
+            } else {
                 let Some(number) = self.in_flight.room_for(read.length) else {
                     break;
                 };
-                match (active.source(&read), active.work.attempt(number, &read, 0)) {
-                    (Some(source), Some(attempt)) => {
-                        self.attempts.push(attempt);
-                        self.in_flight.start(key, &read, source, shares, now);
-                        active.outstanding += 1;
-                        lane.queue_time.observe(queued_ns, 1);
-                    }
-                    _ => drop(active.work.deliver(&read, 0, Shortfall::Defect)),
+                if let Some(attempt) = active.work.attempt(number, &read, 0) {
+                    self.attempts.push(attempt);
+                    self.in_flight.start(key, &read, address, now);
+                    active.outstanding += 1;
+                    taken_up.started += 1;
+                } else {
+                    active.work.deliver(&read, 0, Shortfall::Defect);
                 }
                 unqueued += 1;
             }
             active.next_read += 1;
             bytes = bytes.saturating_add(u64::from(read.length));
         }
+        active.count_taken_up(taken_up, &self.metrics, now);
         let done = active.next_read == total;
         let closes = done && active.outstanding == 0;
         if done {
@@ -358,14 +375,17 @@ impl<B: Backend> Shard<B> {
         let in_flight = self.in_flight.len();
         let fresh = u32::try_from(self.attempts.len()).unwrap_or(u32::MAX);
         let mut depth = in_flight.saturating_sub(fresh);
+        self.metrics
+            .depth_seen
+            .observe_each(u64::from(depth) + 1, u64::from(depth) + u64::from(fresh));
+        let (mut device_reads, mut device_bytes) = (0, 0);
         let mut unflushed = 0;
         for attempt in self.attempts.drain(..) {
             depth += 1;
-            self.metrics.depth_seen.observe(u64::from(depth), 1);
             let length = attempt.length;
-            match self.backend.start(attempt) {
-                Route::Device => self.metrics.count_device_read(length),
-                Route::PageCache => self.metrics.count_resident_read(),
+            if self.backend.start(attempt) == Route::Device {
+                device_reads += 1;
+                device_bytes += u64::from(length);
             }
             unflushed += 1;
             if unflushed == self.eager_flush_reads && depth < EAGER_FLUSH_IN_FLIGHT_MAX {
@@ -373,6 +393,8 @@ impl<B: Backend> Shard<B> {
                 unflushed = 0;
             }
         }
+        self.metrics.count_device_reads(device_reads, device_bytes);
+        self.metrics.count_resident_reads(u64::from(fresh) - device_reads);
         self.metrics.in_flight.store(in_flight, Ordering::Relaxed);
     }
 
@@ -409,10 +431,8 @@ impl<B: Backend> Shard<B> {
             self.attempts.push(attempt);
             return;
         }
-        self.metrics
-            .lane(active.work.backend)
-            .device_time
-            .observe(nanoseconds(now.saturating_duration_since(slot.started)), 1);
+        self.took
+            .add(active.work.backend, slot.started, now, &self.metrics);
         let (over, joiners) = (slot.over, std::mem::take(&mut slot.joiners));
         self.in_flight.finish(finished.slot);
         let errno = finished.result.err();
@@ -465,6 +485,8 @@ impl<B: Backend> Shard<B> {
     }
 
     fn answer(&mut self, active: Active, now: Instant) {
+        // Counted before it is answered: whoever has the answer finds it in the metrics.
+        self.took.tell(&self.metrics);
         let mut answer = Answer::new(active.work, active.counters, active.expired);
         let (copied, ready) = answer.advance(TURN_COPY_BYTES.saturating_sub(self.copied));
         self.copied += copied;
@@ -509,6 +531,7 @@ impl<B: Backend> Future for Shard<B> {
                 for one in finished.drain(..) {
                     shard.finish(one, now);
                 }
+                shard.took.tell(&shard.metrics);
                 shard
                     .metrics
                     .in_flight

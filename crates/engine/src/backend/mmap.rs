@@ -168,13 +168,21 @@ impl Backend for MmapBackend {
         }
         self.lengths.clear();
         let lengths = &mut self.lengths;
+        // Most reads are of the file of the one before.
+        let mut last = None;
         finished.extend(self.made.drain(..).map(|Made { slot, outcome }| {
             let result = match outcome {
                 Outcome::Read(result) => result,
-                Outcome::Copied { file, offset, length } => lengths
-                    .entry(file.id)
-                    .or_insert_with(|| length_now(&file))
-                    .map(|end| kept(offset, length, end)),
+                Outcome::Copied { file, offset, length } => {
+                    let (_, end) = match last {
+                        Some(known @ (id, _)) if id == file.id => known,
+                        Some(_) | None => {
+                            let end = *lengths.entry(file.id).or_insert_with(|| length_now(&file));
+                            *last.insert((file.id, end))
+                        }
+                    };
+                    end.map(|end| kept(offset, length, end))
+                }
             };
             Finished { slot, result }
         }));

@@ -1,6 +1,6 @@
 //! A batch that has reads to start or in flight.
 
-use super::in_flight::{InFlight, Joinable, Joiner, Source};
+use super::in_flight::{Address, InFlight, Joinable, Joiner, Source};
 use crate::backend::Backend;
 use crate::config::BackendKind;
 use crate::metrics::{DatasetCounters, ShardMetrics, nanoseconds};
@@ -24,16 +24,26 @@ pub(super) struct Active {
     pub(super) expired: bool,
 }
 
+/// How many reads of a batch were taken up.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Reads {
+    pub(super) started: u64,
+    /// Served by a read in flight.
+    pub(super) joined: u64,
+}
+
 impl Active {
     pub(super) fn is_done(&self) -> bool {
         self.outstanding == 0 && self.next_read == self.work.plan.reads.len()
     }
 
-    pub(super) fn source(&self, read: &PlannedRead) -> Option<Source> {
-        Some(Source {
+    /// Where a read is in flight; `None` is a defect of the planner.
+    pub(super) fn address(&self, read: &PlannedRead, in_flight: &InFlight) -> Option<Address> {
+        let source = Source {
             file: self.work.file_id(read)?,
             direct: read.direct,
-        })
+        };
+        Some(in_flight.address(source, read))
     }
 
     /// Whether its reads are worth sharing. Asked for the file that is read next: a batch is of few files, and rarely of
@@ -49,25 +59,31 @@ impl Active {
         &mut self,
         key: usize,
         read: &PlannedRead,
+        address: Address,
         joinable: Joinable,
         in_flight: &mut InFlight,
-        metrics: &ShardMetrics,
-        now: Instant,
     ) -> bool {
-        let serving = self
-            .source(read)
-            .and_then(|source| in_flight.serving(source, read, joinable));
-        let Some(slot) = serving else { return false };
+        let Some(slot) = in_flight.serving(address, read, joinable) else {
+            return false;
+        };
         slot.joiners.push(Joiner {
             active: key,
             read: *read,
         });
         self.outstanding += 1;
-        metrics.count_joined_read();
+        true
+    }
+
+    /// Counts reads that were started or have joined one just now.
+    pub(super) fn count_taken_up(&self, reads: Reads, metrics: &ShardMetrics, now: Instant) {
+        let Reads { started, joined } = reads;
+        if started + joined == 0 {
+            return;
+        }
         let queued = now.saturating_duration_since(self.work.accepted);
         let lane = metrics.lane(self.work.backend);
-        lane.queue_time.observe(nanoseconds(queued), 1);
-        true
+        lane.queue_time.observe(nanoseconds(queued), started + joined);
+        metrics.count_joined_reads(joined);
     }
 
     /// Gives up the reads that are not started, if the caller did or the deadline has passed. Returns how many.

@@ -22,6 +22,14 @@ pub(super) struct Source {
     pub(super) direct: bool,
 }
 
+/// Where a read is looked for among those in flight, and kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Address {
+    source: Source,
+    /// Index into `InFlight::heads`; [`NONE`] for one longer than a grain.
+    chain: u32,
+}
+
 /// A read of another batch, or of the same, that waits for one in flight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Joiner {
@@ -36,12 +44,14 @@ pub(super) struct Slot {
     /// What is in it; of no meaning while the slot is free.
     pub(super) over: Over,
     source: Source,
+    /// Where it is chained; `NONE` if it is not.
+    chain: u32,
     /// Where in the read the current attempt begins.
     pub(super) from: u32,
     pub(super) interrupted: u8,
     is_free: bool,
-    /// Others may join it.
-    is_shared: bool,
+    /// Among `long`.
+    is_long: bool,
     pub(super) started: Instant,
     /// Reads that are served by this one.
     pub(super) joiners: Vec<Joiner>,
@@ -78,8 +88,9 @@ pub(super) struct InFlight {
     bytes_max: u64,
     /// The bytes were at their most, and are not down to half of it yet.
     is_full: bool,
-    /// First slot of each chain.
+    /// First slot of each chain. A power of two of them, and one less than that.
     heads: Vec<u32>,
+    chain_mask: u32,
     /// Reads in the chains that end in another grain than they begin in.
     crossing: usize,
     /// Slots of reads longer than a grain.
@@ -130,10 +141,11 @@ impl Slot {
                 file: 0,
                 direct: false,
             },
+            chain: NONE,
             from: 0,
             interrupted: 0,
             is_free: true,
-            is_shared: false,
+            is_long: false,
             started: Instant::now(),
             joiners: Vec::new(),
             next: NONE,
@@ -144,14 +156,16 @@ impl Slot {
 impl InFlight {
     /// Room for `depth` reads. Of several at a time, no more than `bytes_max` bytes.
     pub(super) fn new(depth: u32, bytes_max: u64) -> Self {
-        let chains = (2 * depth as usize).next_power_of_two();
+        // `queue_depth` is far below 2^30.
+        let chains = (2 * depth).next_power_of_two();
         Self {
             slots: (0..depth).map(|_| Slot::free()).collect(),
             free: (0..depth).rev().collect(),
             bytes: 0,
             bytes_max,
             is_full: false,
-            heads: vec![NONE; chains],
+            heads: vec![NONE; chains as usize],
+            chain_mask: chains - 1,
             crossing: 0,
             long: Vec::new(),
         }
@@ -190,41 +204,50 @@ impl InFlight {
         self.free.last().copied()
     }
 
-    /// Puts a read into the slot that [`InFlight::room_for`] has told. `is_shared`: others may join it.
+    /// The address of a read.
+    pub(super) fn address(&self, source: Source, read: &PlannedRead) -> Address {
+        let chain = if read.length > GRAIN_BYTES {
+            NONE
+        } else {
+            self.chain(source, grain_of(read))
+        };
+        Address { source, chain }
+    }
+
+    /// Puts a read into the slot that [`InFlight::room_for`] has told. Others may join it if it has an address.
     pub(super) fn start(
         &mut self,
         active: usize,
         read: &PlannedRead,
-        source: Source,
-        is_shared: bool,
+        address: Option<Address>,
         now: Instant,
     ) {
         let Some(number) = self.free.pop() else { return };
         self.bytes += u64::from(read.length);
-        let next = if !is_shared {
-            NONE
-        } else if read.length > GRAIN_BYTES {
-            self.long.push(number);
-            NONE
-        } else {
-            self.crossing += usize::from(is_crossing(read));
-            let chain = self.chain(source, grain_of(read));
-            let head = self.heads.get_mut(chain);
-            head.map_or(NONE, |head| std::mem::replace(head, number))
-        };
         let Some(slot) = self.slots.get_mut(number as usize) else {
             return;
         };
         slot.over.active = active;
         slot.over.read = *read;
         slot.over.reached = 0;
-        slot.source = source;
         slot.from = 0;
         slot.interrupted = 0;
         slot.is_free = false;
-        slot.is_shared = is_shared;
+        slot.is_long = false;
+        slot.chain = NONE;
         slot.started = now;
-        slot.next = next;
+        let Some(Address { source, chain }) = address else {
+            return;
+        };
+        slot.source = source;
+        slot.chain = chain;
+        if let Some(head) = self.heads.get_mut(chain as usize) {
+            slot.next = std::mem::replace(head, number);
+            self.crossing += usize::from(is_crossing(read));
+        } else {
+            slot.is_long = true;
+            self.long.push(number);
+        }
     }
 
     /// The read in a slot; `None` when the slot is free.
@@ -238,22 +261,16 @@ impl InFlight {
             return;
         };
         slot.is_free = true;
-        let (next, source, is_shared, read) = (slot.next, slot.source, slot.is_shared, &slot.over.read);
-        let (length, grain, crossing) = (read.length, grain_of(read), is_crossing(read));
+        let (next, crossing) = (slot.next, is_crossing(&slot.over.read));
         self.free.push(number);
-        self.bytes = self.bytes.saturating_sub(u64::from(length));
-        if !is_shared {
-            return;
-        }
-        if length > GRAIN_BYTES {
+        self.bytes = self.bytes.saturating_sub(u64::from(slot.over.read.length));
+        if slot.is_long {
             self.long.retain(|long| *long != number);
-            return;
         }
-        self.crossing -= usize::from(crossing);
-        let chain = self.chain(source, grain);
-        let Some(head) = self.heads.get_mut(chain) else {
+        let Some(head) = self.heads.get_mut(slot.chain as usize) else {
             return;
         };
+        self.crossing -= usize::from(crossing);
         if *head == number {
             *head = next;
             return;
@@ -271,25 +288,26 @@ impl InFlight {
     /// The read in flight that brings the bytes of `read`.
     pub(super) fn serving(
         &mut self,
-        source: Source,
+        address: Address,
         read: &PlannedRead,
         joinable: Joinable,
     ) -> Option<&mut Slot> {
         if self.is_empty() {
             return None;
         }
-        let number = self.find(source, read, joinable)?;
+        let number = self.find(address, read, joinable)?;
         self.get_mut(number)
     }
 
-    fn find(&self, source: Source, read: &PlannedRead, joinable: Joinable) -> Option<u32> {
+    fn find(&self, address: Address, read: &PlannedRead, joinable: Joinable) -> Option<u32> {
+        let Address { source, chain } = address;
         let serving = |number: u32| {
             let slot = self.slots.get(number as usize)?;
             let serves = slot.source == source && slot.over.serves(read, joinable);
             Some((serves, slot.next))
         };
-        let in_chain = |grain: u64| {
-            let mut number = self.heads.get(self.chain(source, grain)).copied()?;
+        let in_chain = |chain: u32| {
+            let mut number = self.heads.get(chain as usize).copied()?;
             // Ends with NONE, which is no slot's number.
             while let Some((serves, next)) = serving(number) {
                 if serves {
@@ -299,29 +317,28 @@ impl InFlight {
             }
             None
         };
-        if read.length <= GRAIN_BYTES {
-            // One that covers it is no longer than a grain, and so begins in the same grain or in the one before.
-            let grain = grain_of(read);
-            let found = in_chain(grain);
-            if found.is_some() {
-                return found;
-            }
-            if self.crossing > 0
-                && let Some(before) = grain.checked_sub(1)
-                && let Some(found) = in_chain(before)
-            {
-                return Some(found);
-            }
+        // One that covers a read of a chain is no longer than a grain, and so begins in the same grain or in the one
+        // before.
+        let found = in_chain(chain);
+        if found.is_some() {
+            return found;
+        }
+        if chain != NONE
+            && self.crossing > 0
+            && let Some(before) = grain_of(read).checked_sub(1)
+            && let Some(found) = in_chain(self.chain(source, before))
+        {
+            return Some(found);
         }
         let mut long = self.long.iter().copied();
         long.find(|number| serving(*number).is_some_and(|(serves, _)| serves))
     }
 
-    fn chain(&self, source: Source, grain: u64) -> usize {
+    fn chain(&self, source: Source, grain: u64) -> u32 {
         // Fibonacci hashing: the high bits of the product are spread best.
         let key = source.file.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ (grain << 1) ^ u64::from(source.direct);
         let product = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        usize::try_from(product).unwrap_or(0) & (self.heads.len() - 1)
+        u32::try_from(product).unwrap_or(0) & self.chain_mask
     }
 }
 
@@ -363,7 +380,9 @@ mod tests {
 
     fn started(in_flight: &mut InFlight, offset: u64, length: u32) -> u32 {
         let slot = in_flight.room_for(length).expect("room");
-        in_flight.start(0, &read(offset, length), FILE, true, Instant::now());
+        let read = read(offset, length);
+        let address = in_flight.address(FILE, &read);
+        in_flight.start(0, &read, Some(address), Instant::now());
         slot
     }
 
@@ -375,9 +394,9 @@ mod tests {
         started(&mut in_flight, 90 << 10, 20 << 10);
         started(&mut in_flight, 10 << 20, 1 << 20);
         let mut joins = |source, offset, length, joinable| {
-            in_flight
-                .serving(source, &read(offset, length), joinable)
-                .is_some()
+            let read = read(offset, length);
+            let address = in_flight.address(source, &read);
+            in_flight.serving(address, &read, joinable).is_some()
         };
         let covering = Joinable::Covering;
         assert!(joins(FILE, 64 << 10, 4096, covering), "the same");
@@ -422,7 +441,8 @@ mod tests {
             let wanted = read(offset, length);
             let covers =
                 |at: u64, long: u32| at <= offset && offset + u64::from(length) <= at + u64::from(long);
-            let found = in_flight.serving(FILE, &wanted, Joinable::Covering);
+            let address = in_flight.address(FILE, &wanted);
+            let found = in_flight.serving(address, &wanted, Joinable::Covering);
             assert_eq!(
                 found.is_some(),
                 model.iter().any(|(_, at, long)| covers(*at, *long)),
