@@ -8,7 +8,7 @@ pub mod batch;
 pub mod bench_hooks;
 pub mod buffer;
 pub mod config;
-mod cores;
+pub mod cores;
 pub mod cpus;
 pub mod dataset;
 pub mod device;

@@ -20,6 +20,7 @@ mod turns;
 pub(crate) use inbox::{Control, Inbox, Mailbox, NotTaken, inbox};
 
 use crate::backend::{Attempt, Backend, Finished, Route};
+use crate::cores::give_way;
 use crate::metrics::{DeviceTimes, RESULT_ABANDONED, ShardMetrics};
 use crate::work::{Shortfall, Work};
 use active::{Active, Reads};
@@ -547,7 +548,7 @@ impl<B: Backend> Future for Shard<B> {
             }
             if more || shard.copied >= TURN_COPY_BYTES {
                 // The thread's other tasks first, and control messages again.
-                cx.waker().wake_by_ref();
+                give_way(cx);
                 return Poll::Pending;
             }
         }

@@ -8,6 +8,7 @@
 //! Deliberately absent: timers. Nothing is ever held back beyond the turn it was written in.
 
 use hyper::rt::{Read, ReadBufCursor, Write};
+use ringfetch_engine::cores::give_way;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -81,8 +82,8 @@ impl<T: Write + Unpin> Gathered<T> {
     ) -> Poll<io::Result<usize>> {
         let most = TURN_BYTES_MAX.saturating_sub(self.turn_bytes);
         if most == 0 {
-            // Not woken by the socket, which has room: this ends when all is written.
-            cx.waker().wake_by_ref();
+            // Not woken by the socket, which has room.
+            give_way(cx);
             return Poll::Pending;
         }
         let mut cut = [IoSlice::new(&[]); PIECES_MAX];
