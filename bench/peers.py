@@ -171,7 +171,7 @@ class QemuNbd(Server):
 
 
 class StockTonic(Server):
-    """The stock tonic server of crates/bench/examples, with the file's bytes in its memory."""
+    """The stock tonic server of crates/cli/examples, with the file's bytes in its memory."""
 
     def __init__(self, path, binary):
         self.path, self.binary = path, binary

@@ -89,7 +89,7 @@ fn every_other_crate_root_forbids_unsafe_code() {
         &[
             rust("crates/client/src/lib.rs", "//! A client.\npub mod pool;\n"),
             rust(
-                "crates/bench/src/main.rs",
+                "crates/cli/src/main.rs",
                 "//! #![forbid(unsafe_code)]\nfn main() {}\n",
             ),
         ],
