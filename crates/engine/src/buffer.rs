@@ -124,18 +124,21 @@ impl Arena {
         Ok([piece(data, for_data)?, piece(scratch, for_scratch)?])
     }
 
+    /// Whether a response of so many bytes would get its memory now.
+    ///
+    /// # Errors
+    /// `Overloaded`.
+    pub(crate) fn grants(&self, bytes: u64, share: Option<&Arc<Share>>) -> Result<(), ReadError> {
+        let pages = if bytes == 0 { 0 } else { in_pages(bytes) };
+        share.map_or(Ok(()), |share| share.grants(pages).map_err(overloaded))
+    }
+
     fn charge(&self, bytes: u64, share: Option<&Arc<Share>>) -> Result<Charge, ReadError> {
         let charged = match share {
             Some(share) => share.charge(bytes),
             None => self.inner.budget.charge(bytes),
         };
-        charged.map_err(|refused| ReadError::Overloaded {
-            resource: match refused {
-                Refused::Budget => Resource::Memory,
-                Refused::Caller => Resource::CallerMemory,
-                Refused::Connection => Resource::ConnectionMemory,
-            },
-        })
+        charged.map_err(overloaded)
     }
 
     fn cut(&self, bytes: u64, charge: Charge) -> Result<PooledBuffer, ReadError> {
@@ -338,6 +341,16 @@ impl Drop for PooledBuffer {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .free(self.allocation);
+    }
+}
+
+fn overloaded(refused: Refused) -> ReadError {
+    ReadError::Overloaded {
+        resource: match refused {
+            Refused::Budget => Resource::Memory,
+            Refused::Caller => Resource::CallerMemory,
+            Refused::Connection => Resource::ConnectionMemory,
+        },
     }
 }
 

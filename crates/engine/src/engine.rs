@@ -13,7 +13,7 @@ use crate::metrics::{Board, EngineCollector, ShardMetrics};
 use crate::plan;
 use crate::routes::{Route, Routes};
 use crate::shard::{Control, Mailbox, NotTaken};
-use crate::share::{Account, Budget, CallerAccount, Charge, Refused};
+use crate::share::{Account, Budget, CallerAccount, Charge, Refused, Share};
 use crate::start::{self, Cores, Group, Sim, Starter};
 use crate::work::Work;
 use arc_swap::ArcSwap;
@@ -298,9 +298,15 @@ impl Engine {
             u64::from(plan.scratch_bytes) <= self.response_bytes_max()
                 && pages(plan.data_bytes) + pages(plan.scratch_bytes) <= share_bytes
         };
-        let plan = plan::plan_within(&batch, route.rules, fits);
-        let turn = inner.charge_reads(plan.reads.len(), account)?;
+        // To plan is most of what a refusal would cost; so whoever has no room is refused before it.
+        let mut turn = inner.charge_reads(plan::expected_reads(&batch, route.rules), account)?;
         let share = account.map(Account::memory);
+        inner.arena.grants(batch.data_bytes(), share)?;
+        let plan = plan::plan_within(&batch, route.rules, fits);
+        if let (Some(turn), Some(share)) = (&mut turn, account.map(Account::reads)) {
+            turn.resize(chargeable(plan.reads.len(), share))
+                .map_err(too_many_reads)?;
+        }
         let [buffer, scratch] = inner
             .arena
             .reserve_both([plan.data_bytes, plan.scratch_bytes], share)?;
@@ -535,19 +541,27 @@ impl Engine {
     }
 }
 
+/// What a batch of so many reads is charged: one of more than a share may ever be is let in when nothing else is there.
+fn chargeable(reads: usize, share: &Share) -> u64 {
+    u64::try_from(reads).unwrap_or(u64::MAX).min(share.most())
+}
+
+fn too_many_reads(refused: Refused) -> ReadError {
+    ReadError::Overloaded {
+        resource: match refused {
+            Refused::Budget => Resource::QueuedReads,
+            Refused::Caller | Refused::Connection => Resource::CallerReads,
+        },
+    }
+}
+
 impl Inner {
     /// A caller's reads, charged until they are answered. A batch larger than any share may go alone.
     fn charge_reads(&self, reads: usize, account: Option<&Account>) -> Result<Option<Charge>, ReadError> {
         let Some(share) = account.map(Account::reads) else {
             return Ok(None);
         };
-        let reads = u64::try_from(reads).unwrap_or(u64::MAX).min(share.most());
-        let charged = share.charge(reads).map_err(|refused| ReadError::Overloaded {
-            resource: match refused {
-                Refused::Budget => Resource::QueuedReads,
-                Refused::Caller | Refused::Connection => Resource::CallerReads,
-            },
-        })?;
+        let charged = share.charge(chargeable(reads, share)).map_err(too_many_reads)?;
         Ok(Some(charged))
     }
 

@@ -130,6 +130,30 @@ pub(crate) fn plan_within(batch: &Batch, rules: Rules, fits: impl Fn(&Plan) -> b
     )
 }
 
+/// About how many reads the plan of a batch will have, at a fiftieth of what planning costs: items are merged only with
+/// the one that the request names before them. More than there will be where a request names neighbours in another order.
+pub(crate) fn expected_reads(batch: &Batch, rules: Rules) -> usize {
+    let (mut reads, mut open) = (0, None);
+    for segment in &batch.segments {
+        let (start, end) = (segment.offset, segment.offset + u64::from(segment.length));
+        open = match open {
+            Some((file, from, to))
+                if rules.merge
+                    && file == segment.file
+                    && (from..=to + u64::from(rules.merge_gap_bytes)).contains(&start)
+                    && end - from <= u64::from(rules.max_read_bytes) =>
+            {
+                Some((file, from, end.max(to)))
+            }
+            Some(_) | None => {
+                reads += segment.length.div_ceil(rules.max_read_bytes.max(1)) as usize;
+                Some((segment.file, start, end))
+            }
+        };
+    }
+    reads
+}
+
 /// The batch's `data_bytes` is below 2^32 (the engine checks), file offsets are below 2^63 (the kernel's own limit).
 pub(crate) fn plan(batch: &Batch, rules: Rules) -> Plan {
     let total = u32::try_from(batch.data_bytes()).unwrap_or(u32::MAX);

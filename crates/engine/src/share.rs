@@ -200,6 +200,20 @@ impl Charge {
         Ok(())
     }
 
+    /// Holds `amount` from now on.
+    ///
+    /// # Errors
+    /// It is more than before, and whose holdings are in the way; what is held already stays.
+    pub fn resize(&mut self, amount: u64) -> Result<(), Refused> {
+        if let Some(more) = amount.checked_sub(self.amount) {
+            return self.grow(more);
+        }
+        let excess = self.amount - amount;
+        self.amount = amount;
+        self.give_back(excess);
+        Ok(())
+    }
+
     /// This charge in two, of which the first has `amount` (or all there is).
     pub fn split(mut self, amount: u64) -> (Self, Self) {
         let amount = amount.min(self.amount);
@@ -213,13 +227,19 @@ impl Charge {
     }
 }
 
+impl Charge {
+    fn give_back(&self, amount: u64) {
+        self.budget.used.fetch_sub(amount, Ordering::Relaxed);
+        if let Some(share) = &self.share {
+            share.caller.held.fetch_sub(amount, Ordering::Relaxed);
+            share.held.fetch_sub(amount, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.amount, Ordering::Relaxed);
-        if let Some(share) = &self.share {
-            share.caller.held.fetch_sub(self.amount, Ordering::Relaxed);
-            share.held.fetch_sub(self.amount, Ordering::Relaxed);
-        }
+        self.give_back(self.amount);
     }
 }
 

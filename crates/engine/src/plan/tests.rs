@@ -228,3 +228,50 @@ fn scratch_memory_is_bounded() {
             .all(|read| !read.direct && read.alignment == 1)
     );
 }
+
+/// What is expected before planning: as planned where a request names neighbours in order, more where it does not, with gaps
+/// and long items cut as the plan does.
+#[test]
+fn reads_are_expected_as_they_will_be_planned() {
+    let rules = |merge, merge_gap_bytes| Rules {
+        direct: false,
+        merge,
+        merge_gap_bytes,
+        max_read_bytes: 8192,
+    };
+    let expected = |rules, ranges: &[(u64, u64)]| {
+        let mut batch = Batch::new(Arc::clone(&WORLD.dataset), ranges.len());
+        ranges
+            .iter()
+            .for_each(|(offset, length)| batch.push_range(*offset, *length));
+        (
+            super::expected_reads(&batch, rules),
+            plan(&batch, rules).reads.len(),
+        )
+    };
+    assert_eq!(
+        expected(rules(true, 0), &[(0, 100), (100, 100), (200, 100)]),
+        (1, 1)
+    );
+    assert_eq!(expected(rules(false, 0), &[(0, 100), (100, 100)]), (2, 2));
+    assert_eq!(
+        expected(rules(true, 50), &[(0, 100), (150, 100), (301, 100)]),
+        (2, 2)
+    );
+    assert_eq!(expected(rules(true, 0), &[(0, 20_000)]), (3, 3), "cut");
+    assert_eq!(
+        expected(rules(true, 0), &[(0, 8000), (8000, 8000)]),
+        (2, 2),
+        "too long for one"
+    );
+    assert_eq!(
+        expected(rules(true, 0), &[(500, 100), (9000, 100), (40_000, 10)]),
+        (3, 3)
+    );
+    assert_eq!(
+        expected(rules(true, 0), &[(200, 100), (100, 100)]),
+        (2, 1),
+        "in another order"
+    );
+    assert_eq!(expected(rules(true, 0), &[]), (0, 0));
+}
