@@ -21,12 +21,12 @@ end
 
 local builders = {
   block = function(prefix, count)
-    local head, tail = "GET " .. prefix, " HTTP/1.1\r\nHost: bench\r\n\r\n"
+    local head, tail = "GET " .. prefix, " HTTP/1.1\r\nHost: localhost\r\n\r\n"
     count = tonumber(count)
     return function() return head .. format("%d", chosen(count)) .. tail end
   end,
   range = function(path, bytes, count)
-    local head = "GET " .. path .. " HTTP/1.1\r\nHost: bench\r\nRange: bytes="
+    local head = "GET " .. path .. " HTTP/1.1\r\nHost: localhost\r\nRange: bytes="
     bytes, count = tonumber(bytes), tonumber(count)
     return function()
       local first = chosen(count) * bytes
@@ -34,7 +34,7 @@ local builders = {
     end
   end,
   batch = function(path, items, count)
-    local head = "POST " .. path .. " HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n" ..
+    local head = "POST " .. path .. " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" ..
       "Accept: application/octet-stream\r\nContent-Length: "
     items, count = tonumber(items), tonumber(count)
     local indices = {}

@@ -116,12 +116,16 @@ impl Arena {
         let pages = |bytes: u64| if bytes == 0 { 0 } else { in_pages(bytes) };
         // In one charge, since the second alone might be refused for what the first one holds.
         let charge = self.charge(pages(data) + pages(scratch), share)?;
-        let (for_data, for_scratch) = charge.split(pages(data));
-        let piece = |bytes, charge| match bytes {
-            0 => Ok(None),
-            bytes => self.cut(bytes, charge).map(Some),
-        };
-        Ok([piece(data, for_data)?, piece(scratch, for_scratch)?])
+        let cut = |bytes, charge| self.cut(bytes, charge).map(Some);
+        Ok(match (data, scratch) {
+            (0, 0) => [None, None],
+            (data, 0) => [cut(data, charge)?, None],
+            (0, scratch) => [None, cut(scratch, charge)?],
+            (data, scratch) => {
+                let (for_data, for_scratch) = charge.split(pages(data));
+                [cut(data, for_data)?, cut(scratch, for_scratch)?]
+            }
+        })
     }
 
     /// Whether a response of so many bytes would get its memory now.

@@ -55,9 +55,15 @@ pub struct Share {
 /// A part of a budget that is held until this is dropped.
 #[derive(Debug)]
 pub struct Charge {
-    budget: Arc<Budget>,
-    share: Option<Arc<Share>>,
+    of: Holder,
     amount: u64,
+}
+
+/// On whose account a charge is.
+#[derive(Debug, Clone)]
+enum Holder {
+    Nobody(Arc<Budget>),
+    Connection(Arc<Share>),
 }
 
 impl Budget {
@@ -97,17 +103,20 @@ impl Budget {
     /// # Errors
     /// `Refused::Budget`.
     pub fn charge(self: &Arc<Self>, amount: u64) -> Result<Charge, Refused> {
-        let before = self.used.fetch_add(amount, Ordering::Relaxed);
-        let charge = Charge {
-            budget: Arc::clone(self),
-            share: None,
+        self.take(amount)?;
+        Ok(Charge {
+            of: Holder::Nobody(Arc::clone(self)),
             amount,
-        };
-        // Where there is too little, dropping the charge gives back what was taken.
+        })
+    }
+
+    fn take(&self, amount: u64) -> Result<(), Refused> {
+        let before = self.used.fetch_add(amount, Ordering::Relaxed);
         if before.saturating_add(amount) > self.capacity() {
+            self.used.fetch_sub(amount, Ordering::Relaxed);
             return Err(Refused::Budget);
         }
-        Ok(charge)
+        Ok(())
     }
 }
 
@@ -171,12 +180,19 @@ impl Share {
     /// # Errors
     /// Whose holdings are in the way.
     pub fn charge(self: &Arc<Self>, amount: u64) -> Result<Charge, Refused> {
+        self.take(amount)?;
+        Ok(Charge {
+            of: Holder::Connection(Arc::clone(self)),
+            amount,
+        })
+    }
+
+    fn take(&self, amount: u64) -> Result<(), Refused> {
         self.grants(amount)?;
-        let mut charge = self.caller.budget.charge(amount)?;
+        self.caller.budget.take(amount)?;
         self.caller.held.fetch_add(amount, Ordering::Relaxed);
         self.held.fetch_add(amount, Ordering::Relaxed);
-        charge.share = Some(Arc::clone(self));
-        Ok(charge)
+        Ok(())
     }
 }
 
@@ -191,12 +207,11 @@ impl Charge {
     /// # Errors
     /// Whose holdings are in the way; what is held already stays.
     pub fn grow(&mut self, more: u64) -> Result<(), Refused> {
-        let mut grown = match &self.share {
-            Some(share) => share.charge(more)?,
-            None => self.budget.charge(more)?,
-        };
-        // One charge from now on: the other one gives nothing back.
-        self.amount += std::mem::take(&mut grown.amount);
+        match &self.of {
+            Holder::Connection(share) => share.take(more)?,
+            Holder::Nobody(budget) => budget.take(more)?,
+        }
+        self.amount += more;
         Ok(())
     }
 
@@ -219,8 +234,7 @@ impl Charge {
         let amount = amount.min(self.amount);
         self.amount -= amount;
         let first = Self {
-            budget: Arc::clone(&self.budget),
-            share: self.share.clone(),
+            of: self.of.clone(),
             amount,
         };
         (first, self)
@@ -229,11 +243,15 @@ impl Charge {
 
 impl Charge {
     fn give_back(&self, amount: u64) {
-        self.budget.used.fetch_sub(amount, Ordering::Relaxed);
-        if let Some(share) = &self.share {
-            share.caller.held.fetch_sub(amount, Ordering::Relaxed);
-            share.held.fetch_sub(amount, Ordering::Relaxed);
-        }
+        let budget = match &self.of {
+            Holder::Nobody(budget) => budget,
+            Holder::Connection(share) => {
+                share.held.fetch_sub(amount, Ordering::Relaxed);
+                share.caller.held.fetch_sub(amount, Ordering::Relaxed);
+                &share.caller.budget
+            }
+        };
+        budget.used.fetch_sub(amount, Ordering::Relaxed);
     }
 }
 
