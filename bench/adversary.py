@@ -103,8 +103,18 @@ class Bench:
         """More reads than a disk of 2 ms serves, with a supervisor that wants to hear of the daemon."""
         with SlowDisk(SLOWDISK, self.data, self.directory / "slow", "--latency", "2ms", "--concurrency", "64") as disk:
             with self.daemon(slow=disk.path) as daemon:
-                attack = self.command(daemon, self.options.seconds, source, *case.attack, dataset="slow")
-                counts = json.loads(run(attack))
+                # Beside the crowd one more client of the same kind, which has one call at a time: what it waits for is the
+                # daemon, where each of the crowd's calls waits for all its others.
+                single = self.command(daemon, self.options.seconds, source, *case.attack[:1], "--callers", 1, "--scattered",
+                                      dataset="slow")
+                crowd = self.command(daemon, self.options.seconds + 2 * TAIL_SECONDS, source, *case.attack, dataset="slow")
+                with tempfile.TemporaryFile("w+") as output:
+                    process = subprocess.Popen(crowd, stdout=output, text=True)
+                    time.sleep(TAIL_SECONDS)
+                    alone = json.loads(run(single))
+                    process.wait(timeout=60)
+                    output.seek(0)
+                    counts = json.loads(output.read()) | {"single": alone}
                 alive = daemon.process.poll() is None
                 heart = daemon.heart.seen()
             report = disk.ask("report")

@@ -149,7 +149,7 @@ pub enum Role {
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
-    conversation: Conversation,
+    conversation: Arc<Conversation>,
     cores: Arc<Cores>,
     lifecycle: Lifecycle,
     slots: Arc<Slots>,
@@ -231,19 +231,19 @@ impl Listener {
         tracing::info!(transport, %address, "listening");
         Ok(Self {
             tcp,
-            conversation: Conversation {
+            conversation: Arc::new(Conversation {
                 transport,
                 front: Front {
                     router,
                     shortcut,
-                    hosts: hosts.map(Arc::new),
+                    hosts,
                     role,
                     refusals: Refusals::new(&cores.refused, transport),
                 },
                 http2_only,
                 bounds: bounds.clone(),
                 endings: Endings::new(&cores.closed, transport),
-            },
+            }),
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
             slots: bounds.slots(),
@@ -342,7 +342,7 @@ impl Listener {
             Err(Full) => return endings.count(Reason::Refused, caller),
         };
         let open = Open::new(Arc::clone(&self.cores), core, self.gauge.clone(), slot);
-        let conversation = self.conversation.clone();
+        let conversation = Arc::clone(&self.conversation);
         let party = Party {
             connection: self.cores.callers.connect(peer, bounds.connection_bytes()),
             progress,

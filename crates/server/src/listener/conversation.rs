@@ -29,7 +29,7 @@ const SEND_BUFFER_BYTES: usize = 1 << 20;
 const HTTP1_BUFFER_BYTES: usize = 64 << 10;
 
 /// How connections of one port are served.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Conversation {
     pub(super) transport: &'static str,
     pub(super) front: Front,
@@ -53,7 +53,7 @@ pub(super) struct Party {
 impl Conversation {
     /// Serves one connection until it ends, is told to end, or, while draining, until its requests are answered. Runs on
     /// a core.
-    pub(super) async fn hold(self, stream: std::net::TcpStream, party: Party) {
+    pub(super) async fn hold(self: Arc<Self>, stream: std::net::TcpStream, party: Party) {
         let Ok(stream) = TcpStream::from_std(stream) else {
             return;
         };
@@ -72,7 +72,12 @@ impl Conversation {
     }
 
     /// As [`Self::hold`]; answers with why the connection was closed, if that was our decision and is not counted yet.
-    async fn serve(&self, stream: TcpStream, party: Party, count: &impl Fn(Verdict)) -> Option<Verdict> {
+    async fn serve(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        party: Party,
+        count: &impl Fn(Verdict),
+    ) -> Option<Verdict> {
         let Party {
             connection,
             progress,
@@ -93,10 +98,10 @@ impl Conversation {
                 }
             }
         }
-        let (front, seen) = (self.front.clone(), Arc::clone(&progress));
+        let (port, seen) = (Arc::clone(self), Arc::clone(&progress));
         let service = service_fn(move |request: http::Request<Incoming>| {
             let exchange = seen.open(request.body().is_end_stream());
-            let answer = front.call(request, &connection, &exchange, is_late);
+            let answer = port.front.call(request, &connection, &exchange, is_late);
             Awaited::new(answer, exchange)
         });
         let builder = self.protocol();

@@ -40,17 +40,17 @@ pub trait Shortcut: std::fmt::Debug + Send + Sync {
 }
 
 /// Everything that answers requests on one port: the shortcut if there is one and it takes the request, else the router.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Front {
     pub(super) router: Router,
     pub(super) shortcut: Option<Arc<dyn Shortcut>>,
-    pub(super) hosts: Option<Arc<Hosts>>,
+    pub(super) hosts: Option<Hosts>,
     pub(super) role: Role,
     pub(super) refusals: Refusals,
 }
 
 /// Counts what does not get as far as the router.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Refusals {
     host: IntCounter,
     content_type: IntCounter,
