@@ -99,7 +99,7 @@ fn raw(wanted: Wanted, files: usize, length_bytes: u64, blame: Blame<'_>) -> Res
         return Err(blame.field(
             "dim",
             format!(
-                "{data_bytes} bytes of data are no multiple of {stride_bytes} (dim {dim} of {dtype}): {} bytes \
+                "{data_bytes} bytes of data are not a multiple of {stride_bytes} (dim {dim} of {dtype}): {} bytes \
                  remain; correct dim, dtype or header_bytes",
                 data_bytes % stride_bytes
             ),
