@@ -149,7 +149,7 @@ impl Source<'_> {
         let remainder = self.length_bytes % stride_bytes;
         if remainder != 0 {
             return Err(self.bad(format!(
-                "has {} bytes, no multiple of {stride_bytes} (4 bytes of dimension, then {dim} of {dtype}): \
+                "has {} bytes, not a multiple of {stride_bytes} (4 bytes of dimension, then {dim} of {dtype}): \
                  {remainder} bytes remain after {count} vectors; it is cut off, or of another layout",
                 self.length_bytes
             )));
