@@ -43,7 +43,7 @@ def title(name, row):
 
 
 def judged(target):
-    """`reads/s 1.29x of >= 1.8x: **missed**`."""
+    """`reads/s 1.29x (goal >= 1.8x): **missed**`."""
     sign = "x" if target["is"] == "ratio" else ""
     return (f"{UNITS[target['figure']]} {target['measured']:.2f}{sign} (goal {target['relation']} {target['bound']:g}{sign}): "
             f"{'met' if target['met'] else '**missed**'}")
@@ -59,7 +59,7 @@ def comparison(results, _flips):
     rows, facts = results["rows"], results["machine"]
     misses = missed(rows)
     met = sum(bool(row["targets"]) for row in rows.values()) - len(misses)
-    yield "| measured | against | reads/s, ours / theirs | CPU us/read | result of target |"
+    yield "| measured | against | reads/s, ours / theirs | CPU us/read | result |"
     yield "|---|---|--:|--:|---|"
     for name, row in rows.items():
         if name in HIGHLIGHTS or name in misses:
