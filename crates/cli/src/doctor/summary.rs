@@ -82,7 +82,7 @@ fn mend_first(checks: &[Finding]) -> Vec<(String, String)> {
     found
 }
 
-/// The table "Which engine, when" of README.md, for what was found.
+/// The table of engines in README.md ("Serve your own data"), for what was found.
 fn choose(files: &[Facts], ring: bool, room_bytes: Option<u64>) -> (&'static str, String) {
     if !ring {
         return ("mmap", "io_uring is unavailable".to_owned());
