@@ -223,6 +223,8 @@ def main():
     finally:
         warm.remove()
     say(f"results are in {os.path.relpath(options.out)}")
+    if options.out.resolve() == (ringfetch.ROOT / "bench" / "results").resolve():
+        say("bench/figures.py writes these figures into the documents")
     print(text)
     if options.before is None:
         failed = any(result.problem for result in results)

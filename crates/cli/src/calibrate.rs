@@ -164,7 +164,7 @@ impl Output {
         if let Ok(found) = std::fs::symlink_metadata(path) {
             if !found.is_file() {
                 return Err(Failure::Failed(format!(
-                    "{flag}: {shown} is there and is no regular file; choose another path"
+                    "{flag}: {shown} exists and is not a regular file; choose another path"
                 )));
             }
             if !force {

@@ -277,7 +277,7 @@ fn check_path(path: &Path, force: bool, directory: bool) -> Result<(), Failure> 
         let empty = std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
         if !found.is_dir() {
             return Err(Failure::Failed(format!(
-                "{shown} is there and is no directory; choose another path"
+                "{shown} exists and is not a directory; choose another path"
             )));
         }
         if !empty && !force {
@@ -287,7 +287,7 @@ fn check_path(path: &Path, force: bool, directory: bool) -> Result<(), Failure> 
         }
     } else if !found.is_file() {
         return Err(Failure::Failed(format!(
-            "{shown} is there and is no regular file; choose another path"
+            "{shown} exists and is not a regular file; choose another path"
         )));
     } else if !force {
         return Err(Failure::Failed(format!(

@@ -150,7 +150,7 @@ impl Builder {
         let uri: Uri = url.parse().map_err(|error| {
             Error::invalid(
                 "url",
-                format!("{url:?} is no URL ({error}); use http://HOST:PORT"),
+                format!("{url:?} is not a URL ({error}); use http://HOST:PORT"),
             )
         })?;
         if uri.scheme_str() != Some("http") || uri.host().is_none_or(str::is_empty) {

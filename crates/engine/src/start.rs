@@ -278,7 +278,7 @@ impl Starter<'_> {
             tracing::warn!(
                 ring,
                 %error,
-                "the response memory is not registered with the ring; reads go on without (raise RLIMIT_MEMLOCK to \
+                "the response memory is not registered with the ring; reads continue unregistered (raise RLIMIT_MEMLOCK to \
                  engine.memory_budget for each ring, or set engine.uring.registered_buffers: false)"
             );
         }

@@ -121,7 +121,7 @@ impl Lifecycle {
     /// Moves on to draining because something broke: the process will end with an error. The first reason counts.
     pub fn fail(&self, reason: impl Into<String>) {
         let reason = reason.into();
-        tracing::error!(reason, "the daemon cannot go on");
+        tracing::error!(reason, "the daemon cannot continue");
         let _first_counts = self.failure.set(reason);
         self.start_draining();
     }

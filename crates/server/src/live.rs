@@ -313,7 +313,7 @@ impl Inner {
         self.metrics.switched(backend, result.is_ok());
         match &result {
             Ok(now) => tracing::info!(backend = %now.backend, reason = now.reason, "backend switched"),
-            Err(error) => tracing::warn!(%backend, %error, "backend not switched: the one in use goes on"),
+            Err(error) => tracing::warn!(%backend, %error, "backend not switched: the old one stays"),
         }
         result.map_err(|error| NotSwitched::Unavailable(error.to_string()))
     }

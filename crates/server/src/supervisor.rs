@@ -57,7 +57,7 @@ impl Supervisor {
                 tracing::warn!(
                     ?socket,
                     %error,
-                    "NOTIFY_SOCKET names no socket that can be used: the service manager is told nothing (allowed: \
+                    "NOTIFY_SOCKET is not a usable socket: the service manager is not notified (allowed: \
                      an absolute path, or @ and an abstract name)"
                 );
             })
@@ -72,7 +72,7 @@ impl Supervisor {
             if parsed.is_none() {
                 tracing::warn!(
                     value = ?text,
-                    "WATCHDOG_USEC is no number of microseconds: the watchdog is not fed"
+                    "WATCHDOG_USEC is not a number of microseconds: the watchdog is not fed"
                 );
             }
             parsed.map(Duration::from_micros)
@@ -208,7 +208,7 @@ impl Supervisor {
             tracing::warn!(
                 address = ?self.address,
                 %error,
-                "the service manager cannot be told how the daemon is doing (NOTIFY_SOCKET)"
+                "the service manager cannot be notified (NOTIFY_SOCKET)"
             );
         }
     }

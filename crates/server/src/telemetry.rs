@@ -114,7 +114,7 @@ impl Telemetry {
 
 fn parse(filter: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(filter).map_err(|error| {
-        format!("{filter:?} is no filter: {error}; write one like info or warn,ringfetch_engine=debug")
+        format!("{filter:?} is not a filter: {error}; write one like info or warn,ringfetch_engine=debug")
     })
 }
 

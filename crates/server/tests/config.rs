@@ -186,7 +186,7 @@ fn bad_variables_and_flags_are_named() {
     let expected = [
         (
             "environment RINGFETCH__ENGINE__BACKND",
-            "engine.backnd: is no key here; did you mean backend?",
+            "engine.backnd: is not a key here; did you mean backend?",
         ),
         (
             "environment RINGFETCH__ENGINE__BACKEND",
@@ -201,7 +201,7 @@ fn bad_variables_and_flags_are_named() {
             "environment RINGFETCH__DATASETS__0__NAME",
             "datasets.0.name: cannot be set here",
         ),
-        ("environment RINGFETCH__", ": is no key path"),
+        ("environment RINGFETCH__", ": is not a key path"),
         (
             "environment RINGFETCH_LOG_FILTER",
             "log.filter: is not set by a name with single underscores; the variable is RINGFETCH__LOG__FILTER",
@@ -210,9 +210,9 @@ fn bad_variables_and_flags_are_named() {
         ("flag --set limits.connections", "limits.connections: is 0"),
         (
             "flag --set limits.connections.most",
-            "limits.connections.most: lies inside a value that is no section",
+            "limits.connections.most: is inside a value that is not a section",
         ),
-        ("flag --set ", ": is no key path"),
+        ("flag --set ", ": is not a key path"),
         ("flag --set log.format", "log.format: has no value"),
     ];
     for (source, problem) in expected {

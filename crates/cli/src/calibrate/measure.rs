@@ -349,7 +349,7 @@ impl<'a> Bench<'a> {
         let Ok(facts) = &self.ring else { return Ok(None) };
         if let Err(reason) = &facts.registered_buffers {
             self.notes.push(format!(
-                "registered buffers are not to be had here, and were not tried: {reason}"
+                "registered buffers are unavailable, and were not tried: {reason}"
             ));
             return Ok(None);
         }
@@ -358,7 +358,7 @@ impl<'a> Bench<'a> {
         if let (false, Some(limit)) = (pinned, limit.filter(|limit| *limit < MEMORY_MAX_BYTES)) {
             // The probe's page fits, a daemon's memory does not.
             self.notes.push(format!(
-                "registered buffers are not to be had here: RLIMIT_MEMLOCK is {}; raise it (ulimit -l) to \
+                "registered buffers are unavailable: RLIMIT_MEMLOCK is {}; raise it (ulimit -l) to \
                  engine.memory_budget and calibrate again",
                 size(limit)
             ));

@@ -62,7 +62,7 @@ impl Report<'_> {
         match self.target.device.as_ref().map(|device| device.poll_queues) {
             Some(false) => "poll queues: none on this device; not tried",
             Some(true) => {
-                "poll queues: the device has some; not tried, for the engine has no polled mode (docs/TRAPS.md, 5)"
+                "poll queues: the device has some; not tried, for the engine has no polled mode (docs/design/TRAPS.md, 5)"
             }
             None => "poll queues: not known; not tried",
         }

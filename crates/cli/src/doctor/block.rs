@@ -246,9 +246,9 @@ fn stack(device: &Device, partition: Option<&str>) -> Finding {
 fn rotational(device: &Device) -> Finding {
     let disks = device.disks();
     let Some(disk) = disks.iter().find(|disk| disk.rotational) else {
-        return ROTATIONAL.ok("says that it does not seek");
+        return ROTATIONAL.ok("does not seek");
     };
-    let found = format!("{} says that it seeks", disk.name);
+    let found = format!("{} seeks", disk.name);
     let told_wrong = format!("`echo 0 >/sys/block/{}/queue/rotational`", disk.name);
     // Virtual disks say so whatever is beneath, unless their hypervisor is told otherwise.
     if ["vd", "xvd"].iter().any(|prefix| disk.name.starts_with(prefix)) {

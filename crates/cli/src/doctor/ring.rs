@@ -24,15 +24,15 @@ const SECCOMP: Check = Check {
 };
 const FLAGS: Check = Check {
     id: "io_uring.flags",
-    why: "with COOP_TASKRUN and SINGLE_ISSUER a ring interrupts its thread less; without, the engine goes on",
+    why: "with COOP_TASKRUN and SINGLE_ISSUER a ring interrupts its thread less; without it, reads still work",
 };
 const FILES: Check = Check {
     id: "io_uring.registered_files",
-    why: "a registered file's descriptor is not looked up for every read; without, the engine goes on",
+    why: "a registered file's descriptor is not looked up for every read; without it, reads still work",
 };
 const BUFFERS: Check = Check {
     id: "io_uring.registered_buffers",
-    why: "memory that is registered with a ring need not be pinned anew for every read; without, the engine goes on",
+    why: "memory that is registered with a ring need not be pinned anew for every read; without it, reads still work",
 };
 const MEMLOCK: Check = Check {
     id: "limits.memlock",

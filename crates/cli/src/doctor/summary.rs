@@ -82,10 +82,10 @@ fn mend_first(checks: &[Finding]) -> Vec<(String, String)> {
     found
 }
 
-/// The table "Which engine, when" of README.md, for what was found.
+/// The table of engines in README.md ("Serve your own data"), for what was found.
 fn choose(files: &[Facts], ring: bool, room_bytes: Option<u64>) -> (&'static str, String) {
     if !ring {
-        return ("mmap", "a ring is not to be had here".to_owned());
+        return ("mmap", "io_uring is unavailable".to_owned());
     }
     let readable: Vec<&Facts> = files.iter().filter(|file| file.readable).collect();
     if readable.is_empty() {

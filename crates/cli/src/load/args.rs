@@ -293,12 +293,12 @@ fn parse_mix(text: &str) -> Result<Mix, String> {
     for part in text.split(',') {
         let (name, share) = part
             .split_once('=')
-            .ok_or_else(|| format!("{part:?} is no NAME=SHARE; use blocks=0.7,vectors=0.3"))?;
+            .ok_or_else(|| format!("{part:?} is not NAME=SHARE; use blocks=0.7,vectors=0.3"))?;
         let share = share
             .parse::<f64>()
             .ok()
             .filter(|share| share.is_finite() && *share > 0.0)
-            .ok_or_else(|| format!("the share of {name:?} is no number above 0"))?;
+            .ok_or_else(|| format!("the share of {name:?} is not a number above 0"))?;
         if name.is_empty() || parts.iter().any(|(other, _)| other == name) {
             return Err(format!("the dataset {name:?} is empty or named twice"));
         }

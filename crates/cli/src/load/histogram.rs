@@ -119,10 +119,10 @@ impl Durations {
         }
         let bytes = BASE64_STANDARD
             .decode(text.trim())
-            .map_err(|error| format!("is no base64: {error}"))?;
+            .map_err(|error| format!("is not base64: {error}"))?;
         let theirs: Histogram<u64> = Deserializer::new()
             .deserialize(&mut bytes.as_slice())
-            .map_err(|error| format!("is no HdrHistogram: {error}"))?;
+            .map_err(|error| format!("is not an HdrHistogram: {error}"))?;
         if (theirs.low(), theirs.sigfig()) != (NS_MIN, DIGITS) || theirs.high() != NS_MAX {
             return Err("is a histogram of another shape than `ringfetch load` makes".to_owned());
         }

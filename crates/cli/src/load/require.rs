@@ -110,8 +110,8 @@ impl Requirement {
 /// A figure by its name, and its value in its unit.
 fn read(name: &str, value: &str) -> Result<(Figure, f64), String> {
     let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite());
-    let unknown = || format!("{name:?} is no figure; use {FIGURES}");
-    let wrong = |what: &str| format!("{value:?} is no {what}, as {name} takes");
+    let unknown = || format!("{name:?} is not a figure; use {FIGURES}");
+    let wrong = |what: &str| format!("{value:?} is not a {what}, as {name} takes");
     let latency = match name {
         "min" => Some(Figure::LatencyMin),
         "mean" => Some(Figure::LatencyMean),

@@ -266,7 +266,7 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
     let directory_out = directory.path().display();
     refused(&format!("{data} --out {}", at("small").display()), "--force");
     refused(&format!("{data} --plot {}", at("small").display()), "--force");
-    refused(&format!("{data} --out {directory_out}"), "no regular file");
+    refused(&format!("{data} --out {directory_out}"), "not a regular file");
     refused(
         &format!("{data} --out {}", at("none/x.yaml").display()),
         "cannot write",

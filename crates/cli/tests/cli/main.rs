@@ -222,7 +222,7 @@ objects  objects      -          -  -               mmap     no: a mapping never
         "rate     91 235 reads/s, 374 MB/s over the last 1 s\n",
         "reads    1 234 567, 8 failed\n",
         "latency  p50 500 us, p99 20.0 ms, p99.9 50.0 ms",
-        "config   RELOAD FAILED, nothing has changed: engine.bakend: is no key here\n",
+        "config   RELOAD FAILED, nothing has changed: engine.bakend: is not a key here\n",
         "SHARD  BACKEND  IN FLIGHT  QUEUED  DEPTH  DEVICE READS  SUBMISSIONS\n    0  uring            0       0    128        12 345            0\n",
     ] {
         assert!(status.contains(want), "{want:?} in:\n{status}");

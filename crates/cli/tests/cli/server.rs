@@ -379,7 +379,7 @@ impl AdminService for Server {
             latency_p999_us: 50_000.0,
             last_reload: Some(wire::LastReload {
                 successful: false,
-                problem: "engine.bakend: is no key here".into(),
+                problem: "engine.bakend: is not a key here".into(),
                 ..Default::default()
             }),
         }))
@@ -432,7 +432,7 @@ impl AdminService for Server {
         _: Request<wire::ReloadRequest>,
     ) -> Result<Response<wire::ReloadResponse>, Status> {
         if self.0.overloaded {
-            return Err(Status::invalid_argument("engine.bakend: is no key here"));
+            return Err(Status::invalid_argument("engine.bakend: is not a key here"));
         }
         let change = |key: &str, before: &str, after: &str| wire::ConfigChange {
             key: key.into(),

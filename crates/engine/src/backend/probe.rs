@@ -34,7 +34,7 @@ pub struct UringFacts {
     /// RLIMIT_MEMLOCK, bytes; `None` is no limit. Registered memory counts against it, and rings do on kernels
     /// before 5.12 and from 6.14 (TRAPS 9).
     pub memlock_limit_bytes: Option<u64>,
-    /// Whether a read into registered memory works, or why not. Not needed: reads go on without.
+    /// Whether a read into registered memory works, or why not. Not needed: reads continue unregistered.
     pub registered_buffers: Result<(), String>,
 }
 

@@ -99,7 +99,7 @@ fn statx_alignment(file: &File, is_block_device: bool) -> Result<Option<Alignmen
     }
     match (found.stx_dio_offset_align, found.stx_dio_mem_align) {
         (0, _) | (_, 0) if is_block_device => Ok(None),
-        (0, _) | (_, 0) => Err("statx says that it takes none".to_owned()),
+        (0, _) | (_, 0) => Err("statx reports none".to_owned()),
         (offset_bytes, memory_bytes) => Ok(Some(Alignment {
             offset_bytes,
             memory_bytes,

@@ -43,7 +43,7 @@ impl Directory {
             Err(Errno::NOSYS | Errno::PERM | Errno::TOOBIG | Errno::INVAL) => {
                 tracing::warn!(
                     path = %path.display(),
-                    "openat2 is not to be had: symbolic links in this objects directory are not followed"
+                    "openat2 is unavailable: symbolic links in this objects directory are not followed"
                 );
                 directory.resolver = Resolver::Walk;
             }

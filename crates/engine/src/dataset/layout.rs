@@ -99,7 +99,7 @@ fn raw(wanted: Wanted, files: usize, length_bytes: u64, blame: Blame<'_>) -> Res
         return Err(blame.field(
             "dim",
             format!(
-                "{data_bytes} bytes of data are no multiple of {stride_bytes} (dim {dim} of {dtype}): {} bytes \
+                "{data_bytes} bytes of data are not a multiple of {stride_bytes} (dim {dim} of {dtype}): {} bytes \
                  remain; correct dim, dtype or header_bytes",
                 data_bytes % stride_bytes
             ),
@@ -149,7 +149,7 @@ impl Source<'_> {
         let remainder = self.length_bytes % stride_bytes;
         if remainder != 0 {
             return Err(self.bad(format!(
-                "has {} bytes, no multiple of {stride_bytes} (4 bytes of dimension, then {dim} of {dtype}): \
+                "has {} bytes, not a multiple of {stride_bytes} (4 bytes of dimension, then {dim} of {dtype}): \
                  {remainder} bytes remain after {count} vectors; it is cut off, or of another layout",
                 self.length_bytes
             )));

@@ -191,7 +191,7 @@ fn blocks(
         return Err(blame.field(
             "block_bytes",
             format!(
-                "{length_bytes} bytes are no multiple of {block_bytes}: {remainder} bytes remain after {count} \
+                "{length_bytes} bytes are not a multiple of {block_bytes}: {remainder} bytes remain after {count} \
                  blocks; set partial_tail: ignore to leave them out, or another block_bytes"
             ),
         ));

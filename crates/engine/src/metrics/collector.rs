@@ -1,6 +1,6 @@
 //! What is exported: the shards' counters added up at each scrape, and which backend serves what.
 //!
-//! Names and labels are a contract (docs/OPERATIONS, DESIGN). Labels are closed sets: never an offset, a client, a path.
+//! Names and labels are a contract (docs/METRICS.md). Labels are closed sets: never an offset, a client, a path.
 
 use super::{COUNT_BOUNDS, DURATION_BOUNDS_NS, HistogramTotal, RESULT_OK, ShardMetrics, float, totals};
 use crate::engine::{BackendStatus, Totals};

@@ -240,7 +240,7 @@ fn npy_header_length(count: u64) -> usize {
     write::npy_header(Dtype::I8, 1_000_000, count).len()
 }
 
-/// A file of blocks is the stream, to lengths that are no multiple of anything.
+/// A file of blocks is the stream, to lengths that are multiples of nothing.
 #[test]
 fn blocks_are_the_stream() {
     let dir = tempfile::tempdir().unwrap();

@@ -258,7 +258,7 @@ fn paths(
             return None;
         }
         (Some(_), Some(node)) => {
-            let problem = "stands beside path".to_owned();
+            let problem = "is given together with path".to_owned();
             walk.complain(
                 &section.key("paths"),
                 problem,
@@ -324,7 +324,7 @@ fn paths(
             | Content::List(_)
             | Content::Section(_) => (
                 node.content.describe(),
-                "allowed: the path of a file, device or directory (quote what is no text)",
+                "allowed: the path of a file, device or directory (quote what is not text)",
             ),
         };
         walk.complain(&key, problem, remedy.to_owned(), node.source);

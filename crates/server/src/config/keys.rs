@@ -142,7 +142,7 @@ fn host_name(name: &str) -> Result<(), String> {
     if name == "*" || is_name {
         Ok(())
     } else {
-        Err(format!("is {name:?}, which is no host name"))
+        Err(format!("is {name:?}, which is not a host name"))
     }
 }
 

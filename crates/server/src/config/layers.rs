@@ -166,8 +166,8 @@ fn read(path: &Path) -> Result<Value, Complaint> {
     }
     let syntax = |error: serde_yaml::Error| {
         (
-            format!("is no valid YAML: {error}"),
-            "mend it there; nothing else was checked".to_owned(),
+            format!("is not valid YAML: {error}"),
+            "fix it there; nothing else was checked".to_owned(),
         )
     };
     let mut value: Value = serde_yaml::from_str(&text).map_err(syntax)?;
@@ -198,7 +198,7 @@ fn convert(value: Value, path: &str, source: &Source, problems: &mut Vec<Problem
                         } else {
                             path.to_owned()
                         },
-                        problem: format!("has a key that is no text: {}", plain(&key)),
+                        problem: format!("has a key that is not text: {}", plain(&key)),
                         remedy: "keys are words".to_owned(),
                         source: source.clone(),
                     });
@@ -245,7 +245,7 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
     let parts: Vec<&str> = key.split('.').collect();
     if parts.iter().any(|part| part.is_empty()) {
         return problems.push(complaint(
-            "is no key path",
+            "is not a key path",
             "write it like engine.backend (RINGFETCH__ENGINE__BACKEND in the environment)",
         ));
     }
@@ -286,8 +286,8 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
         }
         let Content::Section(entries) = &mut node.content else {
             return problems.push(complaint(
-                "lies inside a value that is no section",
-                "mend the section first, or leave this one out",
+                "is inside a value that is not a section",
+                "fix the section first, or leave this one out",
             ));
         };
         let position = entries

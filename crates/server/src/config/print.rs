@@ -9,7 +9,7 @@ use super::walk::Setting;
 
 /// Writes settings as a configuration file.
 pub fn to_yaml(settings: &[Setting]) -> String {
-    let mut out = String::from("# The effective configuration; each value's source stands beside it.\n");
+    let mut out = String::from("# The effective configuration; each value with its source.\n");
     let mut open: Vec<&str> = Vec::new();
     for setting in settings {
         let parts = parts(&setting.key);

@@ -21,7 +21,7 @@ pub(super) fn parse(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = (&text[..digits], text[digits..].trim());
     if number.is_empty() {
-        return Err(format!("is {text:?}, which is no size"));
+        return Err(format!("is {text:?}, which is not a size"));
     }
     let number: u64 = number
         .parse()
@@ -33,7 +33,7 @@ pub(super) fn parse(text: &str) -> Result<u64, String> {
         return Ok(number);
     }
     let Some((_, factor)) = UNITS.iter().find(|(name, _)| *name == unit) else {
-        return Err(format!("is {text:?}, and {unit:?} is no unit here"));
+        return Err(format!("is {text:?}, and {unit:?} is not a unit here"));
     };
     number
         .checked_mul(*factor)

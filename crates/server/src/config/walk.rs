@@ -122,7 +122,7 @@ impl Walk {
             let remedy = suggest(&key, &known);
             problems.push(Problem {
                 key,
-                problem: "is no key here".to_owned(),
+                problem: "is not a key here".to_owned(),
                 remedy,
                 source,
             });
@@ -487,7 +487,7 @@ impl<'w> Section<'w> {
             }
             text.parse()
                 .map(Some)
-                .map_err(|_| format!("is {text:?}, which is no address"))
+                .map_err(|_| format!("is {text:?}, which is not an address"))
         };
         let write = |value: &Option<SocketAddr>| {
             value.map_or_else(|| "off".into(), |address| address.to_string().into())
@@ -501,7 +501,7 @@ impl<'w> Section<'w> {
 fn text(content: &Content) -> Result<String, String> {
     match content {
         Content::Text(text) => Ok(text.clone()),
-        Content::Number(_) | Content::Bool(_) => Err(format!("{}, which is no text", content.describe())),
+        Content::Number(_) | Content::Bool(_) => Err(format!("{}, which is not text", content.describe())),
         Content::Null | Content::List(_) | Content::Section(_) => Err(content.describe()),
     }
 }

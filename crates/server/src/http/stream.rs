@@ -208,7 +208,7 @@ impl WindowedBody {
 
     fn break_off(&mut self, error: VersionError) -> VersionError {
         let dataset = self.reader.version.dataset();
-        tracing::warn!(dataset, left_bytes = self.left_bytes, %error, "an answer breaks off");
+        tracing::warn!(dataset, left_bytes = self.left_bytes, %error, "an answer is cut short");
         self.plan.clear();
         self.ready.clear();
         self.left_bytes = 0;

@@ -129,7 +129,7 @@ impl Front {
             }
             Err(Unnamed::Foreign) => {
                 self.refusals.host.inc();
-                let detail = "Host: is no name of this daemon; list the names that clients use in http.hosts";
+                let detail = "Host: not a name of this daemon; list the names that clients use in http.hosts";
                 return refuse(StatusCode::MISDIRECTED_REQUEST, "misdirected", detail);
             }
         }

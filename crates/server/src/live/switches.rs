@@ -102,7 +102,7 @@ impl<'a> Switches<'a> {
             Ok(now) => now,
             Err(error) if may_fall_back => {
                 self.notes.push(format!(
-                    "engine.backend: {wanted} cannot be had, mmap reads: {error}"
+                    "engine.backend: {wanted} is unavailable, mmap is used: {error}"
                 ));
                 if before.backend == BackendKind::Mmap {
                     return Ok(());
@@ -142,7 +142,7 @@ impl<'a> Switches<'a> {
         if wanted.is_some() && now.is_fallback() {
             let (requested, reason) = (now.requested, &now.reason);
             self.notes.push(format!(
-                "{key}: {requested} cannot be had, {} reads: {reason}",
+                "{key}: {requested} is unavailable, {} is used: {reason}",
                 now.backend
             ));
         }

@@ -1,16 +1,14 @@
-//! The metrics that a daemon exports against those that docs/OPERATIONS.md explains.
+//! The metrics that a daemon exports against those that docs/METRICS.md explains.
 
 use crate::daemon::{BACKENDS, Setup};
 use crate::data::plain_blocks;
 use std::collections::BTreeSet;
 
-/// The names in the first cells of the handbook's tables of metrics.
+/// The names in the first cells of the document's tables.
 fn explained() -> BTreeSet<String> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/OPERATIONS.md");
-    let text = std::fs::read_to_string(path).expect("the handbook");
-    let (_, section) = text.split_once("\n## Metrics\n").expect("a section Metrics");
-    let section = section.split("\n## ").next().unwrap_or_default();
-    let names = section
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/METRICS.md");
+    let text = std::fs::read_to_string(path).expect("docs/METRICS.md");
+    let names = text
         .lines()
         .filter_map(|line| line.strip_prefix("| `")?.split(['`', '{']).next());
     names.map(str::to_owned).collect()
@@ -19,7 +17,7 @@ fn explained() -> BTreeSet<String> {
 #[tokio::test]
 async fn every_metric_is_explained_and_no_other() {
     // Scenario: a daemon on each backend, after a read and a refusal by each transport. Expectation: together they export
-    // exactly the metrics that the handbook explains.
+    // exactly the metrics that the document explains.
     let mut exported = BTreeSet::new();
     for backend in BACKENDS.iter().chain(&["auto"]) {
         let (setup, _) = plain_blocks(Setup::new(backend), 16);
@@ -41,6 +39,6 @@ async fn every_metric_is_explained_and_no_other() {
     let stale: Vec<_> = explained.difference(&exported).collect();
     assert!(
         missing.is_empty() && stale.is_empty(),
-        "docs/OPERATIONS.md, Metrics: not explained: {missing:?}; not exported: {stale:?}"
+        "docs/METRICS.md: not explained: {missing:?}; not exported: {stale:?}"
     );
 }

@@ -1,7 +1,7 @@
 //! Rules that keep documents true: the architecture's map against the tree, the decisions' shape, and the metrics that
 //! dashboards and rules ask for against those that the code registers.
 
-use super::tree::{Source, hold, report, tree};
+use super::tree::{Source, hold, report, root, tree};
 
 const MAP: &str = "docs/ARCHITECTURE.md";
 const DECISION_SECTIONS: [&str; 4] = ["## Context", "## Decision", "## Rejected", "## Exit criteria"];
@@ -114,6 +114,106 @@ fn every_document_names_files_that_exist() {
     };
     let found: Vec<String> = tree.iter().filter(is_document).flat_map(missing).collect();
     report("A reader who follows a path must arrive somewhere.", &found);
+}
+
+/// Targets of a Markdown text's links and pictures, those in fenced code left out.
+fn links(text: &str) -> Vec<&str> {
+    let mut fenced = false;
+    let mut found = Vec::new();
+    for line in text.lines() {
+        fenced ^= line.trim_start().starts_with("```");
+        if !fenced {
+            found.extend(line.split("](").skip(1).filter_map(|rest| rest.split(')').next()));
+        }
+    }
+    found
+}
+
+/// The anchors that GitHub gives a document's headings.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let kept = |c: char| c.is_alphanumeric() || " -_".contains(c);
+    headings
+        .map(|line| {
+            let title = line.trim_start_matches('#').trim().to_lowercase();
+            title
+                .chars()
+                .filter(|c| kept(*c))
+                .collect::<String>()
+                .replace(' ', "-")
+        })
+        .collect()
+}
+
+/// `docs/a/../B.md` as `docs/B.md`.
+fn joined(document: &str, target: &str) -> String {
+    let mut parts: Vec<&str> = document.split('/').collect();
+    parts.pop();
+    for part in target.trim_end_matches('/').split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            "." => {}
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// Links of a document that lead to no file, or to no heading of it.
+fn links_broken(document: &Source, tree: &[Source]) -> Vec<String> {
+    // Pictures that are not text are not in the tree.
+    let on_disk = |path: &str| root().join(path).exists();
+    let has =
+        |text: &str, anchor: &str| anchor.is_empty() || anchors(text).iter().any(|known| known == anchor);
+    let leads = |link: &str| {
+        let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
+        if target.is_empty() {
+            return has(&document.text, anchor);
+        }
+        let path = joined(&document.path, target);
+        let inside = || {
+            tree.iter()
+                .any(|source| source.path.starts_with(&format!("{path}/")))
+        };
+        match tree.iter().find(|source| source.path == path) {
+            Some(source) => has(&source.text, anchor),
+            None => anchor.is_empty() && (inside() || on_disk(&path)),
+        }
+    };
+    let is_ours = |link: &&str| !link.contains("://") && !link.starts_with("mailto:");
+    let broken = links(&document.text)
+        .into_iter()
+        .filter(is_ours)
+        .filter(|link| !leads(link));
+    broken.map(|link| format!("{}: {link}", document.path)).collect()
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading() {
+    // Scenario: links between documents, anchors included. Expectation: each leads somewhere.
+    let tree_of_samples = [
+        Source::new("docs/A.md", "# A b `c`\n"),
+        Source::new("README.md", "## Try it, now\n"),
+    ];
+    let broken = |text: &str| links_broken(&Source::new("docs/X.md", text), &tree_of_samples).len();
+    let good = "# Own\n[a](A.md#a-b-c) [b](../README.md#try-it-now) [c](#own) [d](https://example.org/x)\n";
+    assert_eq!(broken(good), 0, "self-check");
+    assert_eq!(
+        broken("[a](GONE.md) [b](A.md#gone) [c](#gone)\n"),
+        3,
+        "self-check"
+    );
+    assert_eq!(broken("```\nf[0](x)\n```\n"), 0, "self-check");
+
+    let tree = tree();
+    let documents = tree.iter().filter(|source| source.path.ends_with(".md"));
+    let found: Vec<String> = documents
+        .flat_map(|document| links_broken(document, &tree))
+        .collect();
+    report(
+        "Each fact is explained once and linked to: a link must arrive.",
+        &found,
+    );
 }
 
 /// What is wrong with a decision's form.

@@ -45,7 +45,7 @@ impl Http {
     pub(super) async fn connect(url: &str, slots: u32, timeout: Duration) -> Result<Self, Refused> {
         let address = address(url)?;
         let host = HeaderValue::try_from(&address)
-            .map_err(|_| Refused::transport(format!("{url:?} is no address")))?;
+            .map_err(|_| Refused::transport(format!("{url:?} is not an address")))?;
         let mut wires = Vec::new();
         for _ in 0..slots {
             let wire = tokio::time::timeout(timeout, Wire::connect(&address))
@@ -107,7 +107,7 @@ pub(in crate::load) async fn get_text(url: &str, path: &str, timeout: Duration) 
         if answer.status != StatusCode::OK {
             return Err(refused(&answer));
         }
-        String::from_utf8(answer.data.into()).map_err(|_| Refused::protocol("the page is no text"))
+        String::from_utf8(answer.data.into()).map_err(|_| Refused::protocol("the page is not text"))
     };
     tokio::time::timeout(timeout, exchange)
         .await

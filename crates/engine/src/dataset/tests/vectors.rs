@@ -43,7 +43,7 @@ fn raw_vectors() {
     refused(
         &spec(&[&path], raw(Some(50), f32, 40)),
         "dim",
-        &["no multiple of 200", "correct dim, dtype or header_bytes"],
+        &["not a multiple of 200", "correct dim, dtype or header_bytes"],
     );
     refused(
         &spec(&[&path], raw(Some(0), f32, 0)),
@@ -138,13 +138,13 @@ fn bad_records() {
         Layout::Fvecs,
         &words(&[2, 0]),
         "path",
-        &["no multiple of 12", "8 bytes remain"],
+        &["not a multiple of 12", "8 bytes remain"],
     );
     refused_vectors(
         Layout::Fvecs,
         &words(&[1, 0, 1, 0, 1]),
         "path",
-        &["no multiple of 8", "after 2 vectors"],
+        &["not a multiple of 8", "after 2 vectors"],
     );
     refused_vectors(
         Layout::Ivecs,

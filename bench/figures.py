@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Writes the figures that the documents quote from the committed runs, so that they cannot go stale.
+
+    bench/figures.py            rewrites the marked parts of README.md and docs/*.md
+    bench/figures.py --check    changes nothing; ends with 1 when a part differs (so does test_figures.py)
+
+A part is what stands between `<!-- figures: NAME -->` and `<!-- /figures -->`; NAME is a key of `PARTS`.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import sys
+
+from table import number
+from verdict import UNITS
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench/results/results.json"
+FLIPS = ROOT / "bench/results/flips.json"
+PART = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+
+# The rows that README.md shows when their targets are met. A missed row is always shown.
+HIGHLIGHTS = ["grpc-64", "grpc-1", "stream", "http-block", "mmap-cold", "mmap-warm", "auto-75", "ranges-64k"]
+
+
+def median(row, side, figure):
+    """The median of a side's runs, or None where they have no such figure."""
+    values = [run[figure] for run in row[side]["runs"] if run.get(figure) is not None]
+    return statistics.median(values) if values else None
+
+
+def sides(row, figure, digits=0):
+    """Both medians, `ours / theirs`."""
+    both = [median(row, side, figure) for side in ("subject", "peer")]
+    return " / ".join(number(value, digits) for value in both if value is not None) or "-"
+
+
+def title(name, row):
+    return f"{row['title']} ({row['temperature']})"
+
+
+def judged(target):
+    """`reads/s 1.29x (goal >= 1.8x): **missed**`."""
+    sign = "x" if target["is"] == "ratio" else ""
+    return (f"{UNITS[target['figure']]} {target['measured']:.2f}{sign} (goal {target['relation']} {target['bound']:g}{sign}): "
+            f"{'met' if target['met'] else '**missed**'}")
+
+
+def missed(rows):
+    """The rows of which a target was missed, in their order."""
+    return [name for name, row in rows.items() if not all(target["met"] for target in row["targets"])]
+
+
+def comparison(results, _flips):
+    """README: what we are held against, hits and misses."""
+    rows, facts = results["rows"], results["machine"]
+    misses = missed(rows)
+    met = sum(bool(row["targets"]) for row in rows.values()) - len(misses)
+    yield "| measured | against | reads/s, ours / theirs | CPU us/read | result |"
+    yield "|---|---|--:|--:|---|"
+    for name, row in rows.items():
+        if name in HIGHLIGHTS or name in misses:
+            result = "<br>".join(judged(target) for target in row["targets"])
+            yield (f"| {title(name, row)} | {row['peer']['name']} | {sides(row, 'reads_per_second')} "
+                   f"| {sides(row, 'cpu_us', 1)} | {result} |")
+    yield ""
+    yield (f"{facts['date']}, commit {facts['commit']}: {facts['cpus']} CPUs ({facts['cpu']}), kernel {facts['kernel']}, "
+           f"{facts['file_system']} on {facts['block_device'].get('name', 'one disk')}, a file of {facts['file_gib']:g} GiB, 4 KiB "
+           f"a read unless the row says otherwise; medians of pairs. {met} rows met their targets, {len(misses)} missed one; "
+           f"every missed row is shown.")
+
+
+def flips(_results, run):
+    """One line: what switching the backend under load did."""
+    seen = {condition["what"]: condition["seen"] for condition in run["conditions"]}
+    failed = seen["failed reads, as clients saw"]
+    wrong = seen["wrong bytes (every byte checked)"]
+    yield (f"{run['asked']} switches under full load: {failed} reads failed, {wrong} bytes were wrong "
+           f"(`bench/results/flips.md`).")
+
+
+def cpu(results, _flips):
+    """What a read costs the daemon, and the cores that follow."""
+    yield "| reads of 4 KiB | server CPU us/read | cores for 100,000 reads/s |"
+    yield "|---|--:|--:|"
+    for name in ("http-batch", "grpc-64", "stream", "mmap-cold", "grpc-1", "http-block"):
+        row = results["rows"][name]
+        each = median(row, "subject", "cpu_us")
+        yield f"| {title(name, row)} | {each:.1f} | {each / 10:.1f} |"
+
+
+def depth(results, _flips):
+    """The engine alone at three depths."""
+    yield "| queue depth | reads/s | p50 us | p99 us |"
+    yield "|--:|--:|--:|--:|"
+    for at in (1, 64, 256):
+        row = results["rows"][f"engine-{at}"]
+        cells = (number(median(row, "subject", figure)) for figure in ("reads_per_second", "p50_us", "p99_us"))
+        yield f"| {at} | " + " | ".join(cells) + " |"
+
+
+def memory(results, _flips):
+    """What the daemon holds after load, and uses when idle."""
+    yield "| after load, `engine.memory_budget: 256MiB` | MiB | idle CPU, % of a core |"
+    yield "|---|--:|--:|"
+    for name, figure, what in (("memory", "resident_mib", "`uring`: peak resident memory"),
+                               ("memory-mmap", "anonymous_mib", "`mmap`: memory that is not page cache")):
+        row = results["rows"][name]
+        yield f"| {what} | {number(median(row, 'subject', figure))} | {median(row, 'subject', 'idle_cpu_percent'):.2f} |"
+
+
+def misses(results, _flips):
+    """The targets that the committed run missed."""
+    rows = results["rows"]
+    yield f"Run of {results['machine']['date']}, commit {results['machine']['commit']}:"
+    yield ""
+    yield "| row | figure | median of the pairs | lowest to highest | target |"
+    yield "|---|---|--:|--:|--:|"
+    for name in missed(rows):
+        for target in rows[name]["targets"]:
+            if not target["met"]:
+                ratio = target["is"] == "ratio"
+                spread = f"{target['lowest']:.2f} to {target['highest']:.2f}" if ratio else "-"
+                yield (f"| `{name}` | {UNITS[target['figure']]} | {target['measured']:.2f}{'x' if ratio else ''} | {spread} "
+                       f"| {target['relation']} {target['bound']:g}{'x' if ratio else ''} |")
+
+
+PARTS = {part.__name__: part for part in (comparison, flips, cpu, depth, memory, misses)}
+
+
+def filled(text, results, flips_run):
+    """The document with its marked parts written anew. KeyError: a part that nobody makes."""
+
+    def written(match):
+        lines = PARTS[match.group(2)](results, flips_run)
+        return match.group(1) + "".join(line + "\n" for line in lines) + match.group(3)
+
+    return PART.sub(written, text)
+
+
+def documents():
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; end with 1 when a part differs")
+    options = parser.parse_args()
+    results, flips_run = json.loads(RESULTS.read_text()), json.loads(FLIPS.read_text())
+    stale = []
+    for path in documents():
+        text = path.read_text()
+        new = filled(text, results, flips_run)
+        if new != text:
+            stale.append(str(path.relative_to(ROOT)))
+            if not options.check:
+                path.write_text(new)
+    if stale and options.check:
+        sys.exit(f"figures: not those of the committed run: {', '.join(stale)}. Run bench/figures.py")
+    print(f"figures: {'rewrote ' + ', '.join(stale) if stale else 'up to date'}")
+
+
+if __name__ == "__main__":
+    main()
