@@ -312,21 +312,33 @@ async fn many_at_once() {
 }
 
 /// A caller that gives up at once loses nothing: the open goes on and the next request is a hit.
-#[tokio::test]
-async fn a_caller_that_gives_up() {
+#[test]
+fn a_caller_that_gives_up() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("object"), b"x").unwrap();
     let dataset = open(&dir, 100, LONG);
-    {
-        let mut call = Box::pin(dataset.object("object"));
-        assert!(Future::poll(call.as_mut(), &mut no_waker()).is_pending());
-    }
-    // The permit returns when the open is over.
-    let objects = dataset.objects.as_ref().unwrap();
-    let all = u32::try_from(OPENS_MAX).unwrap();
-    let done = tokio::time::timeout(Duration::from_secs(10), objects.opens.acquire_many(all)).await;
-    drop(done.expect("the open ends").unwrap());
-    assert!(objects.cached("object").is_some());
+    // The only thread that opens files is busy until the caller has given up.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let (let_go, busy) = std::sync::mpsc::channel::<()>();
+        let occupied = tokio::task::spawn_blocking(move || busy.recv());
+        {
+            let mut call = Box::pin(dataset.object("object"));
+            assert!(Future::poll(call.as_mut(), &mut no_waker()).is_pending());
+        }
+        drop(let_go);
+        assert!(occupied.await.unwrap().is_err(), "nothing was sent");
+        // The permit returns when the open is over.
+        let objects = dataset.objects.as_ref().unwrap();
+        let all = u32::try_from(OPENS_MAX).unwrap();
+        let done = tokio::time::timeout(Duration::from_secs(10), objects.opens.acquire_many(all)).await;
+        drop(done.expect("the open ends").unwrap());
+        assert!(objects.cached("object").is_some());
+    });
 }
 
 fn no_waker() -> std::task::Context<'static> {
