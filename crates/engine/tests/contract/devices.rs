@@ -206,9 +206,9 @@ fn real_variants() -> impl Iterator<Item = &'static Variant> {
 }
 
 pub(crate) fn tests() -> Vec<Test> {
-    let on_loop: &[(&str, fn(Variant))] =
-        named!(sectors_of_512_bytes, sectors_of_4096_bytes, a_device_that_fails);
-    let in_memory: &[(&str, fn(Variant))] = named!(memory_that_a_driver_gets_wrong_is_not_used);
+    type OnDevice = (&'static str, fn(Variant));
+    let on_loop: &[OnDevice] = named!(sectors_of_512_bytes, sectors_of_4096_bytes, a_device_that_fails);
+    let in_memory: &[OnDevice] = named!(memory_that_a_driver_gets_wrong_is_not_used);
     let mut tests = Vec::new();
     for (device, cases) in [(Need::LoopDevice, on_loop), (Need::Zram, in_memory)] {
         for variant in real_variants() {
