@@ -36,7 +36,7 @@ impl Need {
         let (what, tried) = match self {
             Self::IoUring => (
                 "io_uring",
-                probe::probe().map(drop).map_err(|refusal| refusal.to_string()),
+                probe::probe().map(drop).map_err(|refusal| refusal.cause()),
             ),
             Self::DirectIo => ("direct I/O", direct_io()),
             Self::LoopDevice => ("a loop device", loop_device()),

@@ -19,14 +19,12 @@ pub(crate) fn without_io_uring<T: Send>(errno: u32, run: impl FnOnce() -> T + Se
         [(IO_URING_SETUP, Vec::new())].into(),
         SeccompAction::Allow,
         SeccompAction::Errno(errno),
-        std::env::consts::ARCH
-            .try_into()
-            .expect("an architecture that seccompiler knows"),
+        std::env::consts::ARCH.try_into().unwrap(),
     );
-    let program: BpfProgram = filter.expect("a filter").try_into().expect("a program");
+    let program: BpfProgram = filter.unwrap().try_into().unwrap();
     thread::scope(|scope| {
         let confined = scope.spawn(|| {
-            apply_filter(&program).expect("every process may confine itself");
+            apply_filter(&program).unwrap();
             run()
         });
         confined.join().unwrap_or_else(|panic| resume_unwind(panic))
