@@ -1,6 +1,7 @@
 //! `ringfetch calibrate` as people run it, on a small file and with next to no time: that every step is made and every
 //! answer has its form. Never what is fast.
 
+use crate::seccomp::{EPERM, without_io_uring};
 use crate::{failure, ringfetch};
 use ringfetch_engine::{cpus, pattern, probe};
 use ringfetch_server::config::{self, Base, Inputs};
@@ -160,27 +161,14 @@ fn every_step_is_made_and_every_answer_has_its_form() {
 }
 
 #[test]
-#[ignore = "needs strace"]
 fn without_io_uring_the_rest_is_calibrated() {
     // Scenario: the kernel answers EPERM to io_uring_setup, as a container's seccomp profile does.
     // Expected: exit code 0, the reason told, only mmap and pread measured, YAML that the daemon takes.
     let (directory, data) = place();
-    let mut traced = Command::new("strace");
-    let traced = traced
-        .args([
-            "-f",
-            "--seccomp-bpf",
-            "-qq",
-            "-o",
-            "/dev/null",
-            "-e",
-            "trace=io_uring_setup",
-        ])
-        .args(["-e", "inject=io_uring_setup:error=EPERM"])
-        .arg(env!("CARGO_BIN_EXE_ringfetch"))
-        .args(["--json", "calibrate", "--seconds", "3"])
-        .arg(&data);
-    let report: Value = serde_json::from_str(&good(traced.output().unwrap())).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
+    command.args(["--json", "calibrate", "--seconds", "3"]).arg(&data);
+    let output = without_io_uring(EPERM, || command.output()).unwrap();
+    let report: Value = serde_json::from_str(&good(output)).unwrap();
     assert!(report["findings"]["ring_refusal"].is_string(), "{report}");
     for step in report["findings"]["steps"].as_array().unwrap() {
         let backend = step["setup"]["backend"].as_str().unwrap();

@@ -9,6 +9,8 @@ mod changes;
 mod doctor;
 mod http;
 mod load;
+#[path = "../../../server/tests/e2e/seccomp.rs"]
+mod seccomp;
 mod server;
 
 use ringfetch_engine::dataset::Dtype;

@@ -102,12 +102,17 @@ impl SimControl {
     /// A control with the seed in `RINGFETCH_SIM_SEED`, else with a new one. Prints it to standard error, which the
     /// test runner shows when the test fails.
     pub fn from_environment() -> Self {
+        let control = Self::from_environment_silently();
+        eprintln!("{control}");
+        control
+    }
+
+    /// As [`Self::from_environment`], for a test runner that would show what is printed when the test passes, too.
+    pub fn from_environment_silently() -> Self {
         let given = std::env::var(SEED_VARIABLE)
             .ok()
             .and_then(|text| text.trim().parse().ok());
-        let control = Self::new(given.unwrap_or_else(|| fastrand::u64(..)));
-        eprintln!("{control}");
-        control
+        Self::new(given.unwrap_or_else(|| fastrand::u64(..)))
     }
 
     /// The seed.

@@ -1,10 +1,13 @@
 //! Real block devices: loop devices with sectors of 512 and 4096 bytes, and one that fails for good.
 //!
 //! A loop device whose backing file was cut answers EIO for what is lost: a real device error, on every way down,
-//! SIGBUS under a mapping included. Needs root and `losetup`, and fails without them.
+//! SIGBUS under a mapping included.
 
 use crate::harness::{Harness, VARIANTS, Variant, WAIT, blocks_of, ranges_of, wait_until};
 use crate::machine::{Device, machine};
+use crate::named;
+use crate::needs::Need;
+use crate::suite::Test;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo};
 use ringfetch_engine::dataset::{Dtype, KindSpec, Layout};
@@ -14,137 +17,124 @@ use ringfetch_engine::pattern;
 use std::path::Path;
 use std::sync::Arc;
 
-fn drop_page_cache() {
-    std::fs::write("/proc/sys/vm/drop_caches", "3").expect("dropping the page cache needs root");
-}
-
-/// The variants that read the device itself.
-fn real_variants() -> impl Iterator<Item = Variant> {
-    VARIANTS
-        .into_iter()
-        .filter(|variant| variant.backend != BackendKind::Sim)
-}
-
-fn reads_are_right_on(sector_bytes: u32) {
-    let _machine = machine();
-    for variant in real_variants() {
-        let harness = Harness::with(variant, |_| {});
-        let (backing, model) = harness.file("backing", 4 << 20);
-        let device = Device::on_file(&backing, sector_bytes, true);
-        let dataset = harness.blocks(4096, &[device.path()]);
-        assert_eq!(dataset.length_bytes(), 4 << 20, "{}", harness.name());
-        if variant.direct_io == DirectIo::Required {
-            let facts = dataset.direct();
-            assert!(
-                !facts.reason.contains("memory"),
-                "{}: a device's node is on tmpfs: {facts:?}",
-                harness.name()
-            );
-            assert_eq!(
-                facts.offset_alignment_bytes,
-                sector_bytes,
-                "{}: {facts:?}",
-                harness.name()
-            );
-        }
-        harness.expect_blocks(&dataset, &model, 4096, &[0, 1023, 7, 8, 9, 500, 7]);
-        harness.expect_ranges(
-            &dataset,
-            &model,
-            &[
-                (511, 2),
-                (512, 512),
-                (4095, 1026),
-                (1_000_001, 300_000),
-                ((4 << 20) - 1, 1),
-                (0, 1),
-            ],
-        );
-        harness.expect_ranges(&dataset, &model, &[(77, 200_000)]);
-        harness.expect_ranges(&dataset, &model, &[((4 << 20) - 700, 700)]);
-        drop(dataset);
-        harness.finish();
+/// Drops what is cached of these files or devices.
+fn drop_cached(paths: &[&Path]) {
+    for path in paths {
+        let file = std::fs::File::open(path).expect("open");
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
     }
 }
 
-#[test]
-#[ignore = "needs root"]
-fn sectors_of_512_bytes() {
+fn reads_are_right_on(variant: Variant, sector_bytes: u32) {
+    let _machine = machine();
+    let harness = Harness::with(variant, |_| {});
+    let (backing, model) = harness.file("backing", 4 << 20);
+    let device = Device::on_file(&backing, sector_bytes, true).expect("a loop device");
+    let dataset = harness.blocks(4096, &[device.path()]);
+    assert_eq!(dataset.length_bytes(), 4 << 20, "{}", harness.name());
+    if variant.direct_io == DirectIo::Required {
+        let facts = dataset.direct();
+        assert!(
+            !facts.reason.contains("memory"),
+            "{}: a device's node is on tmpfs: {facts:?}",
+            harness.name()
+        );
+        assert_eq!(
+            facts.offset_alignment_bytes,
+            sector_bytes,
+            "{}: {facts:?}",
+            harness.name()
+        );
+    }
+    harness.expect_blocks(&dataset, &model, 4096, &[0, 1023, 7, 8, 9, 500, 7]);
+    harness.expect_ranges(
+        &dataset,
+        &model,
+        &[
+            (511, 2),
+            (512, 512),
+            (4095, 1026),
+            (1_000_001, 300_000),
+            ((4 << 20) - 1, 1),
+            (0, 1),
+        ],
+    );
+    harness.expect_ranges(&dataset, &model, &[(77, 200_000)]);
+    harness.expect_ranges(&dataset, &model, &[((4 << 20) - 700, 700)]);
+    drop(dataset);
+    harness.finish();
+}
+
+fn sectors_of_512_bytes(variant: Variant) {
     // Scenario: a loop device of 512-byte sectors, read by every backend. Expectation: direct reads aligned to 512, and
     // the bytes of blocks and of ranges off every alignment, at either end.
-    reads_are_right_on(512);
+    reads_are_right_on(variant, 512);
 }
 
-#[test]
-#[ignore = "needs root"]
-fn sectors_of_4096_bytes() {
+fn sectors_of_4096_bytes(variant: Variant) {
     // Scenario: a loop device of 4096-byte sectors. Expectation: direct reads aligned to 4096, and the same bytes.
-    reads_are_right_on(4096);
+    reads_are_right_on(variant, 4096);
 }
 
-#[test]
-#[ignore = "needs root"]
-fn a_device_that_fails() {
+fn a_device_that_fails(variant: Variant) {
     // Scenario: a device loses its second half, and what was cached of it; blocks in both halves, apart and in a run
     // that merges into one read; ranges that cross the border; the lost part alone, with fail_fast. Expectation: EIO
     // with the item's extent for what is lost, bytes for all else, the same on every way down; and the engine goes on.
     let _machine = machine();
-    for variant in real_variants() {
-        let harness = Harness::with(variant, |_| {});
-        let (backing, model) = harness.file("backing", 4 << 20);
-        let device = Device::on_file(&backing, 512, true);
-        let dataset = harness.blocks(4096, &[device.path()]);
-        let half = 2 << 20;
-        harness.truncate(&backing, half as u64);
-        let eio = |offset: usize, length: usize| ReadError::Device {
-            errno: libc::EIO,
-            offset: offset as u64,
-            length: length as u64,
-        };
-        let run: Vec<usize> = (500..524).collect();
-        let apart = vec![0, 600, 100, 1023, 511, 512];
-        for blocks in [apart, run, vec![700]] {
-            drop_page_cache();
-            let items: Vec<_> = blocks
-                .iter()
-                .map(|block| match block * 4096 < half {
-                    true => Ok(&model[block * 4096..][..4096]),
-                    false => Err(eio(block * 4096, 4096)),
-                })
-                .collect();
-            harness.expect(|| blocks_of(&dataset, &blocks), &items);
-        }
-        let ranges = [
-            (100, 5000),
-            (half - 10_000, 20_000),
-            (half - 4096, 4096),
-            (half + 5, 10),
-        ];
-        harness.expect(
-            || ranges_of(&dataset, &ranges),
-            &[
-                Ok(&model[100..5100]),
-                Err(eio(half - 10_000, 20_000)),
-                Ok(&model[half - 4096..half]),
-                Err(eio(half + 5, 10)),
-            ],
-        );
-        let fast = SubmitOptions {
-            fail_fast: true,
-            ..SubmitOptions::default()
-        };
-        let answer = harness.fetch_with(|| ranges_of(&dataset, &[(0, 9), (half, 9)]), fast);
-        assert_eq!(answer, Err(eio(half, 9)), "{}", harness.name());
-        harness.expect_blocks(&dataset, &model, 4096, &[0, 1, 2, 511]);
-        drop(dataset);
-        harness.finish();
-        let gone = device.path().to_owned();
-        drop(device);
-        wait_until(
-            || detached(&gone),
-            || format!("{} stays attached after {WAIT:?}", gone.display()),
-        );
+    let harness = Harness::with(variant, |_| {});
+    let (backing, model) = harness.file("backing", 4 << 20);
+    let device = Device::on_file(&backing, 512, true).expect("a loop device");
+    let dataset = harness.blocks(4096, &[device.path()]);
+    let half = 2 << 20;
+    harness.truncate(&backing, half as u64);
+    let eio = |offset: usize, length: usize| ReadError::Device {
+        errno: libc::EIO,
+        offset: offset as u64,
+        length: length as u64,
+    };
+    let run: Vec<usize> = (500..524).collect();
+    let apart = vec![0, 600, 100, 1023, 511, 512];
+    for blocks in [apart, run, vec![700]] {
+        drop_cached(&[device.path(), &backing]);
+        let items: Vec<_> = blocks
+            .iter()
+            .map(|block| match block * 4096 < half {
+                true => Ok(&model[block * 4096..][..4096]),
+                false => Err(eio(block * 4096, 4096)),
+            })
+            .collect();
+        harness.expect(|| blocks_of(&dataset, &blocks), &items);
     }
+    let ranges = [
+        (100, 5000),
+        (half - 10_000, 20_000),
+        (half - 4096, 4096),
+        (half + 5, 10),
+    ];
+    harness.expect(
+        || ranges_of(&dataset, &ranges),
+        &[
+            Ok(&model[100..5100]),
+            Err(eio(half - 10_000, 20_000)),
+            Ok(&model[half - 4096..half]),
+            Err(eio(half + 5, 10)),
+        ],
+    );
+    let fast = SubmitOptions {
+        fail_fast: true,
+        ..SubmitOptions::default()
+    };
+    let answer = harness.fetch_with(|| ranges_of(&dataset, &[(0, 9), (half, 9)]), fast);
+    assert_eq!(answer, Err(eio(half, 9)), "{}", harness.name());
+    harness.expect_blocks(&dataset, &model, 4096, &[0, 1, 2, 511]);
+    drop(dataset);
+    harness.finish();
+    let gone = device.path().to_owned();
+    drop(device);
+    wait_until(
+        || detached(&gone),
+        || format!("{} stays attached after {WAIT:?}", gone.display()),
+    );
 }
 
 /// Whether a loop device has no backing file any more.
@@ -153,61 +143,82 @@ fn detached(device: &Path) -> bool {
     !Path::new(&format!("/sys/block/{name}/loop/backing_file")).exists()
 }
 
-#[test]
-#[ignore = "needs root and zram"]
-fn memory_that_a_driver_gets_wrong_is_not_used() {
+fn memory_that_a_driver_gets_wrong_is_not_used(variant: Variant) {
     // Scenario: a device in memory whose driver announces 512-byte aligned memory and overwrites whole pages; blocks,
     // vectors of 3,072 bytes, ranges at odd offsets, runs that merge and reads that are split, by every backend.
     // Expectation: direct reads into whole pages, the reason told, and the right bytes everywhere.
     let _machine = machine();
     let mut model = vec![0; 4 << 20];
     pattern::fill(7, 0, &mut model);
-    let device = Device::in_memory(4 << 20);
+    let device = Device::in_memory(4 << 20).expect("zram");
     std::fs::write(device.path(), &model).expect("write to the device");
-    for variant in real_variants() {
-        let harness = Harness::with(variant, |_| {});
-        let dataset = harness.blocks(4096, &[device.path()]);
-        let facts = dataset.direct();
-        if facts.direct {
-            assert_eq!(facts.memory_alignment_bytes, 4096, "{facts:?}");
-            let part = "since a trial read into 512-byte aligned memory has the bytes around it overwritten";
-            assert!(facts.reason.contains(part), "{facts:?}");
-        }
-        assert_eq!(facts.direct, variant.direct_io != DirectIo::Off, "{facts:?}");
-        harness.expect_blocks(&dataset, &model, 4096, &[0, 1023, 7, 8, 9, 500, 7]);
-        harness.expect_blocks(&dataset, &model, 4096, &(100..180).collect::<Vec<_>>());
-        // Worked: after 512 bytes of response, a block on the device's sectors is off the page in memory.
-        harness.expect_ranges(&dataset, &model, &[(512, 512), (8192, 4096), (40_960, 12_288)]);
-        harness.expect_ranges(
-            &dataset,
-            &model,
-            &[(1, 3584), (4096, 8192), (77, 200_000), (0, 1)],
-        );
-        harness.expect_ranges(&dataset, &model, &[(777, 1_000_000)]);
-        harness.expect_ranges(&dataset, &model, &[((4 << 20) - 700, 700)]);
-        drop(dataset);
-
-        let kind = KindSpec::Vectors {
-            layout: Layout::Raw,
-            dim: Some(768),
-            dtype: Some(Dtype::F32),
-            header_bytes: 1024,
-        };
-        let dataset = harness.open(kind, &[device.path()]);
-        let vectors: Vec<usize> = (0..64).chain([1000, 3, 999, 1001, 1]).collect();
-        let items: Vec<_> = vectors
-            .iter()
-            .map(|vector| Ok(&model[1024 + vector * 3072..][..3072]))
-            .collect();
-        let build = || {
-            let mut batch = Batch::new(Arc::clone(&dataset), vectors.len());
-            vectors
-                .iter()
-                .for_each(|vector| batch.push_vector(*vector as u64));
-            batch
-        };
-        harness.expect(build, &items);
-        drop(dataset);
-        harness.finish();
+    let harness = Harness::with(variant, |_| {});
+    let dataset = harness.blocks(4096, &[device.path()]);
+    let facts = dataset.direct();
+    if facts.direct {
+        assert_eq!(facts.memory_alignment_bytes, 4096, "{facts:?}");
+        let part = "since a trial read into 512-byte aligned memory has the bytes around it overwritten";
+        assert!(facts.reason.contains(part), "{facts:?}");
     }
+    assert_eq!(facts.direct, variant.direct_io != DirectIo::Off, "{facts:?}");
+    harness.expect_blocks(&dataset, &model, 4096, &[0, 1023, 7, 8, 9, 500, 7]);
+    harness.expect_blocks(&dataset, &model, 4096, &(100..180).collect::<Vec<_>>());
+    // Worked: after 512 bytes of response, a block on the device's sectors is off the page in memory.
+    harness.expect_ranges(&dataset, &model, &[(512, 512), (8192, 4096), (40_960, 12_288)]);
+    harness.expect_ranges(
+        &dataset,
+        &model,
+        &[(1, 3584), (4096, 8192), (77, 200_000), (0, 1)],
+    );
+    harness.expect_ranges(&dataset, &model, &[(777, 1_000_000)]);
+    harness.expect_ranges(&dataset, &model, &[((4 << 20) - 700, 700)]);
+    drop(dataset);
+
+    let kind = KindSpec::Vectors {
+        layout: Layout::Raw,
+        dim: Some(768),
+        dtype: Some(Dtype::F32),
+        header_bytes: 1024,
+    };
+    let dataset = harness.open(kind, &[device.path()]);
+    let vectors: Vec<usize> = (0..64).chain([1000, 3, 999, 1001, 1]).collect();
+    let items: Vec<_> = vectors
+        .iter()
+        .map(|vector| Ok(&model[1024 + vector * 3072..][..3072]))
+        .collect();
+    let build = || {
+        let mut batch = Batch::new(Arc::clone(&dataset), vectors.len());
+        vectors
+            .iter()
+            .for_each(|vector| batch.push_vector(*vector as u64));
+        batch
+    };
+    harness.expect(build, &items);
+    drop(dataset);
+    harness.finish();
+}
+
+/// The variants that read the device itself.
+fn real_variants() -> impl Iterator<Item = &'static Variant> {
+    VARIANTS
+        .iter()
+        .filter(|variant| variant.backend != BackendKind::Sim)
+}
+
+pub(crate) fn tests() -> Vec<Test> {
+    type OnDevice = (&'static str, fn(Variant));
+    let on_loop: &[OnDevice] = named!(sectors_of_512_bytes, sectors_of_4096_bytes, a_device_that_fails);
+    let in_memory: &[OnDevice] = named!(memory_that_a_driver_gets_wrong_is_not_used);
+    let mut tests = Vec::new();
+    for (device, cases) in [(Need::LoopDevice, on_loop), (Need::Zram, in_memory)] {
+        for variant in real_variants() {
+            for &(case, run) in cases {
+                let ring = variant.has_ring().then_some(Need::IoUring);
+                let needs = ring.into_iter().chain([device]).collect();
+                let name = format!("devices::{}::{case}", variant.name);
+                tests.push(Test::new(name, needs, move || run(*variant)));
+            }
+        }
+    }
+    tests
 }

@@ -1,7 +1,8 @@
 //! What cannot be read: the same error value from every backend, for the item concerned and for no other.
 
-use crate::contract;
-use crate::harness::{Harness, MEMORY_BYTES, blocks_of, ranges_of};
+use crate::harness::{Case, Harness, MEMORY_BYTES, blocks_of, ranges_of};
+use crate::named;
+use crate::suite::{Test, on_every_variant};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
@@ -207,7 +208,7 @@ fn a_response_larger_than_may_be(harness: &Harness) {
     harness.expect_ranges(&dataset, &model, &[(4096, most)]);
 }
 
-contract!(
+const CASES: &[Case] = named!(
     past_the_end,
     a_partial_tail_is_not_served,
     no_bytes_and_too_many,
@@ -218,3 +219,7 @@ contract!(
     failing_fast,
     a_response_larger_than_may_be,
 );
+
+pub(crate) fn tests() -> Vec<Test> {
+    on_every_variant("errors", CASES)
+}

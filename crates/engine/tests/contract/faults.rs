@@ -2,6 +2,8 @@
 
 use crate::harness::{Answer, wait_until};
 use crate::harness::{DEPTH, Harness, MAX_READ_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of};
+use crate::named;
+use crate::suite::{Test, simulated};
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::sim::{Fault, FaultPlan};
@@ -23,7 +25,6 @@ fn device(errno: i32, offset: u64, length: u64) -> ReadError {
     }
 }
 
-#[test]
 fn short_reads_still_give_the_bytes() {
     // Scenario: two attempts of three are short, at random, of ranges aligned and not, merged and split. Expectation:
     // the bytes, every time.
@@ -54,7 +55,6 @@ fn short_reads_still_give_the_bytes() {
     harness.finish();
 }
 
-#[test]
 fn a_read_that_arrives_byte_by_byte() {
     // Scenario: every attempt at a read brings 100 bytes at most, on to the last. Expectation: the bytes, in as many
     // attempts as that takes.
@@ -66,7 +66,6 @@ fn a_read_that_arrives_byte_by_byte() {
     harness.finish();
 }
 
-#[test]
 fn interrupted_attempts_are_made_again() {
     // Scenario: EINTR and EAGAIN a few times before a read succeeds, after a short part of it too. Expectation: the
     // bytes. And without end: that errno, with the item's extent, not a loop.
@@ -99,7 +98,6 @@ fn interrupted_attempts_are_made_again() {
     harness.finish();
 }
 
-#[test]
 fn a_device_error_is_the_items_own() {
     // Scenario: three reads that do not merge, of which the second answers EIO, or EIO after a part of it. Expectation:
     // Device with that item's extent; the others are served.
@@ -126,7 +124,6 @@ fn a_device_error_is_the_items_own() {
     harness.finish();
 }
 
-#[test]
 fn a_failed_merged_read_is_tried_item_by_item() {
     // Scenario: ten blocks in a row, read in one; that read fails, the reads after it do not, or one does not arrive
     // either. Expectation: all blocks; all but that one.
@@ -155,7 +152,6 @@ fn a_failed_merged_read_is_tried_item_by_item() {
     harness.finish();
 }
 
-#[test]
 fn items_that_share_bytes_do_not_spoil_each_other() {
     // Scenario: the same bytes asked for several times, and ranges that overlap, read in one; that read fails, and so
     // does one of the reads made in its place, each in turn, which leaves rubbish in its memory. Expectation: exactly
@@ -201,7 +197,6 @@ fn items_that_share_bytes_do_not_spoil_each_other() {
     harness.finish();
 }
 
-#[test]
 fn an_early_end_of_file_is_truncation() {
     // Scenario: a read that brings nothing, or a part and then nothing. Expectation: Truncated with the item's extent;
     // of merged items those that arrived whole are served.
@@ -229,7 +224,6 @@ fn an_early_end_of_file_is_truncation() {
     harness.finish();
 }
 
-#[test]
 fn an_item_in_two_reads_has_one_error() {
     // Scenario: an item longer than the longest read; one of its reads finds the end of the file, the other a device
     // error, whichever comes first. Expectation: the device error, once.
@@ -250,7 +244,6 @@ fn an_item_in_two_reads_has_one_error() {
     harness.finish();
 }
 
-#[test]
 fn held_reads_keep_to_the_queue_depth() {
     // Scenario: a batch of five times the queue depth, of which reads finish one by one. Expectation: never more in
     // flight than the depth, and each that finishes makes room for one.
@@ -281,7 +274,6 @@ fn held_reads_keep_to_the_queue_depth() {
     harness.finish();
 }
 
-#[test]
 fn a_stalled_read_holds_up_no_other() {
     // Scenario: the first read of a batch stalls; further batches come and go. Expectation: they are answered, the
     // stalled one is when it is released.
@@ -308,7 +300,6 @@ fn a_stalled_read_holds_up_no_other() {
     harness.finish();
 }
 
-#[test]
 fn a_batch_given_up_between_two_lots_of_reads() {
     // Scenario: a batch of three times the queue depth; its ticket is dropped while all slots are in flight, and they
     // finish in one turn, which leaves nothing in flight and nothing to start. Expectation: the shard goes on to take
@@ -329,7 +320,6 @@ fn a_batch_given_up_between_two_lots_of_reads() {
     harness.finish();
 }
 
-#[test]
 fn a_batch_given_up_before_its_first_read() {
     // Scenario: two batches hold all slots, so that a third is taken up without a read in flight; its ticket is
     // dropped. Expectation: none of its reads is made.
@@ -359,7 +349,6 @@ fn a_batch_given_up_before_its_first_read() {
     harness.finish();
 }
 
-#[test]
 fn a_drain_gives_up_at_its_deadline() {
     // Scenario: the device holds every read of three batches; a drain with a short deadline; then the device goes on.
     // Expectation: the drain returns soon after its deadline and reports every read that is left; what was accepted
@@ -393,7 +382,6 @@ fn a_drain_gives_up_at_its_deadline() {
     harness.finish();
 }
 
-#[test]
 fn memory_in_flight_is_not_reused() {
     // Scenario: a batch's reads are held, its ticket is dropped; batches that take all other memory come and go, then
     // the held reads write to theirs. Expectation: nobody's bytes change.
@@ -423,7 +411,6 @@ fn memory_in_flight_is_not_reused() {
     harness.finish();
 }
 
-#[test]
 fn a_thousand_batches_under_faults() {
     // Scenario: a thousand random batches while attempts fall short, fail, are interrupted, stall and finish in any
     // order; several batches at a time. Expectation: every item has its bytes or a device error with its own extent;
@@ -494,4 +481,27 @@ fn a_thousand_batches_under_faults() {
     assert!(control.max_in_flight() <= DEPTH as usize);
     control.release_all();
     harness.finish();
+}
+
+pub(crate) fn tests() -> Vec<Test> {
+    simulated(
+        "faults",
+        named!(
+            short_reads_still_give_the_bytes,
+            a_read_that_arrives_byte_by_byte,
+            interrupted_attempts_are_made_again,
+            a_device_error_is_the_items_own,
+            a_failed_merged_read_is_tried_item_by_item,
+            items_that_share_bytes_do_not_spoil_each_other,
+            an_early_end_of_file_is_truncation,
+            an_item_in_two_reads_has_one_error,
+            held_reads_keep_to_the_queue_depth,
+            a_stalled_read_holds_up_no_other,
+            a_batch_given_up_between_two_lots_of_reads,
+            a_batch_given_up_before_its_first_read,
+            a_drain_gives_up_at_its_deadline,
+            memory_in_flight_is_not_reused,
+            a_thousand_batches_under_faults
+        ),
+    )
 }

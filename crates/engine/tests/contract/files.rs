@@ -1,7 +1,8 @@
 //! Files as they come and as they change: objects, a file beyond 4 GiB, truncation, replacement.
 
-use crate::contract;
-use crate::harness::{Answer, Harness, assert_answer, blocks_of, expected, ranges_of, wait_until};
+use crate::harness::{Answer, Case, Harness, assert_answer, blocks_of, expected, ranges_of, wait_until};
+use crate::named;
+use crate::suite::{Test, on_every_variant};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::OBJECT_REVALIDATE_DEFAULT;
 use ringfetch_engine::dataset::{Dataset, KindSpec, OpenFile};
@@ -348,7 +349,7 @@ fn a_file_closed_with_its_last_read(harness: &Harness) {
     );
 }
 
-contract!(
+pub(crate) const CASES: &[Case] = named!(
     objects_of_every_size,
     parts_of_objects,
     more_objects_than_open_files,
@@ -361,3 +362,7 @@ contract!(
     a_replaced_file,
     a_file_closed_with_its_last_read,
 );
+
+pub(crate) fn tests() -> Vec<Test> {
+    on_every_variant("files", CASES)
+}

@@ -4,23 +4,33 @@
 //! They differ in what they do with O_DIRECT: XFS and ext4 read from the device and make a truncation wait; Btrfs reads
 //! compressed extents through the page cache all the same, and then nothing waits for anything.
 
-use crate::harness::{Case, Harness, VARIANTS, ranges_of};
+use crate::harness::{Case, Harness, VARIANTS, Variant, ranges_of};
 use crate::machine::{FileSystem, Mounted};
+use crate::needs::Need;
+use crate::suite::Test;
 use crate::{files, reads};
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Runs every case that reads files, and those of this module.
-fn hold_on(kind: FileSystem, variant: &str) {
-    let variant = VARIANTS.iter().find(|known| known.name == variant);
-    let variant = *variant.expect("a variant of this name");
-    let mounted = Mounted::new(kind);
+fn hold_on(kind: FileSystem, variant: Variant) {
+    let mounted = Mounted::new(kind).expect("a file system");
     let own: &[Case] = &[("files_cut_while_they_are_read", files_cut_while_they_are_read)];
     for (name, case) in [own, reads::CASES, files::CASES].concat() {
-        // Only a failure shows it.
-        eprintln!("{kind:?}: {name}");
+        let _shown = ShownInPanic(name);
         Harness::run_in(mounted.path(), variant, case);
+    }
+}
+
+/// Names the case when it fails: the test has many.
+struct ShownInPanic(&'static str);
+
+impl Drop for ShownInPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed in {}", self.0);
+        }
     }
 }
 
@@ -86,22 +96,17 @@ fn files_cut_while_they_are_read(harness: &Harness) {
 const ROUNDS: usize = 10;
 const CUTS: usize = 40;
 
-/// One test for each file system and variant, named `file_system::variant`.
-macro_rules! file_systems {
-    ($($module:ident $kind:ident),* $(,)?) => {
-        $(mod $module {
-            file_systems!(@variants $kind
-                uring_direct uring_buffered auto mmap pread);
-        })*
+/// One test for each file system and some variants, named `file_system::variant`.
+pub(crate) fn tests() -> Vec<Test> {
+    let chosen = ["uring_direct", "uring_buffered", "auto", "mmap", "pread"];
+    let of_kind = |kind: FileSystem| {
+        let variants = VARIANTS.iter().filter(|variant| chosen.contains(&variant.name));
+        variants.map(move |variant| {
+            let ring = variant.has_ring().then_some(Need::IoUring);
+            let needs = ring.into_iter().chain([Need::FileSystem(kind)]).collect();
+            let name = format!("filesystems::{}::{}", kind.module(), variant.name);
+            Test::new(name, needs, move || hold_on(kind, *variant))
+        })
     };
-    (@variants $kind:ident $($variant:ident)*) => {
-        $(#[test]
-        #[ignore = "needs root, loop devices, zram, xfsprogs and btrfs-progs"]
-        fn $variant() {
-            // Scenario and expectation: see the cases.
-            super::hold_on(super::FileSystem::$kind, stringify!($variant));
-        })*
-    };
+    FileSystem::ALL.into_iter().flat_map(of_kind).collect()
 }
-
-file_systems!(zram Zram, xfs Xfs, btrfs Btrfs, btrfs_compressed BtrfsCompressed);

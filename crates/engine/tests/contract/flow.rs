@@ -1,10 +1,12 @@
 //! What is accepted, given up, refused and drained: deadlines, dropped tickets, bounds, the end.
 
-use crate::contract;
 use crate::harness::{
-    Answer, DEPTH, Harness, MEMORY_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of,
+    Answer, Case, DEPTH, Harness, MEMORY_BYTES, WAIT, assert_answer, blocks_of, expected, ranges_of,
 };
 use crate::harness::{VARIANTS, wait_until};
+use crate::named;
+use crate::needs::Need;
+use crate::suite::{Test, on_every_variant};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, Placement};
 use ringfetch_engine::dataset::Dataset;
@@ -344,7 +346,7 @@ fn a_drain_with_reads_in_flight(harness: &Harness) {
     own.finish();
 }
 
-contract!(
+const CASES: &[Case] = named!(
     a_deadline_that_passed,
     tickets_dropped_in_flight,
     a_ticket_dropped_half_way,
@@ -357,7 +359,17 @@ contract!(
     a_drain_with_reads_in_flight,
 );
 
-#[test]
+pub(crate) fn tests() -> Vec<Test> {
+    let mut tests = on_every_variant("flow", CASES);
+    let needs = vec![Need::IoUring, Need::DirectIo];
+    tests.push(Test::new(
+        "flow::a_shard_is_its_cores_own".to_owned(),
+        needs,
+        a_shard_is_its_cores_own,
+    ));
+    tests
+}
+
 fn a_shard_is_its_cores_own() {
     // Scenario: uring on the cores' threads; batches submitted on core 1 only. Expectation: its shard reads all of
     // them, the other none.

@@ -2,6 +2,7 @@
 //!
 //! `fetch` asks from outside and from each core, and demands one answer. Nothing here waits without a deadline.
 
+use crate::needs::Need;
 use prometheus::Registry;
 use ringfetch_engine::batch::{Batch, Fetched, Lengths};
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable, Placement};
@@ -52,8 +53,23 @@ const URING: Variant = Variant {
     direct_io: DirectIo::Required,
 };
 
+impl Variant {
+    /// Whether a ring is part of it.
+    pub(crate) fn has_ring(&self) -> bool {
+        let rings = [BackendKind::Uring, BackendKind::Auto];
+        rings.contains(&self.backend) || self.started_on.is_some_and(|backend| rings.contains(&backend))
+    }
+
+    /// What it needs for files on the file system of the build.
+    pub(crate) fn needs(&self) -> Vec<Need> {
+        let ring = self.has_ring().then_some(Need::IoUring);
+        let direct = (self.direct_io == DirectIo::Required).then_some(Need::DirectIo);
+        ring.into_iter().chain(direct).collect()
+    }
+}
+
 /// Every variant that the contract is demanded of.
-pub(crate) const VARIANTS: [Variant; 13] = [
+pub(crate) static VARIANTS: [Variant; 13] = [
     URING,
     Variant {
         name: "uring_buffered",
@@ -206,10 +222,9 @@ pub(crate) struct Harness {
 }
 
 impl Harness {
-    /// Runs a case on the variant of this name, and then looks after it.
-    pub(crate) fn run(name: &str, case: fn(&Self)) {
-        let variant = VARIANTS.iter().find(|variant| variant.name == name);
-        let harness = Self::with(*variant.expect("a variant of this name"), |_| {});
+    /// Runs a case on a variant, and then looks after it.
+    pub(crate) fn run(variant: &Variant, case: fn(&Self)) {
+        let harness = Self::with(*variant, |_| {});
         case(&harness);
         harness.finish();
     }
@@ -240,7 +255,7 @@ impl Harness {
         config.pread.threads = 4;
         config.plan.max_read_bytes = MAX_READ_BYTES;
         change(&mut config);
-        let sim = (variant.backend == BackendKind::Sim).then(SimControl::from_environment);
+        let sim = (variant.backend == BackendKind::Sim).then(SimControl::from_environment_silently);
         let engine = match &sim {
             Some(control) => Engine::start_sim(&config, control),
             None => Engine::start(&config),
@@ -500,6 +515,14 @@ impl Harness {
         let report = self.runtime.block_on(self.engine.drain(deadline));
         assert_eq!(report.abandoned_reads, 0, "{}: a drain when idle", self.name());
         assert!(Instant::now() < deadline, "{}: the drain hung", self.name());
+    }
+}
+
+impl Drop for Harness {
+    fn drop(&mut self) {
+        if let (true, Some(control)) = (std::thread::panicking(), &self.sim) {
+            eprintln!("{control}");
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Devices and file systems of this machine, set up for one test and taken down after it. Needs root.
+//! Devices and file systems of this machine, set up for one test and taken down after it; or why that does not work here.
 
 use crate::harness::{WAIT, temporary_directory};
 use std::path::{Path, PathBuf};
@@ -14,18 +14,18 @@ pub(crate) fn machine() -> MutexGuard<'static, ()> {
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a command to its end, and returns what it printed.
-#[track_caller]
-fn run(command: &mut Command) -> String {
+/// Runs a command to its end, and returns what it printed; or why not, in one line.
+fn run(command: &mut Command) -> Result<String, String> {
+    let program = command.get_program().to_string_lossy().into_owned();
     let output = command
         .output()
-        .unwrap_or_else(|error| panic!("{command:?} must be installed: {error}"));
-    assert!(
-        output.status.success(),
-        "{command:?} (run as root): {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).expect("text")
+        .map_err(|error| format!("{program} does not run: {error}"))?;
+    if !output.status.success() {
+        let told = String::from_utf8_lossy(&output.stderr);
+        let line = told.lines().find(|line| !line.trim().is_empty());
+        return Err(format!("{program}: {}", line.unwrap_or("failed")));
+    }
+    String::from_utf8(output.stdout).map_err(|error| error.to_string())
 }
 
 /// A block device, and what to do with it afterwards.
@@ -36,30 +36,27 @@ pub(crate) struct Device {
 
 impl Device {
     /// A loop device over a file.
-    pub(crate) fn on_file(backing: &Path, sector_bytes: u32, read_only: bool) -> Self {
+    pub(crate) fn on_file(backing: &Path, sector_bytes: u32, read_only: bool) -> Result<Self, String> {
         let mut command = Command::new("losetup");
         command.args(["--find", "--show", "--direct-io=on", "--sector-size"]);
         command.arg(sector_bytes.to_string());
         command.args(read_only.then_some("--read-only"));
-        let path = PathBuf::from(run(command.arg(backing)).trim());
-        Self { path, zram: None }
+        let path = PathBuf::from(run(command.arg(backing))?.trim());
+        Ok(Self { path, zram: None })
     }
 
     /// A compressed device in memory. Its driver announces that 512-byte aligned memory will do, and gets it wrong.
-    pub(crate) fn in_memory(length_bytes: u64) -> Self {
-        let number = std::fs::read_to_string("/sys/class/zram-control/hot_add")
-            .expect("a kernel with zram (CONFIG_ZRAM), and root");
+    pub(crate) fn in_memory(length_bytes: u64) -> Result<Self, String> {
+        const ADD: &str = "/sys/class/zram-control/hot_add";
+        let number = std::fs::read_to_string(ADD).map_err(|error| format!("{ADD}: {error}"))?;
         let number = number.trim().to_owned();
         let device = Self {
             path: PathBuf::from(format!("/dev/zram{number}")),
             zram: Some(number.clone()),
         };
-        std::fs::write(
-            format!("/sys/block/zram{number}/disksize"),
-            length_bytes.to_string(),
-        )
-        .expect("its size");
-        device
+        let size = format!("/sys/block/zram{number}/disksize");
+        std::fs::write(&size, length_bytes.to_string()).map_err(|error| format!("{size}: {error}"))?;
+        Ok(device)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -99,7 +96,7 @@ pub(crate) struct Mounted {
 const FILE_SYSTEM_BYTES: u64 = 320 << 20;
 
 /// Which file system a suite runs on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum FileSystem {
     /// ext4 on zram, whose sectors have 4,096 bytes.
     Zram,
@@ -111,16 +108,40 @@ pub(crate) enum FileSystem {
     BtrfsCompressed,
 }
 
+impl FileSystem {
+    pub(crate) const ALL: [Self; 4] = [Self::Zram, Self::Xfs, Self::Btrfs, Self::BtrfsCompressed];
+
+    /// What the host must have for it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Zram => "zram and ext4",
+            Self::Xfs => "XFS",
+            Self::Btrfs | Self::BtrfsCompressed => "Btrfs",
+        }
+    }
+
+    /// In the names of tests.
+    pub(crate) fn module(self) -> &'static str {
+        match self {
+            Self::Zram => "zram",
+            Self::Xfs => "xfs",
+            Self::Btrfs => "btrfs",
+            Self::BtrfsCompressed => "btrfs_compressed",
+        }
+    }
+}
+
 impl Mounted {
-    pub(crate) fn new(kind: FileSystem) -> Self {
+    pub(crate) fn new(kind: FileSystem) -> Result<Self, String> {
         let (device, backing) = if kind == FileSystem::Zram {
-            (Device::in_memory(FILE_SYSTEM_BYTES), None)
+            (Device::in_memory(FILE_SYSTEM_BYTES)?, None)
         } else {
             let backing = temporary_directory();
             let image = backing.path().join("image");
-            let file = std::fs::File::create(&image).expect("an image");
-            file.set_len(FILE_SYSTEM_BYTES).expect("its length");
-            (Device::on_file(&image, 512, false), Some(backing))
+            let file = std::fs::File::create(&image).map_err(|error| error.to_string())?;
+            file.set_len(FILE_SYSTEM_BYTES)
+                .map_err(|error| error.to_string())?;
+            (Device::on_file(&image, 512, false)?, Some(backing))
         };
         let (maker, type_name, options): (&[&str], _, _) = match kind {
             FileSystem::Zram => (&["mkfs.ext4", "-q", "-F"], "ext4", "noatime"),
@@ -132,17 +153,17 @@ impl Mounted {
                 "noatime,compress-force=zstd",
             ),
         };
-        run(Command::new(maker[0]).args(&maker[1..]).arg(device.path()));
+        run(Command::new(maker[0]).args(&maker[1..]).arg(device.path()))?;
         let directory = temporary_directory();
         run(Command::new("mount")
             .args(["-t", type_name, "-o", options])
             .arg(device.path())
-            .arg(directory.path()));
-        Self {
+            .arg(directory.path()))?;
+        Ok(Self {
             directory,
             _device: device,
             _backing: backing,
-        }
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -1,10 +1,13 @@
 //! The contract suite: one set of cases over every backend, which demands the same bytes and the same error values.
 //!
-//! A case is a function of a [`harness::Harness`]; `contract!` makes a test of it for each of [`harness::VARIANTS`],
-//! so that the failing backend stands in the test's name. After each case the harness checks what holds always: every
-//! read accounted for in the metrics, all memory returned, a clean drain. `faults` has what only the simulation can
-//! show, `devices` what needs a real block device (root), `filesystems` the cases on others than the build's (root),
-//! `model` the random batches.
+//! A case is a function of a [`harness::Harness`]; a test is a case on one of [`harness::VARIANTS`], so that the failing
+//! backend is in the test's name: `module::variant::case`. After each case the harness checks what holds always: every
+//! read accounted for in the metrics, all memory returned, a clean drain. `faults` and `sharing` have what only the
+//! simulation can show, `devices` real block devices, `filesystems` the cases on other file systems than the build's,
+//! `model` random batches.
+//!
+//! A test names what it needs of the host (`needs`). What is missing is reported as ignored, with the reason; with
+//! `--ignored` or `--include-ignored` it fails.
 
 #![expect(
     clippy::expect_used,
@@ -13,6 +16,8 @@
 
 mod harness;
 mod machine;
+mod needs;
+mod suite;
 
 mod devices;
 mod errors;
@@ -24,27 +29,31 @@ mod model;
 mod reads;
 mod sharing;
 
-/// One test for each case and variant, named `variant::case`.
-macro_rules! contract {
-    ($($case:ident),* $(,)?) => {
-        /// Every case, for suites that have a place of their own for their files.
-        #[allow(dead_code, reason = "some modules have no case that depends on where files are")]
-        pub(crate) const CASES: &[crate::harness::Case] = &[$((stringify!($case), $case)),*];
-        crate::contract!(@variants [$($case),*]
-            uring_direct uring_buffered uring_own_thread uring_own_thread_buffered auto mmap mmap_plain
-            pread pread_buffered uring_after_mmap auto_after_uring mmap_after_uring sim);
-    };
-    (@variants $cases:tt $($variant:ident)*) => {
-        $(crate::contract!(@variant $variant $cases);)*
-    };
-    (@variant $variant:ident [$($case:ident),*]) => {
-        mod $variant {
-            $(#[test]
-            fn $case() {
-                // Scenario and expectation: see the function of this name above.
-                crate::harness::Harness::run(stringify!($variant), super::$case);
-            })*
-        }
+use libtest_mimic::Arguments;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let tests = [
+        devices::tests(),
+        errors::tests(),
+        faults::tests(),
+        files::tests(),
+        filesystems::tests(),
+        flow::tests(),
+        model::tests(),
+        reads::tests(),
+        sharing::tests(),
+    ];
+    let trials = tests.into_iter().flatten();
+    let trials = trials.map(|test| test.into_trial(&arguments)).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Functions with their names.
+macro_rules! named {
+    ($($function:ident),* $(,)?) => {
+        &[$((stringify!($function), $function)),*]
     };
 }
-pub(crate) use contract;
+pub(crate) use named;

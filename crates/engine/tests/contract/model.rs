@@ -1,7 +1,8 @@
 //! Random batches over two files, held against a byte array: uring, mmap, pread and the simulation must all answer
 //! what the array says, errors included.
 
-use crate::harness::{Harness, VARIANTS, assert_answer, expected};
+use crate::harness::{Harness, VARIANTS, Variant, assert_answer, expected};
+use crate::suite::Test;
 use proptest::prelude::*;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::dataset::Dataset;
@@ -76,38 +77,36 @@ fn answer_of<'a>(model: &'a [u8], wish: &Wish) -> Result<&'a [u8], ReadError> {
     Ok(&model[at(offset)..at(range_end)])
 }
 
-#[test]
-fn every_backend_answers_what_the_model_says() {
+fn answers_what_the_model_says(variant: Variant) {
     // Scenario: random batches of ranges and blocks, good and bad, touching and overlapping, over two files whose
-    // border lies off every alignment; from outside and from each core. Expectation: the model's answer from each.
-    let worlds: Vec<_> = VARIANTS
-        .into_iter()
-        .filter(|variant| ["uring_direct", "auto", "mmap", "pread", "sim"].contains(&variant.name))
-        .map(|variant| {
-            let harness = Harness::with(variant, |config| config.plan.merge_gap_bytes = 256);
-            let files = [
-                harness.file("a", FIRST_BYTES),
-                harness.file("b", 200_000 - FIRST_BYTES),
-            ];
-            let dataset = harness.blocks(1000, &[&files[0].0, &files[1].0]);
-            let model: Vec<u8> = files.into_iter().flat_map(|(_, bytes)| bytes).collect();
-            (harness, dataset, model)
-        })
-        .collect();
+    // border lies off every alignment; from outside and from each core. Expectation: the model's answer, on every backend the same.
+    let harness = Harness::with(variant, |config| config.plan.merge_gap_bytes = 256);
+    let files = [
+        harness.file("a", FIRST_BYTES),
+        harness.file("b", 200_000 - FIRST_BYTES),
+    ];
+    let dataset = harness.blocks(1000, &[&files[0].0, &files[1].0]);
+    let model: Vec<u8> = files.into_iter().flat_map(|(_, bytes)| bytes).collect();
     let config = ProptestConfig {
         cases: 64,
         failure_persistence: None,
         ..ProptestConfig::default()
     };
     proptest!(config, |(wishes in wishes())| {
-        for (harness, dataset, model) in &worlds {
-            let found = harness.fetch(|| batch_of(dataset, &wishes));
-            let found = found.unwrap_or_else(|error| panic!("{}: {error}", harness.name()));
-            let items: Vec<_> = wishes.iter().map(|wish| answer_of(model, wish)).collect();
-            assert_answer(&found, &expected(&items), harness.name());
-        }
+        let found = harness.fetch(|| batch_of(&dataset, &wishes));
+        let found = found.unwrap_or_else(|error| panic!("{}: {error}", harness.name()));
+        let items: Vec<_> = wishes.iter().map(|wish| answer_of(&model, wish)).collect();
+        assert_answer(&found, &expected(&items), harness.name());
     });
-    for (harness, _, _) in worlds {
-        harness.finish();
-    }
+    harness.finish();
+}
+
+pub(crate) fn tests() -> Vec<Test> {
+    let chosen = ["uring_direct", "auto", "mmap", "pread", "sim"];
+    let variants = VARIANTS.iter().filter(|variant| chosen.contains(&variant.name));
+    let of_variant = |variant: &'static Variant| {
+        let name = format!("model::{}::answers_what_the_model_says", variant.name);
+        Test::new(name, variant.needs(), || answers_what_the_model_says(*variant))
+    };
+    variants.map(of_variant).collect()
 }

@@ -1,7 +1,8 @@
 //! Every byte that was asked for, wherever it lies and however the batch is shaped.
 
-use crate::contract;
-use crate::harness::{DEPTH, Harness, MAX_READ_BYTES, blocks_of, expected, ranges_of};
+use crate::harness::{Case, DEPTH, Harness, MAX_READ_BYTES, blocks_of, expected, ranges_of};
+use crate::named;
+use crate::suite::{Test, on_every_variant};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::dataset::{Dtype, KindSpec, Layout};
 use ringfetch_engine::engine::SubmitOptions;
@@ -323,7 +324,7 @@ fn batches_from_both_cores_at_once(harness: &Harness) {
     });
 }
 
-contract!(
+pub(crate) const CASES: &[Case] = named!(
     first_and_last_record,
     unaligned_ranges,
     a_range_crossing_a_block,
@@ -341,3 +342,7 @@ contract!(
     vectors_of_3072_bytes,
     batches_from_both_cores_at_once,
 );
+
+pub(crate) fn tests() -> Vec<Test> {
+    on_every_variant("reads", CASES)
+}

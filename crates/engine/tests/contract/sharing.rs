@@ -5,6 +5,8 @@ use crate::harness::{
     Answer, DEPTH, Harness, MAX_READ_BYTES, VARIANTS, WAIT, assert_answer, blocks_of, expected, ranges_of,
     wait_until,
 };
+use crate::named;
+use crate::suite::{Test, simulated};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{SubmitOptions, Ticket};
 use ringfetch_engine::error::ReadError;
@@ -51,7 +53,6 @@ fn herd(harness: &Harness, control: &SimControl, dataset: &Arc<Dataset>, block: 
     tickets
 }
 
-#[test]
 fn a_thousand_callers_of_one_block_cost_one_read() {
     // Scenario: 1,000 callers ask for one block while it is being read; it arrives, arrives in parts, fails, or the file
     // has ended. Expectation: one read (and its continuation); everybody gets the bytes, or the error.
@@ -87,7 +88,6 @@ fn a_thousand_callers_of_one_block_cost_one_read() {
     harness.finish();
 }
 
-#[test]
 fn a_read_is_shared_though_its_first_caller_gave_up() {
     // Scenario: of 1,000 callers the one whose read it is gives up, and every third. Expectation: the others get the bytes
     // of the one read.
@@ -109,7 +109,6 @@ fn a_read_is_shared_though_its_first_caller_gave_up() {
     harness.finish();
 }
 
-#[test]
 fn parts_of_a_read_in_flight_are_shared() {
     // Scenario: a range of 100 KB is being read; others ask for blocks and ranges within it, aligned and not, and one that
     // reaches beyond. It arrives, or fails. Expectation: only what reaches beyond is read; when it fails, each is read on
@@ -158,7 +157,6 @@ fn parts_of_a_read_in_flight_are_shared() {
     }
 }
 
-#[test]
 fn a_read_that_waits_joins_without_its_turn() {
     // Scenario: every slot is taken, with nobody waiting or with somebody; a batch asks for blocks that are in flight, and
     // another for one that is not and one of those. Expectation: the first is answered as soon as its blocks arrive, and
@@ -192,7 +190,6 @@ fn a_read_that_waits_joins_without_its_turn() {
     }
 }
 
-#[test]
 fn a_thousand_batches_that_overlap_under_faults() {
     // Scenario: many callers ask for overlapping parts of 100 KB while attempts fall short, fail, are interrupted and finish
     // in any order, and some callers give up. Expectation: every item has its bytes, or a device error with its own extent.
@@ -248,7 +245,6 @@ fn a_thousand_batches_that_overlap_under_faults() {
     harness.finish();
 }
 
-#[test]
 fn a_single_block_goes_before_long_reads_of_others() {
     // Scenario: eight callers, or eight connections of one, have 1 MiB each to be read, in pieces; the device is full. A
     // ninth asks for one block, again and again. Expectation: it is what is started next, every time.
@@ -311,7 +307,6 @@ fn a_single_block_goes_before_long_reads_of_others() {
     }
 }
 
-#[test]
 fn bytes_in_flight_are_bounded_whatever_the_depth() {
     // Scenario: depth 128, and 16 MiB to be read in pieces of 1 MiB, for whoever is alone, and for a caller beside another.
     // Expectation: eight are in flight, or two; never more.
@@ -340,7 +335,6 @@ fn bytes_in_flight_are_bounded_whatever_the_depth() {
     }
 }
 
-#[test]
 fn a_shard_behind_a_stuck_device_gives_signs_of_life() {
     // Scenario: the device answers nothing; the queue is filled until it refuses. Expectation: the shard answers a
     // heartbeat, again and again, and takes a drain.
@@ -375,7 +369,6 @@ fn a_shard_behind_a_stuck_device_gives_signs_of_life() {
     harness.finish();
 }
 
-#[test]
 fn what_nobody_wants_any_more_does_not_wait_for_its_turn() {
     // Scenario: the device answers nothing; batches that wait are given up, or their deadline passes. Expectation: with the
     // next heartbeat the memory of the first is free, and the second are answered.
@@ -417,4 +410,21 @@ fn what_nobody_wants_any_more_does_not_wait_for_its_turn() {
     control.release_all();
     harness.await_answer(stuck).expect("an answer");
     harness.finish();
+}
+
+pub(crate) fn tests() -> Vec<Test> {
+    simulated(
+        "sharing",
+        named!(
+            a_thousand_callers_of_one_block_cost_one_read,
+            a_read_is_shared_though_its_first_caller_gave_up,
+            parts_of_a_read_in_flight_are_shared,
+            a_read_that_waits_joins_without_its_turn,
+            a_thousand_batches_that_overlap_under_faults,
+            a_single_block_goes_before_long_reads_of_others,
+            bytes_in_flight_are_bounded_whatever_the_depth,
+            a_shard_behind_a_stuck_device_gives_signs_of_life,
+            what_nobody_wants_any_more_does_not_wait_for_its_turn
+        ),
+    )
 }

@@ -24,7 +24,6 @@ async fn ranges_and_conditions_on_every_backend() {
             several_ranges(&http, path, bytes).await;
             conditions(&http, path, bytes).await;
             heads(&http, path, bytes).await;
-            by_curl(&daemon, path, bytes);
         }
         emptiness(&http).await;
         daemon.stop().await;
@@ -161,7 +160,21 @@ async fn heads(http: &Http, path: &str, bytes: &[u8]) {
     }
 }
 
-/// curl's own idea of ranges, of HEAD, of paths, and of HTTP/2.
+#[tokio::test]
+#[ignore = "needs curl"]
+async fn curl_reads_what_it_asks_for_on_every_backend() {
+    // Scenario: the same, by curl's own idea of ranges, of HEAD, of paths, and of HTTP/2. Expectation: the same.
+    for backend in BACKENDS {
+        let (setup, everything) = everything(Setup::new(backend));
+        let daemon = setup.start();
+        let joined = &everything.spaces[0];
+        by_curl(&daemon, "/v1/datasets/joined/bytes", &joined.bytes);
+        let object = &everything.objects[2].1;
+        by_curl(&daemon, "/v1/datasets/objects/objects/large.bin", object);
+        daemon.stop().await;
+    }
+}
+
 fn by_curl(daemon: &Daemon, path: &str, bytes: &[u8]) {
     let url = format!("{{http}}{path}");
     assert!(curl(daemon, &[&url]) == bytes);

@@ -1,6 +1,7 @@
 //! One `ringfetchd` process: configured, started, watched, stopped. Nothing outlives its test: a daemon that is still
 //! there when its value is dropped is killed, by its own process id.
 
+use crate::seccomp::without_io_uring;
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -50,6 +51,7 @@ pub(crate) struct Setup {
     set: Vec<String>,
     variables: Vec<(String, String)>,
     through: Vec<String>,
+    io_uring_errno: Option<u32>,
     whole: Option<String>,
     disturb: Option<fn(Pid)>,
 }
@@ -64,6 +66,7 @@ impl Setup {
             set: Vec::new(),
             variables: Vec::new(),
             through: Vec::new(),
+            io_uring_errno: None,
             whole: None,
             disturb: None,
         };
@@ -132,6 +135,12 @@ impl Setup {
         self
     }
 
+    /// Starts the daemon where the kernel answers this errno to whoever asks for a ring.
+    pub(crate) fn without_io_uring(mut self, errno: u32) -> Self {
+        self.io_uring_errno = Some(errno);
+        self
+    }
+
     /// The directory and the daemon's binary made readable for everybody: for daemons of another user.
     pub(crate) fn open_to_all(self) -> Self {
         use std::os::unix::fs::PermissionsExt as _;
@@ -188,6 +197,15 @@ impl Setup {
         command
     }
 
+    fn spawn(&self, arguments: &[&str]) -> Child {
+        let mut command = self.command(arguments);
+        let child = match self.io_uring_errno {
+            None => command.spawn(),
+            Some(errno) => without_io_uring(errno, || command.spawn()),
+        };
+        child.expect("the daemon, or what it is started through")
+    }
+
     /// Starts the daemon and waits until it is ready.
     pub(crate) fn start(self) -> Daemon {
         self.start_or_refused()
@@ -197,10 +215,7 @@ impl Setup {
     /// Starts the daemon and waits until it is ready, or has ended.
     pub(crate) fn start_or_refused(self) -> Result<Daemon, Refused> {
         let file = self.path("addresses.json");
-        let child = self
-            .command(&["--addresses-file", file.to_str().expect("a path")])
-            .spawn()
-            .expect("the daemon, or what it is started through");
+        let child = self.spawn(&["--addresses-file", file.to_str().expect("a path")]);
         let mut daemon = Daemon::watch(child, self);
         let text = eventually("the daemon is ready or ends", PATIENCE, || {
             if let Some(status) = daemon.child.try_wait().expect("wait") {
@@ -238,7 +253,7 @@ impl Setup {
 
     /// Runs one of the daemon's other commands to its end.
     pub(crate) fn run(&self, arguments: &[&str]) -> Refused {
-        let mut child = self.command(arguments).spawn().expect("the daemon");
+        let mut child = self.spawn(arguments);
         let mut stderr = child.stderr.take().expect("a pipe");
         let said = thread::spawn(move || {
             let mut text = String::new();

@@ -2,8 +2,8 @@
 
 use crate::daemon::{Daemon, Setup};
 use crate::data::{noise, plain_blocks};
-use crate::no_ring::{EPERM, SECCOMP};
 use crate::readers::{Known, Tally, ranges, streamed, unary};
+use crate::seccomp::EPERM;
 use crate::wire;
 use ringfetch_proto::v1;
 use tonic::{Code, Status};
@@ -202,7 +202,7 @@ async fn a_backend_that_cannot_be_had_leaves_the_old_one() {
     // Expectation: FAILED_PRECONDITION with the cause; mmap goes on without a failed read; metric and log say so.
     use v1::Backend::{Auto, Mmap, Uring};
     let (setup, bytes) = plain_blocks(Setup::new("mmap"), 64);
-    let daemon = setup.through(&["python3", "-c", SECCOMP, EPERM]).start();
+    let daemon = setup.without_io_uring(EPERM).start();
     let (versions, tally) = ([bytes], Tally::default());
     let known = Known {
         name: "blocks",
@@ -274,13 +274,12 @@ async fn a_dataset_has_a_backend_of_its_own_from_the_start() {
     );
     daemon.stop().await;
 
-    let forbidden = ["python3", "-c", SECCOMP, EPERM];
-    let daemon = own("mmap").through(&forbidden).start();
+    let daemon = own("mmap").without_io_uring(EPERM).start();
     daemon.logged(&["WARN", "fallback", "\"dataset\":\"uring\"", "seccomp"]);
     assert_eq!(reads(&daemon, "uring").await, (Mmap, Uring, true));
     daemon.assert_serves("uring").await;
     daemon.stop().await;
-    let refused = own("fail").through(&forbidden).start_or_refused();
+    let refused = own("fail").without_io_uring(EPERM).start_or_refused();
     let refused = refused.err().expect("a refusal");
     refused.with(3, &["datasets.uring.backend", "seccomp"]);
 }

@@ -1,6 +1,6 @@
 //! The daemon as its clients meet it: the real binary on real files, over sockets. Each test has a daemon, ports and a
-//! directory of its own, so that they run side by side. Some need root (loop devices, another user); they fail, and do
-//! not skip, without it.
+//! directory of its own, so that they run side by side. Some need root (loop devices, another user) and are
+//! ignored otherwise.
 //!
 //! Deliberately absent: anything that can be shown without a process (unit tests beside the code), and README's
 //! sessions with grpcurl and Python (`.ci/readme-session`).
@@ -37,6 +37,7 @@ mod pipelining;
 mod refusals;
 mod reload;
 mod reload_refused;
+mod seccomp;
 mod shortcuts;
 mod slow_readers;
 mod supervised;

@@ -3,29 +3,13 @@
 
 use crate::daemon::{Daemon, Setup};
 use crate::data::plain_blocks;
+use crate::seccomp::{ENOSYS, EPERM};
 use crate::wire;
 use ringfetch_proto::v1;
 
-/// Replaces itself by its arguments, under a filter that answers io_uring_setup (425 on every architecture) with an
-/// errno, as container runtimes' profiles do.
-pub(crate) const SECCOMP: &str = r#"
-import ctypes, os, struct, sys
-errno, command = int(sys.argv[1]), sys.argv[2:]
-rules = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050000 | errno), (0x06, 0, 0, 0x7FFF0000)]
-code = b"".join(struct.pack("HBBI", *rule) for rule in rules)
-buffer = ctypes.create_string_buffer(code)
-program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(buffer)))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-assert libc.prctl(22, 2, program, 0, 0) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
-os.execv(command[0], command)
-"#;
-pub(crate) const EPERM: &str = "1";
-const ENOSYS: &str = "38";
-
-fn under_seccomp(errno: &str) -> Setup {
+fn under_seccomp(errno: u32) -> Setup {
     let (setup, _) = plain_blocks(Setup::new("uring"), 16);
-    setup.through(&["python3", "-c", SECCOMP, errno])
+    setup.without_io_uring(errno)
 }
 
 async fn assert_falls_back(daemon: &Daemon, reason: &str) {

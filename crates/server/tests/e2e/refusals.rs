@@ -1,13 +1,15 @@
 //! Bad requests over both transports: the code, a message that names the field and the remedy, details that decode, and
 //! a daemon that goes on.
 
-use crate::daemon::{BACKENDS, Daemon, Setup};
+use crate::daemon::{BACKENDS, Daemon, PATIENCE, Setup};
 use crate::data::{everything, plain_blocks};
 use crate::wire::{self, Answer, Http};
 use http::Method;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
 use serde_json::json;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
@@ -553,26 +555,29 @@ async fn an_object_that_may_not_be_read_is_permission_denied() {
     daemon.stop().await;
 }
 
-/// curl without Expect, so that the body is on its way when the answer comes.
+/// A client whose body is on its way when the answer comes, as curl's is without Expect.
 fn hears_out_a_sender(daemon: &Daemon, batch: &str) {
-    std::fs::write(daemon.path("body"), vec![b' '; 24 << 20]).unwrap();
-    let body = format!("@{}", daemon.path("body").display());
-    let url = format!("{{http}}{batch}");
-    let common = [
-        "--data-binary",
-        &body,
-        "--header",
-        "Expect:",
-        "--header",
-        "Content-Type: application/json",
-    ];
-    let answer = wire::curl(
-        daemon,
-        &[&common[..], &["--write-out", "%{http_code}", &url]].concat(),
+    const BODY_BYTES: usize = 24 << 20;
+    let mut connection = TcpStream::connect(daemon.http).unwrap();
+    connection.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut sending = connection.try_clone().unwrap();
+    let head = format!(
+        "POST {batch} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {BODY_BYTES}\r\n\r\n",
+        daemon.http
     );
+    let sender = std::thread::spawn(move || {
+        sending.write_all(head.as_bytes()).unwrap();
+        // The daemon may hang up once it has answered.
+        let _cut = sending.write_all(&vec![b' '; BODY_BYTES]);
+    });
+    let mut answer = Vec::new();
+    // To its end, or to where the daemon hangs up on the rest of the body.
+    let _ended = connection.read_to_end(&mut answer);
+    drop(connection);
+    sender.join().unwrap();
     let answer = String::from_utf8(answer).unwrap();
     assert!(
-        answer.contains("limits.request_bytes") && answer.ends_with("413"),
+        answer.starts_with("HTTP/1.1 413 ") && answer.contains("limits.request_bytes"),
         "{answer}"
     );
 }

@@ -3,8 +3,8 @@
 use crate::daemon::{LISTEN, PATIENCE, Setup, eventually, eventually_async};
 use crate::data::{noise, plain_blocks};
 use crate::flip::set;
-use crate::no_ring::{EPERM, SECCOMP};
 use crate::reload::{engine, file, hang_up, reload, reloads, told};
+use crate::seccomp::EPERM;
 use crate::wire::{self, Narrow};
 use ringfetch_proto::v1;
 use rustix::process::{Pid, Signal, kill_process};
@@ -102,7 +102,7 @@ async fn a_backend_that_cannot_be_had_refuses_the_whole_reload() {
     for name in ["a", "b", "new"] {
         setup.file(&format!("{name}.bin"), &noise(9, 8 * 4096));
     }
-    let daemon = setup.through(&["python3", "-c", SECCOMP, EPERM]).start();
+    let daemon = setup.without_io_uring(EPERM).start();
     let limit = "\nlimits: {items_per_request: 1}";
     let own = |name: &str, backend: &str| {
         format!(
@@ -158,7 +158,7 @@ async fn a_fallback_of_the_start_is_no_mistake_of_a_reload() {
         file(keys, &["a"]) + "  - {name: b, kind: blocks, block_bytes: 4KiB, path: a.bin, backend: auto}\n";
     let setup = Setup::new("uring").whole(&text);
     setup.file("a.bin", &noise(9, 8 * 4096));
-    let daemon = setup.through(&["python3", "-c", SECCOMP, EPERM]).start();
+    let daemon = setup.without_io_uring(EPERM).start();
     let backends = async || {
         let status = daemon.status().await;
         let of = |dataset: &v1::Dataset| dataset.read_path.clone().unwrap().backend();

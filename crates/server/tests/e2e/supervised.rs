@@ -1,37 +1,28 @@
 //! The daemon under a service manager, as far as sd_notify(3) goes: a datagram socket stands for systemd's. Threads are
-//! stopped with ptrace(2), one at a time, which needs root or the daemon's own user.
+//! stopped with ptrace(2), one at a time, which the parent of a process may do.
 
 use crate::daemon::{BACKENDS, Daemon, PATIENCE, Setup, eventually};
 use crate::data::plain_blocks;
+use nix::sys::ptrace;
+use nix::sys::wait::{WaitPidFlag, waitpid};
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
-use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 /// A watchdog that is fed at least once a second.
 const WATCHDOG: Duration = Duration::from_secs(2);
 
-/// Stops one thread of another process until its own standard input ends: PTRACE_SEIZE, PTRACE_INTERRUPT, and a
-/// waitpid for it (__WALL).
-const STOP: &str = r#"
-import ctypes, sys
-libc = ctypes.CDLL(None, use_errno=True)
-libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-thread = int(sys.argv[1])
-for request in (0x4206, 0x4207):
-    assert libc.ptrace(request, thread, None, None) == 0, ctypes.get_errno()
-assert libc.waitpid(thread, None, 0x40000000) == thread, ctypes.get_errno()
-print("stopped", flush=True)
-sys.stdin.read()
-"#;
-
-/// A thread that does not run until this is dropped.
-struct Stopped(Child);
+/// A thread of the daemon that does not run until this is dropped.
+struct Stopped {
+    /// Dropped to let it go on.
+    hold: Option<mpsc::Sender<()>>,
+    tracer: Option<thread::JoinHandle<()>>,
+}
 
 impl Stopped {
     /// The daemon's thread of this name.
@@ -44,25 +35,40 @@ impl Stopped {
             fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)
         };
         let task = tasks.find(is_named).unwrap_or_else(|| panic!("no thread {name}"));
-        let mut child = Command::new("python3")
-            .args(["-c", STOP])
-            .arg(task.file_name())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("python3");
-        let mut line = String::new();
-        let mut said = BufReader::new(child.stdout.take().expect("a pipe"));
-        said.read_line(&mut line).expect("a line");
-        assert_eq!(line.trim(), "stopped", "ptrace must be allowed (run as root)");
-        Self(child)
+        let task = task.file_name().to_str().and_then(|name| name.parse().ok());
+        let task = nix::unistd::Pid::from_raw(task.expect("a thread's number"));
+        let (hold, held) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        // What a thread traces, it alone can let go.
+        let tracer = thread::spawn(move || {
+            tell.send(stop(task)).expect("the test waits");
+            // Until the other end is dropped.
+            let _dropped = held.recv();
+            // It may have ended.
+            let _detached = ptrace::detach(task, None);
+        });
+        let stopped = told.recv().expect("the tracer tells");
+        stopped.expect("ptrace of a child of one's own must be allowed (kernel.yama.ptrace_scope is 2 or 3)");
+        Self {
+            hold: Some(hold),
+            tracer: Some(tracer),
+        }
     }
+}
+
+fn stop(task: nix::unistd::Pid) -> nix::Result<()> {
+    ptrace::seize(task, ptrace::Options::empty())?;
+    ptrace::interrupt(task)?;
+    waitpid(task, Some(WaitPidFlag::__WALL))?;
+    Ok(())
 }
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ended = self.0.wait();
+        drop(self.hold.take());
+        if let Some(tracer) = self.tracer.take() {
+            let _ended = tracer.join();
+        }
     }
 }
 

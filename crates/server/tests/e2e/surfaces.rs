@@ -2,7 +2,7 @@
 
 use crate::daemon::{BACKENDS, Setup, eventually_async};
 use crate::data::{everything, plain_blocks};
-use crate::wire::{self, channel, curl};
+use crate::wire::{self, channel};
 use ringfetch_proto::v1;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -125,8 +125,7 @@ async fn openapi_has_every_path_and_each_is_there() {
     // all of the contract's paths, and none that the daemon does not know.
     let (setup, everything) = everything(Setup::new("mmap"));
     let daemon = setup.start();
-    let document: serde_json::Value =
-        serde_json::from_slice(&curl(&daemon, &["{http}/openapi.json"])).unwrap();
+    let document = daemon.http_client().get("/openapi.json").await.json();
     assert!(document["openapi"].as_str().unwrap().starts_with("3."));
     let paths = document["paths"].as_object().unwrap();
     for path in [

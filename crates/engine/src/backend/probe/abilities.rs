@@ -203,46 +203,64 @@ mod tests {
     use super::*;
     use crate::backend::probe::{probe, resident_pages};
 
+    /// Where no ring is to be had, everything here must answer what the probe does.
+    fn assert_refused_alike(error: &io::Error, refusal: &UringRefusal) {
+        assert_eq!(
+            refused("io_uring_setup", error).label(),
+            refusal.label(),
+            "{error}"
+        );
+    }
+
     #[test]
     fn a_ring_reads_what_is_there() {
         // Scenario: a file of 5000 bytes read through a ring whole, at its end, past it, and with an alignment that is
-        // none. Expectation: the bytes that there are, 0, an error; where there is no ring, its errno.
-        if probe().is_err() {
-            assert!(read_through_ring(io::stdin(), 0, 512, 512).is_err());
-            return;
-        }
+        // none. Expectation: the bytes that there are, 0, an error; where io_uring is refused, that refusal each time.
         let file = tempfile::NamedTempFile::new().expect("file");
         std::fs::write(file.path(), vec![7; 5000]).expect("write");
         let read = |offset, alignment| read_through_ring(file.as_file(), offset, 4096, alignment);
-        assert_eq!(read(0, 1).expect("read"), 4096);
-        assert_eq!(read(4096, 512).expect("read"), 904);
-        assert_eq!(read(8192, 4096).expect("read"), 0);
+        let directory = std::fs::File::open("/").expect("directory");
+        let of_directory = || read_through_ring(&directory, 0, 512, 1);
+        if let Err(refusal) = probe() {
+            for refused in [read(0, 1), read(4096, 512), read(8192, 4096), of_directory()] {
+                assert_refused_alike(&refused.expect_err("a refusal"), &refusal);
+            }
+        } else {
+            assert_eq!(read(0, 1).expect("read"), 4096);
+            assert_eq!(read(4096, 512).expect("read"), 904);
+            assert_eq!(read(8192, 4096).expect("read"), 0);
+            let error = of_directory().expect_err("a directory");
+            assert_eq!(error.raw_os_error(), Some(libc::EISDIR));
+        }
         assert!(read(0, 3).is_err());
-        let error = read_through_ring(std::fs::File::open("/").expect("directory"), 0, 512, 1);
-        assert_eq!(error.expect_err("a directory").raw_os_error(), Some(libc::EISDIR));
     }
 
     #[test]
     fn abilities_come_with_the_kernel() {
         // Scenario: this machine. Expectation: each ability is there, or says why not; with SINGLE_ISSUER (6.0) comes
-        // COOP_TASKRUN (5.19), and files can be registered ever since 5.5.
-        let Ok(found) = abilities() else {
-            assert!(probe().is_err());
-            return;
-        };
-        assert_eq!(found.registered_files, Ok(()));
-        assert!(
-            found.single_issuer.is_err() || found.coop_taskrun.is_ok(),
-            "{found:?}"
-        );
+        // COOP_TASKRUN (5.19), and files can be registered ever since 5.5; where io_uring is refused, that refusal.
+        match (probe(), abilities()) {
+            (Ok(_), Ok(found)) => {
+                assert_eq!(found.registered_files, Ok(()));
+                assert!(
+                    found.single_issuer.is_err() || found.coop_taskrun.is_ok(),
+                    "{found:?}"
+                );
+            }
+            (probed, found) => assert_eq!(found.expect_err("a refusal"), probed.expect_err("a refusal")),
+        }
     }
 
     #[test]
     fn memory_is_registered_without_being_there() {
         // Scenario: 3 GiB and a bit for two rings, as whoever runs the tests. Expectation: it works, or fails for the
-        // limit on locked memory only; and this process grew by far less.
-        if let Err(error) = register_memory((3 << 30) + 4097, 2) {
-            assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{error}");
+        // limit on locked memory only, or with what refuses io_uring; and this process grew by far less.
+        match (probe(), register_memory((3 << 30) + 4097, 2)) {
+            (Ok(_), Ok(())) => {}
+            (Ok(_), Err(error)) => assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{error}"),
+            (Err(refusal), registered) => {
+                assert_refused_alike(&registered.expect_err("a refusal"), &refusal);
+            }
         }
         let status = std::fs::read_to_string("/proc/self/status").expect("status");
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

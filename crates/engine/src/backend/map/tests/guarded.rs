@@ -116,28 +116,28 @@ fn copies_race_with_truncation_and_extension() {
     );
 }
 
-/// Re-runs this test binary for one test, with a variable set that tells it that it is the child.
-fn run_child(role: &str) -> std::process::ExitStatus {
+const ROLE: &str = "RINGFETCH_MAP_TEST_CHILD";
+
+/// Runs a test of this module again, as a process of its own that has a role.
+fn run_child(test: &str, role: &str) -> std::process::ExitStatus {
     std::process::Command::new(std::env::current_exe().expect("own path"))
-        .args([
-            "--exact",
-            "backend::map::tests::guarded::child_process",
-            "--nocapture",
-            "--test-threads=1",
-        ])
-        .env("RINGFETCH_MAP_TEST_CHILD", role)
+        .args(["--exact", &format!("backend::map::tests::guarded::{test}")])
+        .args(["--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
         .status()
         .expect("child")
 }
 
-#[test]
-fn child_process() {
-    // Scenario: run as a child by the tests below, else nothing to do. Expectation: theirs.
-    let Some(role) = std::env::var_os("RINGFETCH_MAP_TEST_CHILD") else {
-        return;
-    };
+/// Ends this process in the way of its role, where it is the child of a test.
+fn end_if_child() {
+    if let Some(role) = std::env::var_os(ROLE) {
+        end_as(role.to_str().expect("text"));
+    }
+}
+
+fn end_as(role: &str) -> ! {
     let none = rustix::process::Rlimit {
         current: Some(0),
         maximum: Some(0),
@@ -201,7 +201,9 @@ fn child_process() {
 fn advice_about_damaged_memory_leaves_the_guard_in_place() {
     // Scenario: a SIGBUS that reports damaged memory which nobody has touched (BUS_MCEERR_AO), then a copy that faults.
     // Expectation: the copy answers that it faulted, and the process lives.
-    assert_eq!(run_child("advisory").code(), Some(43));
+    end_if_child();
+    let child = |role| run_child("advice_about_damaged_memory_leaves_the_guard_in_place", role);
+    assert_eq!(child("advisory").code(), Some(43));
 }
 
 #[test]
@@ -209,7 +211,9 @@ fn a_sigbus_that_is_not_ours_keeps_its_effect() {
     // Scenario: after the guard has served one fault, a load outside the copy faults; or SIGBUS is sent; or an earlier
     // handler was there. Expectation: the process dies of SIGBUS, of SIGBUS, and by its earlier handler.
     use std::os::unix::process::ExitStatusExt;
-    assert_eq!(run_child("load").signal(), Some(libc::SIGBUS));
-    assert_eq!(run_child("sent").signal(), Some(libc::SIGBUS));
-    assert_eq!(run_child("previous_handler").code(), Some(41));
+    end_if_child();
+    let child = |role| run_child("a_sigbus_that_is_not_ours_keeps_its_effect", role);
+    assert_eq!(child("load").signal(), Some(libc::SIGBUS));
+    assert_eq!(child("sent").signal(), Some(libc::SIGBUS));
+    assert_eq!(child("previous_handler").code(), Some(41));
 }
