@@ -111,7 +111,7 @@ class OwnDocker:
         merged = {name: value for name, value in merged.items() if value is not None}
         words = [str(word) for word in command]
         completed = subprocess.run(
-            words, env=merged, cwd=cwd, timeout=timeout, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            words, env=merged, cwd=cwd, timeout=timeout, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
         )
         return Done(words, completed)
 
