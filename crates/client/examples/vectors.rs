@@ -32,7 +32,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     // As floats, whatever the dataset's element type.
-    let (a, b) = (vectors.as_f32(0).unwrap_or_default(), vectors.as_f32(2).unwrap_or_default());
+    let (a, b) = (
+        vectors.as_f32(0).unwrap_or_default(),
+        vectors.as_f32(2).unwrap_or_default(),
+    );
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
     println!(
         "cosine of 17 and 5: {:.4}",
