@@ -151,8 +151,10 @@ class Load:
             self.docker.run("docker", "kill", "--signal", "INT", container)
         self.thread.join()
         check(self.done is not None, "the load could not be started")
+        # The classic builder writes to the standard output, too: the service is built before it is run.
+        report = self.done.out[self.done.out.rfind("\n{\n") + 1 :]
         try:
-            return json.loads(self.done.out)
+            return json.loads(report)
         except json.JSONDecodeError:
             raise Failed(f"the load gave no report:\n{self.done.said[-3000:]}") from None
 
