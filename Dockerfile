@@ -2,10 +2,12 @@
 # package manager. Needs nothing from the network but the crates of Cargo.lock. Any builder with glibc, gcc and cargo
 # will do (deploy/offline-images makes one where no image can be pulled).
 
-ARG RUST_IMAGE=rust:1-bookworm
+# The toolchain that rust-toolchain.toml names; .ci/versions compares them. That file stays outside: rustup would fetch
+# its components.
+ARG RUST_VERSION=1.95.0
+ARG RUST_IMAGE=rust:${RUST_VERSION}-bookworm
 FROM ${RUST_IMAGE} AS build
 WORKDIR /src
-# rust-toolchain.toml stays outside: it would make rustup fetch another toolchain than the image's.
 
 # Dependencies first, from manifests alone, so that a change of the code does not build them again.
 COPY Cargo.toml Cargo.lock ./

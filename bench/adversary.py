@@ -270,7 +270,7 @@ def main():
     # A failure is reported by its last line, which a backtrace would hide.
     os.environ["RUST_BACKTRACE"] = "0"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    wheres = list(ATTACKERS) if options.where == "both" else [options.where]
+    places = list(ATTACKERS) if options.where == "both" else [options.where]
     rows, begun = [], time.monotonic()
     with tempfile.TemporaryDirectory(dir=options.directory or ringfetch.TARGET.parent, prefix="adversary-") as directory:
         bench = Bench(options, pathlib.Path(directory))
@@ -279,7 +279,7 @@ def main():
         if facts["load_at_start"] > 0.5:
             say(f"note: load average {facts['load_at_start']:.1f}: others use this machine, and the figures will show it")
         for case in cases:
-            for where in wheres:
+            for where in places:
                 say(f"{time.monotonic() - begun:5.0f} s {case.name}, attacker on the {where} address")
                 rows.append(bench.measure(case, where))
                 # What has been measured stays if the run is broken off.

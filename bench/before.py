@@ -223,7 +223,7 @@ def markdown(facts, results, calls, binaries, options, command):
         "|---|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for result in results:
-        def both(figure, digits=0):
+        def both(figure, digits=0, result=result):
             return " / ".join(number(result.median(side, figure), digits) for side in ("peer", "subject"))
         ratio = {figure: str(change(result, figure) or "-") for figure in ("reads_per_second", "cpu_us", "p99_us")}
         lines.append(

@@ -84,7 +84,7 @@ def sampled(row, seconds):
             done = subprocess.run(
                 ["perf", "record", "--quiet", "--event", "cpu-clock", f"--freq={HERTZ}",
                  f"--call-graph=dwarf,{STACK_BYTES}", f"--pid={server.process.pid}", f"--output={directory}/perf.data",
-                 "--", "sleep", str(seconds)], capture_output=True, text=True)
+                 "--", "sleep", str(seconds)], capture_output=True, text=True, check=False)
             load.join()
         finally:
             server.stop()
@@ -205,7 +205,7 @@ def table(profiles, facts):
     for part in [part for part, _ in KERNEL + PROGRAM]:
         shares = [profiles[name].parts[part] / profiles[name].samples for name in names]
         if max(shares) >= 0.005:
-            cells = (f"{share:.1%}, {share * profiles[name].cpu_us:.2f} us" for name, share in zip(names, shares))
+            cells = (f"{share:.1%}, {share * profiles[name].cpu_us:.2f} us" for name, share in zip(names, shares, strict=True))
             lines.append(f"| {part} | " + " | ".join(cells) + " |")
     lines.append("| **CPU a read** | " + " | ".join(f"**{profiles[name].cpu_us:.2f} us**" for name in names) + " |")
     lines.append("| samples | " + " | ".join(f"{profiles[name].samples:,}" for name in names) + " |")

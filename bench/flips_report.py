@@ -89,7 +89,7 @@ class Report:
             return left + (right - left) * at / end
 
         parts = [text(12, 24, f"{len(flips)} flips under load", font_weight="bold")]
-        for flip, following in zip(flips, [*flips[1:], {"at": end}]):
+        for flip, following in zip(flips, [*flips[1:], {"at": end}], strict=True):
             width = x(following["at"]) - x(flip["at"])
             parts.append(f'<rect x="{x(flip["at"]):.1f}" y="56" width="{width:.1f}" height="184" fill="{COLOURS[flip["backend"]]}"/>')
         for place, (backend, colour) in enumerate(COLOURS.items()):

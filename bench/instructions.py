@@ -29,7 +29,7 @@ def built(crate, source, target):
     """Builds a crate's pieces and returns the executable."""
     environment = {**os.environ, **({"CARGO_TARGET_DIR": str(target)} if target else {})}
     done = subprocess.run(["cargo", "bench", "--no-run", "-p", crate, "--bench", "pieces", "--message-format=json"],
-                          cwd=source, env=environment, stdout=subprocess.PIPE, text=True)
+                          cwd=source, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{crate}: its pieces do not build")
     messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -40,7 +40,7 @@ def built(crate, source, target):
 def counted(executable, piece, runs):
     """Instructions of the whole program with so many runs of the piece."""
     done = subprocess.run(["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", executable, "--exactly", piece,
-                           str(runs)], capture_output=True, text=True)
+                           str(runs)], capture_output=True, text=True, check=False)
     total = re.search(r"Collected\s*:\s*(\d+)", done.stderr)
     if done.returncode != 0 or total is None:
         sys.exit(f"{piece}: valgrind failed:\n{done.stderr}")
@@ -59,7 +59,7 @@ def pieces(source=ROOT, target=None):
 def pieces_of(commit):
     """The pieces of a commit, built beside this build. What was built stays there, for the next time."""
     named = subprocess.run(["git", "rev-parse", "--verify", "--short=12", f"{commit}^{{commit}}"], cwd=ROOT,
-                           capture_output=True, text=True)
+                           capture_output=True, text=True, check=False)
     if named.returncode != 0:
         sys.exit(f"--before: {commit}: no such commit")
     place = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "bench" / "before"

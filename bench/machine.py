@@ -48,7 +48,7 @@ def check_file(path):
 def first_line(command):
     """The first line a tool says of its version, wherever it says it."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
     return (done.stdout + done.stderr).strip().split("\n")[0].strip() or None

@@ -110,20 +110,21 @@ class BetterOf:
                 "of": {name: figures["reads_per_second"] for name, figures in measured.items()}}
 
 
+NGINX_SETTINGS = {
+    "direct": "aio threads; directio 512; output_buffers 2 4k; sendfile off;",
+    "sendfile": "sendfile on; tcp_nopush on;",
+}
+
+
 class Nginx(Server):
     """nginx on the file's directory: two workers, no access log, and either threads with direct I/O, or sendfile."""
-
-    SETTINGS = {
-        "direct": "aio threads; directio 512; output_buffers 2 4k; sendfile off;",
-        "sendfile": "sendfile on; tcp_nopush on;",
-    }
 
     def __init__(self, path, how):
         self.path, self.how = path, how
         self.resource = "/" + urllib.parse.quote(path.name)
 
     def describe(self):
-        return f"nginx, 2 workers, 64 threads, {{ {self.SETTINGS[self.how]} }}"
+        return f"nginx, 2 workers, 64 threads, {{ {NGINX_SETTINGS[self.how]} }}"
 
     def start(self, directory):
         self.port = free_port()
@@ -134,7 +135,7 @@ class Nginx(Server):
             f"{user} daemon off; worker_processes 2; pid {directory}/pid; error_log stderr error;\n"
             "thread_pool default threads=64 max_queue=65536;\n"
             "events { worker_connections 1024; }\n"
-            f"http {{ access_log off; {temporary} keepalive_requests 1000000000; {self.SETTINGS[self.how]}\n"
+            f"http {{ access_log off; {temporary} keepalive_requests 1000000000; {NGINX_SETTINGS[self.how]}\n"
             f"  server {{ listen 127.0.0.1:{self.port}; root {json.dumps(str(self.path.parent))}; }} }}\n"
         )
         self.http = f"http://127.0.0.1:{self.port}"

@@ -22,7 +22,7 @@ def say(text):
 def run(command, **options):
     """Runs a command to its end and returns its stdout."""
     command = [str(part) for part in command]
-    done = subprocess.run(command, capture_output=True, text=True, **options)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     if done.returncode != 0:
         raise RunFailed(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stdout}{done.stderr}".strip())
     return done.stdout

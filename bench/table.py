@@ -5,7 +5,6 @@ import math
 from peers import Served
 from verdict import in_words
 
-
 # Above this share of the CPUs, what others do is told.
 OTHERS_CPU_TOLD = 0.10
 

@@ -59,7 +59,7 @@ class Conclusions(unittest.TestCase):
 
     def test_a_round_has_every_pair_once(self):
         # Going round and round: each directed pair of the three engines, once a round.
-        pairs = set(zip(flips.ROUND, [*flips.ROUND[1:], flips.ROUND[0]]))
+        pairs = set(zip(flips.ROUND, [*flips.ROUND[1:], flips.ROUND[0]], strict=True))
         self.assertEqual(len(pairs), 6)
         self.assertTrue(all(before != after for before, after in pairs))
 

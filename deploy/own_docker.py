@@ -1,4 +1,4 @@
-"""A Docker daemon of one's own, and both composes on it: in a directory, on a socket, gone at the end.
+"""A Docker daemon of one's own, with Compose on it: in a directory, on a socket, gone at the end.
 
 It makes no firewall rules and no default bridge: compose's network works without them (the daemon's proxy publishes
 ports), and other programs of this machine notice nothing. Deliberately absent: any use of a Docker daemon that runs here.
@@ -81,8 +81,8 @@ class OwnDocker:
             "DOCKER_HOST": f"unix://{self.directory}/docker.sock",
             # No credentials, no plug-ins, no contexts of whoever runs this.
             "DOCKER_CONFIG": str(self.directory / "client"),
+            # BuildKit would be a program and an image more.
             "DOCKER_BUILDKIT": "0",
-            "COMPOSE_DOCKER_CLI_BUILD": "0",
         }
         self.log = self.directory / "dockerd.log"
         self.process = None
@@ -105,13 +105,19 @@ class OwnDocker:
         except Failed as failed:
             raise Failed(f"{failed}\nthis machine cannot run a Docker daemon as it is:\n{self.log.read_text()[-6000:]}") from None
 
+    def restart(self):
+        """Ends the daemon in order and starts it again, as a reboot of the host does."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(STOP_DEADLINE_S)
+        self.start()
+
     def run(self, *command, environment=None, timeout=600, cwd=None):
         """Runs a command against this daemon. The environment's None takes a variable away."""
         merged = {**self.environment, **(environment or {})}
         merged = {name: value for name, value in merged.items() if value is not None}
         words = [str(word) for word in command]
         completed = subprocess.run(
-            words, env=merged, cwd=cwd, timeout=timeout, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            words, env=merged, cwd=cwd, timeout=timeout, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
         )
         return Done(words, completed)
 

@@ -8,7 +8,6 @@ import sys
 
 import grpc
 import numpy as np
-
 from ringfetch_client import Client
 
 
@@ -25,7 +24,7 @@ def main() -> int:
             print(f"{error.code().name}: {error.details()}", file=sys.stderr)
             return 1
     print(f"{answer.values.shape[0]} vectors of {answer.values.shape[1]} x {answer.values.dtype}")
-    for vector_id, values in zip(np.asarray(arguments.ids)[answer.present], answer.values):
+    for vector_id, values in zip(np.asarray(arguments.ids)[answer.present], answer.values, strict=True):
         print(f"{vector_id}: {values[:4]} ... norm {np.linalg.norm(values.astype(np.float64)):.6f}")
     for item, code, message in answer.errors:
         print(f"{arguments.ids[item]}: {message} (code {code})", file=sys.stderr)

@@ -12,7 +12,6 @@ import urllib.request
 
 import grpc
 import numpy as np
-
 import pattern
 from ringfetch_client import Client, dataset_pb2, fetch_pb2
 
@@ -61,7 +60,7 @@ class DemoDaemon(unittest.TestCase):
             ids[0] = VECTORS if batch < 3 else 0
             received += self.client.fetch_vectors("vectors", ids).values.nbytes
         after = [self.counted(f"ringfetch_{name}_total", "vectors") for name in ("reads", "read_bytes")]
-        self.assertEqual([b - a for a, b in zip(before, after)], [500, received])
+        self.assertEqual([b - a for a, b in zip(before, after, strict=True)], [500, received])
 
     def test_health_and_listing(self):
         # Scenario: health and the list of datasets. Expectation: serving; three demo datasets of the known shapes.
@@ -78,19 +77,19 @@ class DemoDaemon(unittest.TestCase):
 
     def test_blocks_are_the_patterns_bytes(self):
         # Scenario: first, last, random and repeated blocks. Expectation: the stream's bytes, in request order.
-        indices = [0, BLOCKS - 1, 7, 7] + self.random.sample(range(BLOCKS), 252)
+        indices = [0, BLOCKS - 1, 7, 7, *self.random.sample(range(BLOCKS), 252)]
         blocks, errors = self.client.fetch_blocks("blocks", indices)
         self.assertEqual((blocks.shape, errors), ((len(indices), BLOCK_BYTES), []))
-        for index, block in zip(indices, blocks):
+        for index, block in zip(indices, blocks, strict=True):
             self.assertEqual(block.tobytes(), pattern.stream(SEED, index * BLOCK_BYTES, BLOCK_BYTES), f"block {index}")
 
     def test_vectors_are_the_patterns_elements_without_a_copy(self):
         # Scenario: first, last and random vectors. Expectation: exact f32 elements, in an array that owns no memory.
-        ids = [0, VECTORS - 1] + self.random.sample(range(VECTORS), 254)
+        ids = [0, VECTORS - 1, *self.random.sample(range(VECTORS), 254)]
         answer = self.client.fetch_vectors("vectors", ids)
         self.assertEqual((answer.values.shape, answer.errors), ((len(ids), DIM), []))
         self.assertFalse(answer.values.flags.owndata)
-        for vector_id, values in zip(ids, answer.values):
+        for vector_id, values in zip(ids, answer.values, strict=True):
             np.testing.assert_array_equal(values, pattern.f32(SEED, vector_id * DIM, DIM), f"vector {vector_id}")
 
     def test_ranges_cross_blocks(self):

@@ -1,8 +1,24 @@
 """The three dashboards. `./generate` writes them as JSON below dashboards/; change them here."""
 
 from panels import (
-    BACKEND, DATASET, INSTANCE, JOB, dashboard, heatmap, mean, or_none, pick, quantile, quotient, rate, series, side, stat,
-    table, target)
+    BACKEND,
+    DATASET,
+    INSTANCE,
+    JOB,
+    dashboard,
+    heatmap,
+    mean,
+    or_none,
+    pick,
+    quantile,
+    quotient,
+    rate,
+    series,
+    side,
+    stat,
+    table,
+    target,
+)
 
 READS, BYTES = "ringfetch_reads_total", "ringfetch_read_bytes_total"
 DURATION = "ringfetch_read_duration_seconds"

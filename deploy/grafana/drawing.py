@@ -2,6 +2,7 @@
 layout. Written by hand so that it needs nothing, as bench/plots.py is."""
 
 import html
+import itertools
 import math
 import re
 
@@ -139,7 +140,7 @@ def _series(panel, place, answers, start, end, switches):
     for index, (name, points) in reversed(list(enumerate(lines))):
         colour = _colour(name, index, by_backend)
         path, before = "", None
-        step = min((after - at for (at, _), (after, _) in zip(points, points[1:])), default=1)
+        step = min((after - at for (at, _), (after, _) in itertools.pairwise(points)), default=1)
         runs = []
         for at, value in points:
             # A gap in time is a gap in the line.
@@ -175,7 +176,7 @@ def _heatmap(panel, place, answers, start, end):
     finite = [bound for bound in bounds if math.isfinite(bound)]
     # Buckets are cumulative: what is in one is the difference to the one below.
     cells = {}
-    for below, bound in zip([None, *bounds], bounds):
+    for below, bound in zip([None, *bounds], bounds, strict=False):
         for at, value in columns[bound].items():
             count = value - (columns[below].get(at, 0.0) if below is not None else 0.0)
             if count > 0.5 and math.isfinite(bound):
@@ -188,7 +189,7 @@ def _heatmap(panel, place, answers, start, end):
     marks = [(height * (index + 1), told(bound, unit)) for index, bound in enumerate(rows) if len(rows) < 12 or index % 2]
     parts = frame.axes([(0, ""), *marks])
     times = sorted({at for at, _ in cells})
-    step = min((after - at for at, after in zip(times, times[1:])), default=1)
+    step = min((after - at for at, after in itertools.pairwise(times)), default=1)
     width = frame.x(start + step) - frame.x(start)
     most = max(cells.values())
     shades = {}
@@ -228,7 +229,7 @@ def _table(panel, place, answers):
              for override in panel["fieldConfig"]["overrides"]}
     weights = [3 if name == "reason" else 1 for name in columns]
     parts, x, top = [], place["x"] + 12, place["y"] + 46
-    for name, weight in zip(columns, weights):
+    for name, weight in zip(columns, weights, strict=True):
         title = organize["renameByName"][name]
         parts.append(text(x, top, title, 11, FAINT, font_weight="600"))
         for index, (_, row) in enumerate(sorted(rows.items())):

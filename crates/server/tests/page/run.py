@@ -62,7 +62,7 @@ def shows_what_is_served(browser, daemon, backend):
         series for series in daemon.metrics()[1].items() if series[0].startswith("ringfetch_queue_depth_limit{")
     ]
     assert len(shards) == len(limits) >= 1, (shards, limits)
-    for row, (_, limit) in zip(shards, limits):
+    for row, (_, limit) in zip(shards, limits, strict=True):
         assert row[1] == backend and re.fullmatch(rf"\d+ of {limit:.0f}", row[2]), (row, limit)
     assert browser.text("#state") == "Serving"
 
@@ -96,9 +96,14 @@ def agrees_with_the_metrics(browser, daemon):
     ended, after = daemon.metrics()
     # The first was there before.
     seconds = [[value(text) for text in texts] for texts in list(shown.values())[1:]]
-    mean = [sum(column) / len(column) for column in zip(*seconds)]
-    delta = lambda *what: total(after, *what) - total(before, *what)
-    per_second = lambda *what: delta(*what) / (ended - began)
+    mean = [sum(column) / len(column) for column in zip(*seconds, strict=True)]
+
+    def delta(*what):
+        return total(after, *what) - total(before, *what)
+
+    def per_second(*what):
+        return delta(*what) / (ended - began)
+
     close("IOPS", mean[0], per_second("ringfetch_reads_total"), 0.15)
     close("throughput", mean[1], per_second("ringfetch_read_bytes_total"), 0.15)
     low, high = quantile(before, after, 0.5)
@@ -116,7 +121,7 @@ def agrees_with_the_metrics(browser, daemon):
     paths = inspect(browser, "paths")
     for name, lines in paths.items():
         assert len(lines) == (3 if name == "latency" else 1), paths
-        for line, old in zip(lines, before_paths[name]):
+        for line, old in zip(lines, before_paths[name], strict=True):
             assert line.count("L") >= 5 and line != old, f"the lines of {name} do not move: {line!r}"
     return f"{mean[0]:.0f} reads/s, p50 {mean[2]:.0f} us, depth {mean[3]:.1f}"
 
@@ -151,16 +156,22 @@ def is_legible(browser, theme, drawn=True):
 def is_accessible(browser):
     """The tree that screen readers get: names, tables with heads, pictures that say their figures."""
     nodes = browser.cdp("Accessibility.getFullAXTree")["nodes"]
-    role = lambda node: node.get("role", {}).get("value")
+
+    def role(node):
+        return node.get("role", {}).get("value")
+
     named = [(role(node), node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")]
     must = {"image", "img", "button", "link", "table", "columnheader", "rowheader", "heading", "navigation"}
     nameless = [one for one in named if one[0] in must and not one[1].strip()]
     assert not nameless, nameless
-    of = lambda *roles: [name for kind, name in named if kind in roles]
+
+    def of(*roles):
+        return [name for kind, name in named if kind in roles]
+
     pictures = of("image", "img")
     assert len(pictures) == 3, pictures
     for picture, said in zip(pictures, [r"IOPS.* Now [\d,]+ reads a second\.", r"Queue depth.* Now mean .* of at most \d+\.",
-                                        r"Latency.* Now median .*seconds, 99th percentile .*, 99\.9th percentile .*\."]):  # fmt: skip
+                                        r"Latency.* Now median .*seconds, 99th percentile .*, 99\.9th percentile .*\."], strict=True):  # fmt: skip
         assert re.fullmatch(said, picture), (picture, said)
     assert of("table") == ["Figures", "Shards", "Datasets"], of("table")
     assert {"IOPS", "Latency p99.9", "blocks", "vectors", "objects", "0"} <= set(of("rowheader")), of("rowheader")
@@ -357,15 +368,20 @@ def screenshots(browser, directory, backend):
         browser.size(*size)
         browser.prefer(prefers_color_scheme=theme)
         before = inspect(browser, "paths")
-        eventually("it is drawn in this size", lambda: inspect(browser, "paths") != before)
+        eventually("it is drawn in this size", lambda before=before: inspect(browser, "paths") != before)
         browser.screenshot(directory / f"{backend}-{form}-{theme}.png")
         browser.screenshot(directory / f"{backend}-{form}-{theme}-top.png", whole=False)
 
 
 def shows(backend, arguments, directory):
     """Everything, on one backend."""
-    say = lambda text: print(f"{backend}: {text}", flush=True)
-    daemon_of = lambda http=0: Daemon(arguments.daemon, directory, backend, http)
+
+    def say(text):
+        print(f"{backend}: {text}", flush=True)
+
+    def daemon_of(http=0):
+        return Daemon(arguments.daemon, directory, backend, http)
+
     with daemon_of() as daemon, Browser(arguments.chromedriver, arguments.chromium) as browser:
         with Load(arguments.ringfetch, daemon, directory, REQUESTS_PER_SECOND) as load:
             browser.size(1280, 860)
