@@ -4,7 +4,8 @@
 //! server's CPU at one 4 KiB read a call). So what hyper writes and flushes while its connection is polled is gathered
 //! here and written when the poll is over. Large pieces are not copied: they go to the socket at once, after what was
 //! gathered. Bounded: a connection gathers at most `GATHERED_BYTES_MAX`; then writing waits for the socket.
-//! And a turn is bounded: who has megabytes to send gives way to the core's other connections in between.
+//! And a turn is bounded: who has megabytes to send, or sends requests without end, gives way to the core's other
+//! connections in between.
 //! Deliberately absent: timers. Nothing is ever held back beyond the turn it was written in.
 
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -22,6 +23,11 @@ const COPIED_BYTES_MAX: usize = 20 << 10;
 /// Most that goes to the socket in one turn: some 50 us of copying. The connection's next turn comes after everybody
 /// else's.
 const TURN_BYTES_MAX: usize = 512 << 10;
+
+/// Most reads from the socket in one turn, of some 16 KiB each. To take up requests is what costs: tokio lets a task read 128
+/// times before others have their turn, and eight connections that send nothing but thousands of header fields kept a core for
+/// 30 ms a round.
+const TURN_READS_MAX: usize = 4;
 
 /// Most pieces of one write (as h2 and hyper have them).
 const PIECES_MAX: usize = 64;
@@ -42,6 +48,8 @@ struct Gathered<T> {
     written: usize,
     /// What large writes have put out in this turn.
     turn_bytes: usize,
+    /// Reads that brought something in this turn.
+    turn_reads: usize,
     /// The socket's first error: whatever hyper does next fails with it, so that no failed write goes unnoticed.
     failed: Option<io::ErrorKind>,
 }
@@ -103,6 +111,11 @@ impl<T: Write + Unpin> Gathered<T> {
         Poll::Ready(Ok(written))
     }
 
+    fn begin_turn(&mut self) {
+        self.turn_bytes = 0;
+        self.turn_reads = 0;
+    }
+
     fn gather<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
         if self.bytes.capacity() == 0 {
             self.bytes = SPARE.take();
@@ -126,6 +139,7 @@ impl<T: Read + Write + Unpin> Coalescing<T> {
             bytes: Vec::new(),
             written: 0,
             turn_bytes: 0,
+            turn_reads: 0,
             failed: None,
         }));
         (
@@ -159,7 +173,7 @@ impl<T: Write + Unpin> Drain<T> {
     {
         let mut outcome = Ok(());
         std::future::poll_fn(|cx| {
-            self.gathered.borrow_mut().turn_bytes = 0;
+            self.gathered.borrow_mut().begin_turn();
             if !self.ended.get()
                 && let Poll::Ready(result) = connection.as_mut().poll(cx)
             {
@@ -189,7 +203,14 @@ impl<T: Read + Write + Unpin> Read for Coalescing<T> {
     ) -> Poll<io::Result<()>> {
         let gathered = &mut *self.0.borrow_mut();
         gathered.check()?;
-        Pin::new(&mut gathered.io).poll_read(cx, buffer)
+        if gathered.turn_reads == TURN_READS_MAX {
+            // Not woken by the socket, which may have more.
+            give_way(cx);
+            return Poll::Pending;
+        }
+        ready!(Pin::new(&mut gathered.io).poll_read(cx, buffer))?;
+        gathered.turn_reads += 1;
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -389,5 +410,35 @@ mod tests {
         .unwrap();
         assert!(turns >= BYTES / TURN_BYTES_MAX, "{turns} turns");
         assert_eq!(got.borrow().concat(), vec![7; BYTES]);
+    }
+
+    #[tokio::test]
+    async fn who_sends_without_end_gives_way() {
+        // Scenario: a socket that always has something, and a connection that reads ten times as often as a turn allows, beside
+        // another task. Expectation: the other task has a turn in between each time; no read is lost.
+        let (mut io, drain) = Coalescing::new(Scripted::default());
+        let (mut reads, others) = (0, Rc::new(Cell::new(0)));
+        let connection = std::pin::pin!(std::future::poll_fn(move |cx| {
+            while reads < 10 * TURN_READS_MAX {
+                let mut bytes = [0; 8];
+                let mut buffer = hyper::rt::ReadBuf::new(&mut bytes);
+                ready!(Pin::new(&mut io).poll_read(cx, buffer.unfilled()))?;
+                reads += 1;
+            }
+            Poll::Ready(io::Result::Ok(()))
+        }));
+        let counting = Rc::clone(&others);
+        let other = async move {
+            loop {
+                counting.set(counting.get() + 1);
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            ended = drain.drive(connection) => ended.expect("no error"),
+            () = other => {}
+        }
+        assert_eq!(others.get(), 9);
     }
 }
