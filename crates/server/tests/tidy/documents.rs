@@ -1,10 +1,9 @@
 //! Rules that keep documents true: the architecture's map against the tree, the decisions' shape, and the metrics that
 //! dashboards and rules ask for against those that the code registers.
 
-use super::tree::{Source, hold, report, root, tree};
+use super::tree::{Source, report, root, tree};
 
 const MAP: &str = "docs/ARCHITECTURE.md";
-const DECISION_SECTIONS: [&str; 4] = ["## Context", "## Decision", "## Rejected", "## Exit criteria"];
 
 /// Names in backticks that are paths of this repository.
 fn paths_named(text: &str) -> Vec<&str> {
@@ -213,56 +212,6 @@ fn every_link_leads_to_a_file_and_a_heading() {
     report(
         "Each fact is explained once and linked to: a link must arrive.",
         &found,
-    );
-}
-
-/// What is wrong with a decision's form.
-fn decision_problems(source: &Source) -> Vec<String> {
-    let Some(name) = source
-        .path
-        .strip_prefix("docs/adr/")
-        .filter(|name| name.ends_with(".md"))
-    else {
-        return Vec::new();
-    };
-    let mut found = Vec::new();
-    let number: String = name.chars().take_while(char::is_ascii_digit).collect();
-    if number.len() != 4 || !source.text.starts_with(&format!("# {number}: ")) {
-        found.push(format!(
-            "{}: name it NNNN-subject.md and begin it with `# NNNN: Subject`",
-            source.path
-        ));
-    }
-    let headings: Vec<&str> = source
-        .text
-        .lines()
-        .filter(|line| line.starts_with("## "))
-        .collect();
-    if headings != DECISION_SECTIONS {
-        found.push(format!(
-            "{}: has {headings:?}, must have {DECISION_SECTIONS:?}",
-            source.path
-        ));
-    }
-    let sections = source.text.split("\n## ").skip(1);
-    let empty = sections.filter(|section| section.lines().skip(1).all(|line| line.trim().is_empty()));
-    found.extend(empty.map(|section| format!("{}: nothing under {section:?}", source.path)));
-    found
-}
-
-#[test]
-fn every_decision_has_its_four_parts() {
-    // Scenario: docs/adr/*.md. Expectation: Context, Decision, Rejected, Exit criteria, in this order, none empty.
-    let good = "# 0001: A\n\n## Context\na\n\n## Decision\nb\n\n## Rejected\nc\n\n## Exit criteria\nd\n";
-    hold(
-        "A decision without what it was weighed against, or without what would end it, cannot be revisited.",
-        decision_problems,
-        &[
-            Source::new("docs/adr/0001-a.md", &good.replace("## Rejected\nc\n\n", "")),
-            Source::new("docs/adr/0001-a.md", &good.replace("\nd\n", "\n")),
-            Source::new("docs/adr/0002-a.md", good),
-        ],
-        &[Source::new("docs/adr/0001-a.md", good)],
     );
 }
 

@@ -1,24 +1,14 @@
 //! Just enough of Rust's lexical grammar to tell code from comments and string literals, so that a rule about code is
 //! not broken by a sentence about it. Not a parser: it knows no items and no macros.
 
-/// What [`blank`] keeps.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Keep {
-    /// Code only.
-    Code,
-    /// Code and comments.
-    CodeAndComments,
-}
-
-/// `text` with string and character literals (and, by `keep`, comments) replaced by spaces. Lines stay where they are.
-pub(super) fn blank(text: &str, keep: Keep) -> String {
+/// `text` with literals of strings and characters, and comments, replaced by spaces. Lines stay where they are.
+pub(super) fn blank(text: &str) -> String {
     let source: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
     let mut at = 0;
     while at < source.len() {
-        let (end, literal) = token(&source, at);
-        let is_comment = !literal && end > at + 1;
-        let drop = literal || (is_comment && keep == Keep::Code);
+        let end = token_end(&source, at);
+        let drop = end > at + 1;
         for c in &source[at..end] {
             out.push(if drop && *c != '\n' { ' ' } else { *c });
         }
@@ -27,21 +17,21 @@ pub(super) fn blank(text: &str, keep: Keep) -> String {
     out
 }
 
-/// The end of the comment or literal that begins at `at`, and whether it is a literal; one character of code else.
-fn token(source: &[char], at: usize) -> (usize, bool) {
+/// The end of the comment or literal that begins at `at`; one character of code else.
+fn token_end(source: &[char], at: usize) -> usize {
     let next = source.get(at + 1).copied();
     match (source[at], next) {
-        ('/', Some('/')) => (line_end(source, at), false),
-        ('/', Some('*')) => (block_comment_end(source, at), false),
-        ('"', _) => (string_end(source, at + 1), true),
+        ('/', Some('/')) => line_end(source, at),
+        ('/', Some('*')) => block_comment_end(source, at),
+        ('"', _) => string_end(source, at + 1),
         ('r', Some('"' | '#')) if begins_word(source, at) => match raw_string_end(source, at + 1) {
-            Some(end) => (end, true),
-            None => (at + 1, false),
+            Some(end) => end,
+            None => at + 1,
         },
-        ('\'', Some('\\')) => (char_end(source, at + 3), true),
+        ('\'', Some('\\')) => char_end(source, at + 3),
         // `'x'` is a character, `'x` a lifetime.
-        ('\'', Some(_)) if source.get(at + 2) == Some(&'\'') => (at + 3, true),
-        _ => (at + 1, false),
+        ('\'', Some(_)) if source.get(at + 2) == Some(&'\'') => at + 3,
+        _ => at + 1,
     }
 }
 
@@ -141,14 +131,10 @@ pub(super) fn lines_with_word(text: &str, word: &str) -> Vec<usize> {
 fn literals_and_comments_are_blanked_and_lines_stay() {
     // Scenario: the same word in code, comments and every kind of literal. Expectation: only the code's stays.
     let text = "unsafe a; // unsafe\n/* unsafe /* unsafe */ */ b(\"unsafe \\\" unsafe\", r#\"unsafe\"#, 'u', '\\'', &'a x)\nunsafe";
-    let code = blank(text, Keep::Code);
+    let code = blank(text);
     assert_eq!(lines_with_word(&code, "unsafe"), [1, 3]);
     assert_eq!(code.matches("unsafe").count(), 2);
     assert!(code.contains("&'a x)"), "a lifetime is no literal: {code}");
-    assert_eq!(
-        lines_with_word(&blank(text, Keep::CodeAndComments), "unsafe"),
-        [1, 2, 3]
-    );
 }
 
 #[test]

@@ -135,31 +135,3 @@ fn the_engine_knows_no_transport_and_no_configuration_format() {
         &[engine("bytes.workspace = true\n")],
     );
 }
-
-#[test]
-fn only_the_engine_depends_on_the_ring() {
-    // Scenario: every crate's dependencies. Expectation: tokio-uring and io-uring in the engine only.
-    let rule = |source: &Source| {
-        let (name, found) = dependencies(&source.text);
-        if !is_crate_manifest(source) || name == "ringfetch-engine" {
-            return Vec::new();
-        }
-        let ring = found
-            .iter()
-            .filter(|dependency| ["tokio-uring", "io-uring"].contains(&dependency.as_str()));
-        ring.map(|dependency| format!("{}: {dependency}", source.path))
-            .collect()
-    };
-    hold(
-        "tokio-uring has had no release since May 2024 (ADR 0001): what depends on it must stay one crate wide.",
-        rule,
-        &[Source::new(
-            "crates/x/Cargo.toml",
-            "[package]\nname = \"x\"\n[dependencies]\ntokio-uring.workspace = true\n",
-        )],
-        &[Source::new(
-            "crates/x/Cargo.toml",
-            "[package]\nname = \"x\"\n[dependencies]\ntokio.workspace = true\n",
-        )],
-    );
-}

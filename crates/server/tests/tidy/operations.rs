@@ -1,7 +1,7 @@
 //! Rules that keep docs/OPERATIONS.md whole: what an operator can be called by, an alert or a line in the log, is
 //! explained there, and nothing else is. Metrics are held by the end-to-end tests, which ask a daemon for them.
 
-use super::lexer::{Keep, blank};
+use super::lexer::blank;
 use super::tree::{Source, report, tree};
 
 const HANDBOOK: &str = "docs/OPERATIONS.md";
@@ -44,7 +44,7 @@ fn messages(source: &Source) -> Vec<Result<String, String>> {
     // Where a character has one byte, places in the code are places in the text.
     let ascii = |c: char| if c.is_ascii() { c } else { '?' };
     let source = &Source::new(&source.path, &source.text.chars().map(ascii).collect::<String>());
-    let code = blank(&source.text, Keep::Code);
+    let code = blank(&source.text);
     let end = code.find("#[cfg(test)]").unwrap_or(code.len());
     let mut found = Vec::new();
     for call in ["tracing::warn!(", "tracing::error!("] {
