@@ -12,8 +12,10 @@
 //! So no number of holders uses up a budget, and nobody has to configure shares. Charges race without a lock: two that
 //! are granted at the same moment may exceed a threshold by one of them; the budget itself they cannot exceed.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A connection may always hold this part of what is free.
 const RESERVE_DIVISOR: u64 = 64;
@@ -77,17 +79,17 @@ impl Budget {
 
     /// How much there is in all.
     pub fn capacity(&self) -> u64 {
-        self.capacity.load(Ordering::Relaxed)
+        self.capacity.load(Relaxed)
     }
 
     /// Changes how much there is. Where more than that is held, nothing is granted until it was given back.
     pub fn set_capacity(&self, capacity: u64) {
-        self.capacity.store(capacity, Ordering::Relaxed);
+        self.capacity.store(capacity, Relaxed);
     }
 
     /// How much of it is held now.
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.used.load(Relaxed)
     }
 
     /// The share of one more caller.
@@ -111,9 +113,9 @@ impl Budget {
     }
 
     fn take(&self, amount: u64) -> Result<(), Refused> {
-        let before = self.used.fetch_add(amount, Ordering::Relaxed);
+        let before = self.used.fetch_add(amount, Relaxed);
         if before.saturating_add(amount) > self.capacity() {
-            self.used.fetch_sub(amount, Ordering::Relaxed);
+            self.used.fetch_sub(amount, Relaxed);
             return Err(Refused::Budget);
         }
         Ok(())
@@ -132,14 +134,14 @@ impl CallerShare {
 
     /// How much the caller holds now.
     pub fn held(&self) -> u64 {
-        self.held.load(Ordering::Relaxed)
+        self.held.load(Relaxed)
     }
 }
 
 impl Share {
     /// How much the connection holds now.
     pub fn held(&self) -> u64 {
-        self.held.load(Ordering::Relaxed)
+        self.held.load(Relaxed)
     }
 
     /// The most that it may ever hold, when nobody else holds anything.
@@ -190,8 +192,8 @@ impl Share {
     fn take(&self, amount: u64) -> Result<(), Refused> {
         self.grants(amount)?;
         self.caller.budget.take(amount)?;
-        self.caller.held.fetch_add(amount, Ordering::Relaxed);
-        self.held.fetch_add(amount, Ordering::Relaxed);
+        self.caller.held.fetch_add(amount, Relaxed);
+        self.held.fetch_add(amount, Relaxed);
         Ok(())
     }
 }
@@ -220,13 +222,16 @@ impl Charge {
     /// # Errors
     /// It is more than before, and whose holdings are in the way; what is held already stays.
     pub fn resize(&mut self, amount: u64) -> Result<(), Refused> {
-        if let Some(more) = amount.checked_sub(self.amount) {
-            return self.grow(more);
+        match amount.cmp(&self.amount) {
+            // Not even asked: who holds its whole share would be refused nothing more.
+            Ordering::Equal => Ok(()),
+            Ordering::Greater => self.grow(amount - self.amount),
+            Ordering::Less => {
+                self.give_back(self.amount - amount);
+                self.amount = amount;
+                Ok(())
+            }
         }
-        let excess = self.amount - amount;
-        self.amount = amount;
-        self.give_back(excess);
-        Ok(())
     }
 
     /// This charge in two, of which the first has `amount` (or all there is).
@@ -246,12 +251,12 @@ impl Charge {
         let budget = match &self.of {
             Holder::Nobody(budget) => budget,
             Holder::Connection(share) => {
-                share.held.fetch_sub(amount, Ordering::Relaxed);
-                share.caller.held.fetch_sub(amount, Ordering::Relaxed);
+                share.held.fetch_sub(amount, Relaxed);
+                share.caller.held.fetch_sub(amount, Relaxed);
                 &share.caller.budget
             }
         };
-        budget.used.fetch_sub(amount, Ordering::Relaxed);
+        budget.used.fetch_sub(amount, Relaxed);
     }
 }
 
@@ -410,5 +415,22 @@ mod tests {
         let (_held, refused) = fill(&share, 4096);
         assert_ne!(refused, Refused::Budget);
         assert!(share.held() >= (1 << 20) / 6, "{}", share.held());
+    }
+
+    #[test]
+    fn a_charge_can_be_corrected_when_its_holder_has_all_it_may() {
+        // Scenario: a caller alone takes the most there is for it, and corrects the charge: to the same, to less, to more.
+        // Expectation: the same and less are always granted, and what is given back is free; more is refused.
+        let budget = Budget::new(4096);
+        let share = budget.caller().connection(u64::MAX);
+        let mut charge = share.charge(share.most()).expect("the most");
+        assert_eq!(charge.resize(2048), Ok(()));
+        assert_eq!(charge.resize(2049), Err(Refused::Caller));
+        assert_eq!((charge.amount(), budget.used(), share.held()), (2048, 2048, 2048));
+        assert_eq!(charge.resize(10), Ok(()));
+        assert_eq!((charge.amount(), budget.used(), share.held()), (10, 10, 10));
+        assert_eq!(charge.resize(1000), Ok(()));
+        drop(charge);
+        assert_eq!((budget.used(), share.held()), (0, 0));
     }
 }

@@ -243,7 +243,7 @@ admin    {admin}
 Try:
   curl -s http://{http}/v1/datasets/blocks/blocks/7 | xxd | head -2
   grpcurl -plaintext -d '{{\"dataset\":\"vectors\",\"ids\":[17,4711,5]}}' {grpc} ringfetch.v1.FetchService/FetchVectors
-  cargo run --release -p ringfetch-cli -- load{grpc_flag} --dataset blocks --seconds 5 --verify
+  cargo run --release --bin ringfetch -- load{grpc_flag} --dataset blocks --seconds 5 --verify
 
 The other engine:
   RINGFETCH__ENGINE__BACKEND={other} cargo run --release
