@@ -2,7 +2,7 @@
 """Careless and hostile clients against a release daemon with its default configuration, and what a friendly one gets.
 
     bench/adversary.py                                 every case, 10 s each: about 15 minutes
-    bench/adversary.py --seconds 60 --out docs/ADVERSARY.md
+    bench/adversary.py --seconds 60 --out bench/results/adversary.md
     bench/adversary.py --cases partial-bodies,herd     some of them (--list names all)
     bench/adversary.py --daemon old/ringfetchd         another build, for the column "before"
 
