@@ -418,6 +418,7 @@ mod tests {
     /// A hundred reads of a trusted file at once, more than are copied in one go, of which the last one's page was
     /// evicted: its fault is noticed too. Another file that shares the place is not trusted.
     #[test]
+    #[ignore = "needs io_uring"]
     fn a_fault_behind_many_copies_ends_the_trust() {
         const PAGE: u32 = 4096;
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -462,6 +463,7 @@ mod tests {
     /// A resident page that lies where another shard fills the cache is copied without the mapping; one that is not there
     /// goes to the ring, though the file was trusted, and ends the trust.
     #[test]
+    #[ignore = "needs io_uring"]
     fn where_the_cache_is_being_filled_nothing_waits() {
         const PAGE: u32 = 4096;
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -507,6 +509,7 @@ mod tests {
     /// Of a file that nobody has asked about yet, the reads that miss fill the page cache; of one that has stayed cold,
     /// one in 16 does. (Pages of 4 KiB at distances that no readahead bridges.)
     #[test]
+    #[ignore = "needs io_uring"]
     fn what_was_missed_is_resident_the_next_time() {
         const PAGE: u32 = 4096;
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();

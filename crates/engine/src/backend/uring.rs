@@ -429,6 +429,7 @@ mod tests {
     /// Three backends on one ring, one after the other: each can register the memory and files, as the one before gave
     /// both back.
     #[test]
+    #[ignore = "needs io_uring"]
     fn a_backend_leaves_its_ring_as_it_found_it() {
         let named = tempfile::NamedTempFile::new().expect("a file");
         let file = Arc::new(OpenFile::open(named.path(), DirectIo::Off).expect("open"));
@@ -446,6 +447,7 @@ mod tests {
     /// Sixteen threads make and drop rings at the same time; each finds its own descriptor, however the numbers are
     /// reused: an operation in its queue is submitted through it.
     #[test]
+    #[ignore = "needs io_uring"]
     fn every_runtime_finds_its_own_ring() {
         let threads: Vec<_> = (0..16)
             .map(|_| {

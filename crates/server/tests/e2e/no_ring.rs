@@ -102,6 +102,7 @@ async fn backends_without_a_ring_do_not_mind() {
 }
 
 #[tokio::test]
+#[ignore = "needs io_uring"]
 async fn a_limit_of_open_files_that_is_too_low_never_falls_back() {
     // Scenario: every limit of open files from too few for anything to enough, with `on_unavailable: mmap`. Expectation:
     // either the daemon serves on uring, or it ends with a message about descriptors; never a quiet mmap. At some
@@ -155,7 +156,7 @@ async fn a_limit_of_open_files_that_is_too_low_never_falls_back() {
 }
 
 #[tokio::test]
-#[ignore = "needs root"]
+#[ignore = "needs root and io_uring"]
 async fn without_lockable_memory_it_goes_on_unregistered_and_says_so() {
     // Scenario: a user without privileges, 64 KiB of lockable memory and 32 MiB of response memory to register.
     // Expectation: uring serves, and the log says that the memory is not registered and what would mend it; with

@@ -1,7 +1,7 @@
 //! The configuration is read again while clients read: what can change does at once, and nobody notices but by what is
 //! served.
 
-use crate::daemon::{BACKENDS, Daemon, LISTEN, PATIENCE, Setup, eventually, eventually_async};
+use crate::daemon::{Daemon, LISTEN, PATIENCE, Setup, backends_and_auto, eventually, eventually_async};
 use crate::data::noise;
 use crate::flip::set;
 use crate::readers::{Known, Tally, ranges, streamed, unary};
@@ -61,7 +61,7 @@ async fn datasets_come_and_go_while_they_are_read() {
     // new one comes; by SIGHUP, on each backend. Meanwhile an answer of the replaced one has begun and is not read.
     // Expectation: no read fails; every answer is of one version, and calls in order never go back to the old one; the
     // begun answer ends in old bytes; listings, tags and names follow; as many files are open as before.
-    for backend in BACKENDS.into_iter().chain(["auto"]) {
+    for backend in backends_and_auto() {
         let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "renamed", "gone"]));
         let length = 2048 * 4096;
         let contents = |name: &str, seed| {
@@ -144,7 +144,7 @@ async fn what_is_left_alone_keeps_its_file_and_no_file_is_leaked() {
     // Scenario: twenty reloads, each with one dataset replaced by rename, one added or taken out again, and one left alone,
     // all of them read in between. Expectation: in the end as many files are open as after the first read; only those that
     // changed are opened anew; the counters go on.
-    for backend in BACKENDS.into_iter().chain(["auto"]) {
+    for backend in backends_and_auto() {
         let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "renamed"]));
         for name in ["same", "renamed", "extra"] {
             setup.file(&format!("{name}.bin"), &noise(9, 8 * 4096));
@@ -279,12 +279,12 @@ async fn the_files_word_ends_what_was_set_at_run_time() {
     // Scenario: the backend of the engine and of a dataset and the log filter are set at run time; the file is reloaded
     // unchanged; then with another backend for each. Expectation: the file's word is in force each time, and the answer says
     // what ended.
-    use v1::Backend::{Mmap, Pread, Uring};
+    use v1::Backend::{Mmap, Pread};
     let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["a", "b"]));
     setup.file("a.bin", &noise(9, 8 * 4096));
     setup.file("b.bin", &noise(9, 8 * 4096));
     let daemon = setup.start();
-    set(&daemon, Uring, None).await.unwrap();
+    set(&daemon, Pread, None).await.unwrap();
     set(&daemon, Pread, Some("b")).await.unwrap();
     let filter = v1::SetLogLevelRequest {
         filter: "debug".to_owned(),
@@ -294,7 +294,7 @@ async fn the_files_word_ends_what_was_set_at_run_time() {
     assert_eq!(
         told(&answer.applied),
         [
-            ("engine.backend", "uring", "mmap"),
+            ("engine.backend", "pread", "mmap"),
             ("datasets.b.backend", "pread", "inherit"),
             ("log.filter", "debug", "info"),
         ]
@@ -310,18 +310,18 @@ async fn the_files_word_ends_what_was_set_at_run_time() {
     assert_eq!(backends().await, (Mmap, (Mmap, false), (Mmap, false)));
 
     let text = file(&engine("pread"), &["b"])
-        + "  - {name: a, kind: blocks, block_bytes: 4KiB, path: a.bin, backend: uring}\n";
+        + "  - {name: a, kind: blocks, block_bytes: 4KiB, path: a.bin, backend: mmap}\n";
     daemon.rewrite(&text);
     let answer = reload(&daemon).await.unwrap();
     assert_eq!(
         told(&answer.applied),
         [
             ("engine.backend", "mmap", "pread"),
-            ("datasets.a.backend", "inherit", "uring")
+            ("datasets.a.backend", "inherit", "mmap")
         ]
     );
     assert_eq!(answer.datasets_unchanged, ["a", "b"]);
-    assert_eq!(backends().await, (Pread, (Uring, true), (Pread, false)));
+    assert_eq!(backends().await, (Pread, (Mmap, true), (Pread, false)));
     daemon.assert_serves("a").await;
     daemon.assert_serves("b").await;
     let again = reload(&daemon).await.unwrap();
