@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Everything that a scrape looks at. Written when an engine starts, is switched, or comes to know a dataset.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct MetricsRegistry {
     shards: RwLock<Vec<Arc<ShardMetrics>>>,
     backend: Mutex<BackendStatus>,
     /// Datasets by name, with the backend of each that has one of its own.
     datasets: Mutex<BTreeMap<String, Option<BackendStatus>>>,
 }
 
-impl Board {
+impl MetricsRegistry {
     pub(crate) fn new(backend: BackendStatus) -> Self {
         Self {
             shards: RwLock::default(),
@@ -83,7 +83,7 @@ impl Board {
 
 /// Adds the shards up at each scrape.
 pub(crate) struct EngineCollector {
-    board: Arc<Board>,
+    metrics: Arc<MetricsRegistry>,
     descriptions: Vec<Desc>,
 }
 
@@ -143,12 +143,15 @@ const HELP: [(&str, &str); 16] = [
 ];
 
 impl EngineCollector {
-    pub(crate) fn new(board: Arc<Board>) -> Result<Self, prometheus::Error> {
+    pub(crate) fn new(metrics: Arc<MetricsRegistry>) -> Result<Self, prometheus::Error> {
         let descriptions = HELP
             .iter()
             .map(|(name, help)| Desc::new((*name).to_owned(), (*help).to_owned(), Vec::new(), HashMap::new()))
             .collect::<Result<_, _>>()?;
-        Ok(Self { board, descriptions })
+        Ok(Self {
+            metrics,
+            descriptions,
+        })
     }
 }
 
@@ -245,7 +248,7 @@ impl Collector for EngineCollector {
         let mut by_dataset: BTreeMap<(String, BackendKindOrd), u64> = BTreeMap::new();
         let mut stages: BTreeMap<(BackendKindOrd, &str), HistogramTotal> = BTreeMap::new();
         let mut batches = HistogramTotal::default();
-        for shard in &self.board.shards() {
+        for shard in &self.metrics.shards() {
             let number = shard.shard.to_string();
             let labels = [("shard", number.as_str())];
             in_flight.gauge(&labels, f64::from(shard.in_flight.load(Ordering::Relaxed)));
@@ -262,17 +265,22 @@ impl Collector for EngineCollector {
             submissions.counter(&labels, shard.submissions.load(Ordering::Relaxed));
             failures.counter(&labels, shard.failures.load(Ordering::Relaxed));
             shard.batch_items.merge_into(&mut batches);
-            for lane in shard
-                .lanes
+            for per_backend in shard
+                .backends
                 .iter()
-                .filter(|lane| lane.shown.load(Ordering::Relaxed))
+                .filter(|per_backend| per_backend.shown.load(Ordering::Relaxed))
             {
-                let backend = BackendKindOrd(lane.backend.as_str());
+                let backend = BackendKindOrd(per_backend.backend.as_str());
                 let of = |stage| (backend, stage);
-                lane.queue_time.merge_into(stages.entry(of("queue")).or_default());
-                lane.device_time
+                per_backend
+                    .queue_time
+                    .merge_into(stages.entry(of("queue")).or_default());
+                per_backend
+                    .device_time
                     .merge_into(stages.entry(of("device")).or_default());
-                lane.total_time.merge_into(stages.entry(of("total")).or_default());
+                per_backend
+                    .total_time
+                    .merge_into(stages.entry(of("total")).or_default());
             }
             for dataset in shard
                 .datasets
@@ -314,7 +322,7 @@ impl Collector for EngineCollector {
         }
         items.histogram(&[], &batches, &COUNT_BOUNDS, 1.0);
         let status = self
-            .board
+            .metrics
             .backend
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -330,7 +338,7 @@ impl Collector for EngineCollector {
             1.0,
         );
         let datasets = self
-            .board
+            .metrics
             .datasets
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

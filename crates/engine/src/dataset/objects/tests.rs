@@ -24,12 +24,12 @@ fn open(dir: &TempDir, max_open_files: usize, revalidate: Duration) -> Arc<Datas
     Arc::new(Dataset::open(&spec(dir.path(), max_open_files, revalidate)).unwrap())
 }
 
-fn blame() -> Blame<'static> {
-    Blame { dataset: "objects" }
+fn context() -> ErrorContext<'static> {
+    ErrorContext { dataset: "objects" }
 }
 
 fn objects(dir: &TempDir, resolver: Resolver) -> Objects {
-    let (mut objects, _) = Objects::open(dir.path(), 100, LONG, DirectIo::Preferred, blame()).unwrap();
+    let (mut objects, _) = Objects::open(dir.path(), 100, LONG, DirectIo::Preferred, context()).unwrap();
     objects.directory = objects.directory.with_resolver(resolver);
     objects
 }
@@ -437,7 +437,7 @@ fn requests_and_cache_share_a_budget() {
         std::fs::write(dir.path().join(name), name).unwrap();
     }
     let mut objects = objects(&dir, Resolver::Openat2);
-    let each = descriptors_each(objects.wish.direct_io) as usize;
+    let each = descriptors_each(objects.options.direct_io) as usize;
     objects.descriptors = Arc::new(Semaphore::new(3 * each));
     for name in ["a", "b", "c"] {
         objects.look_up(name).unwrap();
