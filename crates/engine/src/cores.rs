@@ -87,7 +87,7 @@ fn pin_to(cpu: Option<usize>) {
     }
 }
 
-/// Makes the ring's backend and registers the memory; a refusal is told, not fatal.
+/// Makes the ring's backend and registers the memory; a refusal is reported, not fatal.
 fn ring_backend(ring: RingHandle, plan: RingConfig) -> (UringBackend, RegistrationOutcome) {
     let mut backend = ring.backend(plan.queue_depth);
     // Workers serve buffered misses only; as many as the depth can use, never the kernel's default of thousands.
@@ -163,7 +163,7 @@ async fn on_backend(backend: UringBackend, plan: RingConfig, shard: UnplacedShar
 /// Starts a core's thread. With `ring_entries`, its runtime drives a ring of as many; without, it is a plain runtime.
 ///
 /// # Errors
-/// The thread, the runtime or the ring cannot be had.
+/// The thread, the runtime or the ring cannot be made.
 pub(crate) fn start_core(
     core: usize,
     cpu: Option<usize>,
@@ -217,7 +217,7 @@ pub(crate) fn start_ring_shard(
 /// Starts a thread that has nothing but a shard on a blocking backend, which is made there.
 ///
 /// # Errors
-/// The thread or its runtime cannot be had, or `make` fails.
+/// The thread or its runtime cannot be made, or `make` fails.
 pub(crate) fn start_blocking_shard<B: Backend + 'static>(
     shard: UnplacedShard,
     make: impl FnOnce() -> io::Result<B> + Send + 'static,

@@ -173,7 +173,7 @@ impl Engine {
     /// Probes the backend, reserves the memory, starts the cores and shards.
     ///
     /// # Errors
-    /// io_uring cannot be had and `on_unavailable` is `Fail`; or a thread, the memory or a ring cannot be had.
+    /// io_uring is unavailable and `on_unavailable` is `Fail`; or a thread, the memory or a ring is refused.
     pub fn start(config: &EngineConfig) -> Result<Self, StartError> {
         let backend = start::choose(config, config.backend)?;
         Self::start_on(config, backend, None)
@@ -382,7 +382,7 @@ impl Engine {
     }
 
     /// Lets go of what the shards hold of datasets that nobody else holds any more (their places in a ring's table of
-    /// files): call it some time after a dataset was removed or replaced. A shard that is too busy to be told is told
+    /// files): call it some time after a dataset was removed or replaced. A shard that is too busy to be asked is asked
     /// by the next call.
     pub fn sweep(&self) {
         for group in self.inner.groups() {

@@ -3,7 +3,7 @@
 //! Invariants: a batch is planned, queued and read by the group that its route named when it was submitted; a switch
 //! changes what later batches find, and nothing else. A group of shards that was started stays until the engine ends,
 //! idle when nothing is routed to it: so a switch takes nothing away from under a batch, and the next one finds it
-//! started (ADR 0010). Switches come one at a time. Deliberately absent: ending a group.
+//! started (ADR 0010). Switches come one at a time. Groups are never ended.
 
 use crate::config::{BackendKind, EngineConfig};
 use crate::engine::BackendStatus;

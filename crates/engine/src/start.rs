@@ -44,7 +44,7 @@ pub(crate) fn choose(config: &EngineConfig, requested: BackendKind) -> Result<Ba
     }
 }
 
-/// Whether `requested` can be had for a switch, and what is said of it; nothing else is taken in its place.
+/// Whether `requested` is available for a switch, and the reason; never falls back.
 pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError> {
     let reason = if requested.uses_ring() {
         let facts =
@@ -63,7 +63,7 @@ pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError>
     })
 }
 
-/// Starts the cores. Each has a ring where one is wanted now, or can be had for a switch later on (ADR 0010).
+/// Starts the cores. Each has a ring where one is wanted now, or is possible for a switch later on (ADR 0010).
 pub(crate) fn cores(
     config: &EngineConfig,
     backend: BackendKind,
@@ -124,7 +124,7 @@ pub(crate) struct Cores {
 
 /// The shards that serve a backend: one a ring, or one a thread that blocks.
 pub(crate) struct ShardGroup {
-    /// `Uring` stands for a ring's shards, which serve `auto` too.
+    /// `Uring` means a ring's shards, which serve `auto` too.
     pub(crate) backend: BackendKind,
     pub(crate) shards: Vec<ShardHandle>,
     /// Whether shard N runs on core N.

@@ -1,6 +1,6 @@
 //! The switch of backends while reads are made: from threads outside and on the cores, without a failed or wrong read.
 
-#![allow(unsafe_code, reason = "a lease is had by fcntl only")]
+#![allow(unsafe_code, reason = "a lease needs fcntl")]
 #![expect(
     clippy::expect_used,
     reason = "a test fails by panicking, outside of its own function too"

@@ -236,7 +236,7 @@ fn json_has_the_documented_ids_and_fields() {
 #[ignore = "needs io_uring"]
 fn text_is_a_line_a_check() {
     // Scenario: text to a pipe, with a path that is not there beside one that is. Expectation: exit code 1 and its name on
-    // stderr; a line for each check of the JSON, aligned; why and how to mend below the problem; the summary; no colour.
+    // stderr; a line for each check of the JSON, aligned; why and how to fix it below the problem; the summary; no colour.
     let directory = directory();
     let path = file(directory.path(), "there");
     let gone = directory.path().join("gone");
@@ -264,13 +264,13 @@ fn text_is_a_line_a_check() {
     let after = text.split("does not exist\n").nth(1).unwrap();
     let lines: Vec<&str> = after.lines().map(str::trim_start).collect();
     assert!(
-        lines[0].starts_with("why: ") && lines[1].starts_with("mend: "),
+        lines[0].starts_with("why: ") && lines[1].starts_with("fix: "),
         "{after}"
     );
     for part in [
         "backends that run here: uring, auto, mmap, pread",
         "\ntake: ",
-        "mend first:\n  1. path.open",
+        "fix first:\n  1. path.open",
     ] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
@@ -279,7 +279,7 @@ fn text_is_a_line_a_check() {
 #[test]
 fn a_seccomp_filter_is_named_with_its_remedy() {
     // Scenario: a filter that answers EPERM (Docker's), and one that answers ENOSYS (Podman's), to io_uring_setup; no path.
-    // Expectation: exit code 1, problems at setup and seccomp with the profile to use, one of them to be mended first;
+    // Expectation: exit code 1, problems at setup and seccomp with the profile to use, one of them to fix first;
     // nothing said of what a ring could do; mmap is what runs.
     for errno in [EPERM, ENOSYS] {
         let report = without_io_uring(errno, || examine(&[], &[], 1));

@@ -1,5 +1,5 @@
 //! A backend makes one attempt at a read: fill this memory from that place. It may return short. Continuation,
-//! end-of-file rules, errno mapping and metrics stand above it, in `shard`, written once.
+//! end-of-file rules, errno mapping and metrics are in `shard`, once for all backends.
 
 use crate::dataset::OpenFile;
 use crate::shard::IN_FLIGHT_BYTES_MAX;

@@ -80,7 +80,7 @@ impl PreadBackend {
     /// Starts the threads, `rf-pread-0` and on; at least one.
     ///
     /// # Errors
-    /// A thread cannot be had.
+    /// A thread cannot be started.
     pub(crate) fn new(threads: u32) -> io::Result<Self> {
         let mut backend = Self {
             shared: Arc::default(),

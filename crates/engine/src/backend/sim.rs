@@ -1,4 +1,4 @@
-//! A simulated backend for the tests of what stands above backends: it reads real bytes, but a seeded plan makes
+//! A simulated backend for the tests of what uses backends: it reads real bytes, but a seeded plan makes
 //! attempts fail, fall short, stall or finish out of order, and the test decides when they finish.
 //!
 //! Invariants: what befalls the Nth attempt depends on the seed, the plan and N alone, never on time, so with one

@@ -1,5 +1,5 @@
 //! From a specification to an open dataset: files, then their shape, then one decision about direct I/O for all of
-//! them. Every error names the field of the configuration and what would mend it.
+//! them. Every error names the field of the configuration and how to fix it.
 
 use super::direct::{self, Alignment};
 use super::file::{self, Accept, FileError, OpenFile, OpenOptions};

@@ -1,6 +1,6 @@
 //! The switch from one backend to another while the engine serves.
 //!
-//! Invariants: what cannot be had is refused before anything changes; whatever is routed to is started, and exported,
+//! Invariants: what is unavailable is refused before anything changes; whatever is routed to is started, and exported,
 //! before a batch can find it. Switches come one at a time, and none once the engine ends.
 
 use super::{Engine, Inner};
@@ -18,7 +18,7 @@ impl Engine {
     /// seconds, the first time): call it where blocking is allowed, and never on a core.
     ///
     /// # Errors
-    /// The backend cannot be had, or the engine drains; nothing has changed then, whatever `on_unavailable` says.
+    /// The backend is unavailable, or the engine drains; nothing has changed then, whatever `on_unavailable` says.
     pub fn set_backend(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
         let _one_at_a_time = self.inner.switch();
         let status = start::admit(requested)?;
@@ -49,10 +49,10 @@ impl Engine {
         self.route_own(dataset, status)
     }
 
-    /// As [`Engine::set_backend_of`] at the start of a daemon: where io_uring cannot be had, `on_unavailable` decides.
+    /// As [`Engine::set_backend_of`] at the start of a daemon: where io_uring is unavailable, `on_unavailable` decides.
     ///
     /// # Errors
-    /// The backend cannot be had, and no other is to take its place.
+    /// The backend is unavailable, and falling back is not allowed.
     pub fn choose_backend_of(
         &self,
         dataset: &Dataset,

@@ -1,4 +1,4 @@
-//! The engine is flipped while clients read: no read fails and none is wrong, and what cannot be had changes nothing.
+//! The engine is flipped while clients read: no read fails and none is wrong, and what is unavailable changes nothing.
 
 use crate::daemon::{Daemon, Setup};
 use crate::data::{noise, plain_blocks};

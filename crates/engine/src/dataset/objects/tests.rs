@@ -345,7 +345,7 @@ fn no_waker() -> std::task::Context<'static> {
     std::task::Context::from_waker(std::task::Waker::noop())
 }
 
-/// What is no directory, and limits that hold nothing, are told at open.
+/// A path that is no directory, and limits that allow nothing, are reported at open.
 #[test]
 fn bad_specifications() {
     let dir = tempfile::tempdir().unwrap();
@@ -429,7 +429,7 @@ async fn objects_that_refuse_direct_io() {
 }
 
 /// Requests hold as many descriptors as the budget has: a further object is refused as overloaded, while those that are
-/// held can be had again; idle ones in the cache give way first; and what is given back can be used.
+/// held are available again; idle ones in the cache give way first; and what is given back can be used.
 #[test]
 fn requests_and_cache_share_a_budget() {
     let dir = tempfile::tempdir().unwrap();
