@@ -78,6 +78,7 @@ pub(super) fn respond(
     };
     let deadline = [own, call_deadline].into_iter().flatten().min();
     let context = CallContext {
+        arrived: Some(arrived),
         deadline,
         connection,
         fail_fast: false,
