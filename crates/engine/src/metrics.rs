@@ -316,14 +316,26 @@ impl DeviceTimes {
     }
 }
 
-/// Sums over shards, for the status answer.
-pub(crate) fn totals(shards: &[Arc<ShardMetrics>]) -> Totals {
-    let mut totals = Totals {
-        reads: 0,
-        read_errors: 0,
-        read_bytes: 0,
-        total_seconds: Vec::new(),
-    };
+/// What was read, over datasets and backends.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ReadTotals {
+    reads: u64,
+    errors: u64,
+    bytes: u64,
+}
+
+impl ReadTotals {
+    pub(crate) fn add(&mut self, counters: &DatasetCounters) {
+        let failed = counters.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed: u64 = failed.values().sum();
+        self.reads += counters.ok.load(Ordering::Relaxed) + failed;
+        self.errors += failed;
+        self.bytes += counters.bytes.load(Ordering::Relaxed);
+    }
+}
+
+/// Sums over shards, for the status answer; `read` is what is counted on none of them any more.
+pub(crate) fn totals(shards: &[Arc<ShardMetrics>], mut read: ReadTotals) -> Totals {
     let mut time = HistogramTotal::default();
     for shard in shards {
         for per_backend in &shard.backends {
@@ -335,17 +347,15 @@ pub(crate) fn totals(shards: &[Arc<ShardMetrics>]) -> Totals {
             .unwrap_or_else(PoisonError::into_inner)
             .iter()
         {
-            let failed: u64 = dataset
-                .failed
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .values()
-                .sum();
-            totals.reads += dataset.ok.load(Ordering::Relaxed) + failed;
-            totals.read_errors += failed;
-            totals.read_bytes += dataset.bytes.load(Ordering::Relaxed);
+            read.add(dataset);
         }
     }
+    let mut totals = Totals {
+        reads: read.reads,
+        read_errors: read.errors,
+        read_bytes: read.bytes,
+        total_seconds: Vec::new(),
+    };
     let mut cumulative = 0;
     for (bound, count) in DURATION_BOUNDS_NS.iter().zip(&time.buckets) {
         cumulative += count;

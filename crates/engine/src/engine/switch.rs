@@ -80,7 +80,7 @@ impl Engine {
     }
 
     /// Takes a dataset that is no longer served out of `ringfetch_dataset_backend_info`, and its own backend away. Its
-    /// counters stay.
+    /// counters stay for as long as it is read.
     pub fn retire(&self, dataset: &str) {
         let _one_at_a_time = self.inner.switch();
         self.inner.metrics.forget(dataset);

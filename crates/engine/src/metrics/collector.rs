@@ -2,11 +2,14 @@
 //!
 //! Names and labels are a contract (docs/METRICS.md). Labels are closed sets: never an offset, a client, a path.
 
-use super::{COUNT_BOUNDS, DURATION_BOUNDS_NS, HistogramTotal, RESULT_OK, ShardMetrics, float, totals};
+use super::{
+    COUNT_BOUNDS, DURATION_BOUNDS_NS, DatasetCounters, HistogramTotal, RESULT_OK, ReadTotals, ShardMetrics,
+    float, totals,
+};
 use crate::engine::{BackendStatus, Totals};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -17,6 +20,8 @@ pub(crate) struct MetricsRegistry {
     backend: Mutex<BackendStatus>,
     /// Datasets by name, with the backend of each that has one of its own.
     datasets: Mutex<BTreeMap<String, Option<BackendStatus>>>,
+    /// Reads of datasets whose counters were dropped: the totals keep them.
+    dropped: Mutex<ReadTotals>,
 }
 
 impl MetricsRegistry {
@@ -25,6 +30,7 @@ impl MetricsRegistry {
             shards: RwLock::default(),
             backend: Mutex::new(backend),
             datasets: Mutex::default(),
+            dropped: Mutex::default(),
         }
     }
 
@@ -45,7 +51,39 @@ impl MetricsRegistry {
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        totals(&self.shards())
+        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        self.drop_unused(&mut dropped);
+        totals(&self.shards(), *dropped)
+    }
+
+    /// Drops the counters of datasets that are neither served nor read any more. Those of all shards go at once: a sum
+    /// that loses one shard's part would look like a restarted counter.
+    fn drop_unused(&self, dropped: &mut ReadTotals) {
+        let served = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
+        let shards = self.shards();
+        let mut counters: Vec<_> = shards
+            .iter()
+            .map(|shard| shard.datasets.lock().unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        let is_used = |counters: &Arc<DatasetCounters>| {
+            // A shard holds what it counts, from the first read until it is swept.
+            served.contains_key(&counters.dataset) || Arc::strong_count(counters) > 1
+        };
+        let used: BTreeSet<String> = counters
+            .iter()
+            .flat_map(|counters| counters.iter())
+            .filter(|counters| is_used(counters))
+            .map(|counters| counters.dataset.clone())
+            .collect();
+        for counters in &mut counters {
+            counters.retain(|counters| {
+                let keeps = used.contains(&counters.dataset);
+                if !keeps {
+                    dropped.add(counters);
+                }
+                keeps
+            });
+        }
     }
 
     pub(crate) fn set_backend(&self, status: BackendStatus) {
@@ -227,6 +265,13 @@ impl Collector for EngineCollector {
 
     fn collect(&self) -> Vec<MetricFamily> {
         use MetricType::{COUNTER, GAUGE, HISTOGRAM};
+        let mut dropped = self
+            .metrics
+            .dropped
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.metrics.drop_unused(&mut dropped);
+        drop(dropped);
         let mut reads = Family::new("ringfetch_reads_total", COUNTER);
         let mut bytes = Family::new("ringfetch_read_bytes_total", COUNTER);
         let mut duration = Family::new("ringfetch_read_duration_seconds", HISTOGRAM);

@@ -1,7 +1,9 @@
 //! The configuration is read again while clients read: what can change does at once, and nobody notices but by what is
 //! served.
 
-use crate::daemon::{Daemon, LISTEN, PATIENCE, Setup, backends_and_auto, eventually, eventually_async};
+use crate::daemon::{
+    Daemon, LISTEN, PATIENCE, Setup, backends, backends_and_auto, eventually, eventually_async,
+};
 use crate::data::noise;
 use crate::flip::set;
 use crate::readers::{Known, Tally, ranges, streamed, unary};
@@ -202,6 +204,41 @@ async fn what_is_left_alone_keeps_its_file_and_no_file_is_leaked() {
         let ok = [("dataset", "same"), ("result", "ok")];
         let counted = daemon.scrape().await.sum("ringfetch_reads_total", &ok);
         assert!((counted - 42.0).abs() < 0.5, "{backend}: {counted}");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_dataset_that_was_removed_leaves_the_metrics() {
+    // Scenario: two datasets are read, one of them also in vain; a reload removes that one. Expectation: no series names it
+    // any more; the other's go on, and the totals of the status keep its reads.
+    for &backend in backends() {
+        let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "gone"]));
+        for name in ["same", "gone"] {
+            setup.file(&format!("{name}.bin"), &noise(9, 8 * 4096));
+        }
+        let daemon = setup.start();
+        let mut fetch = daemon.fetch().await;
+        for _ in 0..10 {
+            for name in ["same", "gone"] {
+                fetch.fetch_blocks(wire::blocks(name, &[0, 5, 99])).await.unwrap();
+            }
+        }
+        daemon.rewrite(&file(&engine(backend), &["same"]));
+        assert_eq!(reload(&daemon).await.unwrap().datasets_removed, ["gone"]);
+        let scrape = eventually_async("no series of the dataset is left", async || {
+            let scrape = daemon.scrape().await;
+            (!scrape.text.contains("dataset=\"gone\"")).then_some(scrape)
+        })
+        .await;
+        let counted = scrape.sum("ringfetch_reads_total", &[("dataset", "same")]);
+        assert!((counted - 30.0).abs() < 0.5, "{backend}: {counted}");
+        let status = daemon.status().await;
+        assert_eq!(
+            (status.reads_total, status.read_errors_total),
+            (60, 20),
+            "{backend}"
+        );
         daemon.stop().await;
     }
 }
