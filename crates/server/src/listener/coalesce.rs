@@ -431,7 +431,7 @@ mod tests {
             ..Scripted::default()
         };
         let (mut io, drain) = Coalescing::new(socket, progress);
-        let reads_max = 10 * TURN_RECEIVED_BYTES_MAX >> 10;
+        let reads_max = (10 * TURN_RECEIVED_BYTES_MAX) >> 10;
         let (mut reads, others) = (0, Rc::new(Cell::new(0)));
         let connection = std::pin::pin!(std::future::poll_fn(move |cx| {
             while reads < reads_max {
