@@ -13,6 +13,7 @@ import urllib.request
 import grpc
 import numpy as np
 import pattern
+from google.rpc import error_details_pb2
 from ringfetch_client import Client, dataset_pb2, fetch_pb2
 
 SEED = 42
@@ -157,7 +158,11 @@ class DemoDaemon(unittest.TestCase):
 
         answers = {answer.id - 1000: answer for answer in self.client.fetch.FetchStream(requests(), timeout=60)}
         self.assertEqual(sorted(answers), list(range(300)))
-        self.assertEqual(answers.pop(bad).error.code, NOT_FOUND)
+        refused = answers.pop(bad).status
+        self.assertEqual(refused.code, NOT_FOUND)
+        info = error_details_pb2.ErrorInfo()
+        self.assertTrue(refused.details[0].Unpack(info))
+        self.assertEqual(info.reason, "DATASET_NOT_FOUND")
         for number, answer in answers.items():
             expected = np.concatenate([pattern.f32(SEED, i * DIM, DIM) for i in (number, number * 7)])
             self.assertEqual(answer.vectors.data, expected.astype("<f4").tobytes(), f"request {number}")

@@ -167,7 +167,7 @@ impl Answer {
             (Asked::Objects, WireAnswer::Objects(answer)) => {
                 Items::check(expected, None, &answer.lengths, answer.errors, answer.data).map(Self::Objects)
             }
-            (_, WireAnswer::Error(error)) => Err(Error::from_request_error(error)),
+            (_, WireAnswer::Status(status)) => Err(Error::from_rpc_status(status)),
             (
                 asked,
                 WireAnswer::Blocks(_)

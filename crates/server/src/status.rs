@@ -207,6 +207,19 @@ pub fn to_status(error: &FetchError, items_field: &str) -> tonic::Status {
     tonic::Status::with_error_details(answer.grpc, message, details)
 }
 
+/// A status as the message that its details hold.
+pub fn to_rpc_status(status: &tonic::Status) -> tonic_types::Status {
+    use prost::Message as _;
+    let detailed = tonic_types::Status::decode(status.details()).ok();
+    detailed
+        .filter(|detailed| detailed.code != 0)
+        .unwrap_or_else(|| tonic_types::Status {
+            code: status.code().into(),
+            message: status.message().to_owned(),
+            details: Vec::new(),
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

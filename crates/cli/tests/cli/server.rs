@@ -285,10 +285,10 @@ impl FetchService for Server {
             };
             let response = response.unwrap_or_else(|status| {
                 let (code, message) = (status.code().into(), status.message().to_owned());
-                StreamResponse::Error(wire::RequestError {
+                StreamResponse::Status(ringfetch_proto::RpcStatus {
                     code,
                     message,
-                    retry_after_ms: 0,
+                    details: Vec::new(),
                 })
             });
             Ok(wire::FetchStreamResponse {

@@ -85,7 +85,7 @@ pub(super) fn respond(
     Ok(async move {
         let _charge = match checked {
             Ok(charge) => charge,
-            Err((id, error)) => return failed(id, &error),
+            Err((id, error)) => return failed(id, &error, "request"),
         };
         let id = request.id;
         match &request.request {
@@ -93,7 +93,7 @@ pub(super) fn respond(
             Some(OneOf::Vectors(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Ranges(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Objects(call)) => answer(&fetcher, id, call, context).await,
-            None => failed(id, &nothing_asked()),
+            None => failed(id, &nothing_asked(), "request"),
         }
     })
 }
@@ -148,22 +148,14 @@ async fn answer<C: FetchCall>(
 ) -> Result<Envelope, Status> {
     match run(fetcher, call, context).await {
         Ok((answer, data)) => Envelope::nested(id, C::STREAM_TAG, &answer, data),
-        Err(error) => failed(id, &error),
+        Err(error) => failed(id, &error, C::ITEMS_FIELD),
     }
 }
 
-/// The answer to a request that failed as a whole.
-fn failed(id: u64, error: &FetchError) -> Result<Envelope, Status> {
-    let answer = status::of_fetch(error);
-    let retry_after_ms = answer
-        .retry_after
-        .map_or(0, |after| u32::try_from(after.as_millis()).unwrap_or(u32::MAX));
-    let error = v1::RequestError {
-        code: answer.grpc.into(),
-        message: status::message_of(error),
-        retry_after_ms,
-    };
-    let response = v1::fetch_stream_response::Response::Error(error);
+/// The answer to a request that failed as a whole: with the status that a call of its own would have had.
+fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<Envelope, Status> {
+    let status = status::to_rpc_status(&status::to_status(error, items_field));
+    let response = v1::fetch_stream_response::Response::Status(status);
     Envelope::plain(&v1::FetchStreamResponse {
         id,
         response: Some(response),

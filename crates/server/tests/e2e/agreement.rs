@@ -347,7 +347,7 @@ async fn streamed(fetch: &mut FetchServiceClient<Channel>, request: Request) -> 
         Response::Vectors(answer) => answer.data,
         Response::Ranges(answer) => answer.data,
         Response::Objects(answer) => answer.data,
-        Response::Error(error) => panic!("{error:?}"),
+        Response::Status(error) => panic!("{error:?}"),
     }
 }
 

@@ -73,7 +73,7 @@ async fn streamed(daemon: &Daemon, bytes: &[u8], answered: &AtomicU64) {
                 let id = answer.id;
                 match answer.response.unwrap() {
                     Response::Blocks(blocks) => assert!(blocks.data == of(bytes, id % COUNT), "wrong bytes"),
-                    Response::Error(error) => {
+                    Response::Status(error) => {
                         assert_eq!(error.code, i32::from(Code::Unavailable), "{error:?}");
                     }
                     other @ (Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_)) => {

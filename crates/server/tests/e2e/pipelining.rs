@@ -8,6 +8,7 @@ use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
 use std::collections::BTreeMap;
 use tonic::Code;
+use tonic_types::RpcStatusExt as _;
 
 #[tokio::test]
 async fn five_hundred_requests_are_answered_by_their_ids() {
@@ -77,10 +78,10 @@ async fn five_hundred_requests_are_answered_by_their_ids() {
                 Response::Vectors(answer) => (answer.data, answer.errors),
                 Response::Ranges(answer) => (answer.data, answer.errors),
                 Response::Objects(answer) => (answer.data, answer.errors),
-                Response::Error(error) => {
+                Response::Status(error) => {
                     assert_eq!(Err(Code::from(error.code)), expected, "{error:?}");
                     assert!(
-                        !error.message.is_empty() && error.retry_after_ms == 0,
+                        !error.message.is_empty() && error.get_details_retry_info().is_none(),
                         "{error:?}"
                     );
                     continue;

@@ -154,7 +154,7 @@ pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) 
                 let pieces = [block(id % count), block(id * 13 % count)];
                 tally.count(known, known.version(&pieces, &blocks.data));
             }
-            other @ (Response::Error(_)
+            other @ (Response::Status(_)
             | Response::Vectors(_)
             | Response::Ranges(_)
             | Response::Objects(_)) => {

@@ -7,6 +7,7 @@ use ringfetch_proto::v1::fetch_stream_response::Response as Answer;
 use ringfetch_server::config::Limits;
 use std::collections::BTreeMap;
 use tonic::Code;
+use tonic_types::RpcStatusExt as _;
 
 fn request(id: u64, ask: Ask) -> v1::FetchStreamRequest {
     v1::FetchStreamRequest {
@@ -101,10 +102,11 @@ async fn every_request_of_a_stream_gets_its_answer() {
     };
     assert_eq!(found.data, "first object");
     for (id, code) in [(4, Code::NotFound), (u64::MAX, Code::InvalidArgument)] {
-        let Answer::Error(error) = &answers[&id] else {
+        let Answer::Status(status) = &answers[&id] else {
             panic!("{answers:?}")
         };
-        assert_eq!((Code::from(error.code), error.retry_after_ms), (code, 0));
+        assert_eq!(Code::from(status.code), code);
+        assert!(status.get_details_retry_info().is_none() && status.get_details_error_info().is_some());
     }
     let ended = r#"ringfetch_rpc_requests_total{code="OK",method="FetchStream",transport="grpc"} 1"#;
     served.await_scraped(ended).await;

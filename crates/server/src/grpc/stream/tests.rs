@@ -7,6 +7,7 @@ use prost::Message as _;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
+use tonic_types::RpcStatusExt as _;
 
 type Pieces = mpsc::UnboundedSender<Bytes>;
 
@@ -275,31 +276,34 @@ async fn a_stream_that_is_dropped_was_cancelled() {
 #[test]
 fn a_request_that_asks_for_nothing_is_answered() {
     // Neither blocks nor vectors nor the rest: INVALID_ARGUMENT with the field's name, under the request's id.
-    let envelope = failed(9, &nothing_asked()).unwrap();
+    let envelope = failed(9, &nothing_asked(), "request").unwrap();
     let response = v1::FetchStreamResponse::decode(&envelope.head[5..]).unwrap();
-    let Some(v1::fetch_stream_response::Response::Error(error)) = response.response else {
+    let Some(v1::fetch_stream_response::Response::Status(status)) = response.response else {
         panic!("{response:?}");
     };
+    assert_eq!((response.id, status.code), (9, Code::InvalidArgument as i32));
+    assert!(status.get_details_retry_info().is_none());
     assert_eq!(
-        (response.id, error.code, error.retry_after_ms),
-        (9, Code::InvalidArgument as i32, 0)
+        status.get_details_bad_request().unwrap().field_violations[0].field,
+        "request"
     );
     assert_eq!(
-        error.message,
+        status.message,
         "request: set one of blocks, vectors, ranges and objects"
     );
 }
 
 #[test]
 fn a_refusal_that_passes_says_when_to_come_back() {
-    // Overload inside a stream: RESOURCE_EXHAUSTED with milliseconds to wait.
-    let envelope = failed(9, &FetchError::TooManyRequests { max: 3, own: false }).unwrap();
+    // Overload inside a stream: RESOURCE_EXHAUSTED with google.rpc.RetryInfo, as a call has it.
+    let envelope = failed(9, &FetchError::TooManyRequests { max: 3, own: false }, "indices").unwrap();
     let response = v1::FetchStreamResponse::decode(&envelope.head[5..]).unwrap();
-    let Some(v1::fetch_stream_response::Response::Error(error)) = response.response else {
+    let Some(v1::fetch_stream_response::Response::Status(status)) = response.response else {
         panic!("{response:?}");
     };
-    assert_eq!(error.code, Code::ResourceExhausted as i32);
-    assert!(error.retry_after_ms > 0);
+    assert_eq!(status.code, Code::ResourceExhausted as i32);
+    let retry = status.get_details_retry_info().unwrap();
+    assert!(retry.retry_delay.is_some_and(|delay| !delay.is_zero()));
 }
 
 #[tokio::test(start_paused = true)]
