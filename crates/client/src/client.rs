@@ -178,6 +178,7 @@ impl Client {
                 })
                 .await
                 .map(WireAnswer::Objects),
+            WireRequest::Cancel(_) => Err(Error::invalid("request", "a cancel belongs on a stream")),
         }?;
         Answer::from_wire(&expected, asked, answer)
     }

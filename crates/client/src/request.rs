@@ -222,6 +222,8 @@ pub(crate) enum Asked {
     Vectors,
     Ranges,
     Objects,
+    /// Which has no answer of its own.
+    Cancel,
 }
 
 impl Asked {
@@ -231,6 +233,7 @@ impl Asked {
             WireRequest::Vectors(_) => Self::Vectors,
             WireRequest::Ranges(_) => Self::Ranges,
             WireRequest::Objects(_) => Self::Objects,
+            WireRequest::Cancel(_) => Self::Cancel,
         }
     }
 }

@@ -281,7 +281,7 @@ impl FetchService for Server {
                 Some(StreamRequest::Objects(objects)) => {
                     server.objects(&objects).map(StreamResponse::Objects)
                 }
-                None => Err(Status::invalid_argument("no request")),
+                Some(StreamRequest::Cancel(_)) | None => Err(Status::invalid_argument("no request")),
             };
             let response = response.unwrap_or_else(|status| {
                 let (code, message) = (status.code().into(), status.message().to_owned());

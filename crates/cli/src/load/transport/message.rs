@@ -26,6 +26,8 @@ pub(super) fn encode(part: &Part, items: &[u64]) -> Bytes {
         Asked::Vectors(request) => framed(&request),
         Asked::Ranges(request) => framed(&request),
         Asked::Objects(request) => framed(&request),
+        // A part of a workload never is one.
+        Asked::Cancel(request) => framed(&request),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use futures_util::FutureExt as _;
+use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use prost::Message as _;
 use std::collections::BTreeMap;
@@ -101,6 +102,10 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
         self.send(Envelope::plain(&message).unwrap().head);
     }
 
+    fn cancel(&self, id: u64) {
+        self.send(Envelope::plain(&cancel(id)).unwrap().head);
+    }
+
     /// What the body has to say now; `None`: nothing yet.
     fn poll(&mut self) -> Option<Frame<Bytes>> {
         self.body
@@ -111,17 +116,30 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
 
     /// The id of the next answer and its data, however many frames they come in.
     fn answer(&mut self) -> (u64, Bytes) {
+        let response = self.response();
+        match response.response {
+            Some(v1::fetch_stream_response::Response::Ranges(ranges)) => (response.id, ranges.data),
+            other => panic!("not an answer to ranges: {other:?}"),
+        }
+    }
+
+    /// The id of the next answer and the code that its request failed with.
+    fn refusal(&mut self) -> (u64, Code) {
+        let response = self.response();
+        match response.response {
+            Some(v1::fetch_stream_response::Response::Status(status)) => (response.id, status.code.into()),
+            other => panic!("not a refusal: {other:?}"),
+        }
+    }
+
+    fn response(&mut self) -> v1::FetchStreamResponse {
         loop {
             if let Some(message) = self
                 .received
                 .next()
                 .unwrap_or_else(|_| panic!("not a gRPC frame"))
             {
-                let response = v1::FetchStreamResponse::decode(message).unwrap();
-                return match response.response {
-                    Some(v1::fetch_stream_response::Response::Ranges(ranges)) => (response.id, ranges.data),
-                    other => panic!("not an answer to ranges: {other:?}"),
-                };
+                return v1::FetchStreamResponse::decode(message).unwrap();
             }
             let frame = self.poll().unwrap().into_data().unwrap();
             self.received.push(frame);
@@ -134,6 +152,88 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
         assert!(self.body.is_end_stream());
         Status::from_header_map(&trailers).unwrap()
     }
+}
+
+fn cancel(id: u64) -> v1::FetchStreamRequest {
+    v1::FetchStreamRequest {
+        id,
+        request: Some(OneOf::Cancel(v1::Cancel {})),
+        deadline_ms: 0,
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_request_is_given_up_and_answered_once() {
+    // Scenario: both places are taken, and one of the two is cancelled; then a third comes. Expectation: the work is dropped,
+    // CANCELLED is answered, and the place is the third's; the other is answered as ever.
+    let mut stream = stream(None);
+    stream.request(1);
+    stream.request(2);
+    assert!(stream.poll().is_none());
+    let work = stream.begun.0.lock().unwrap().remove(&1).unwrap();
+    stream.cancel(1);
+    assert_eq!(stream.refusal(), (1, Code::Cancelled));
+    assert!(work.is_closed(), "it is still worked on");
+    stream.request(3);
+    assert!(stream.poll().is_none());
+    assert_eq!(stream.begun.ids(), [2, 3]);
+    stream.begun.answer(3, b"three");
+    stream.begun.answer(2, b"two");
+    let mut answers = [stream.answer(), stream.answer()];
+    answers.sort();
+    assert_eq!(answers, [(2, "two".into()), (3, "three".into())]);
+    stream.pieces = None;
+    assert_eq!(stream.end().code(), Code::Ok);
+}
+
+#[tokio::test]
+async fn a_cancel_of_nothing_is_ignored() {
+    // Ids that were never used, that are answered, and that are answered at this moment: no answer to the cancel, and one
+    // answer to each request. Two requests with one id are both cancelled.
+    let mut stream = stream(None);
+    stream.cancel(7);
+    stream.request(1);
+    assert!(stream.poll().is_none());
+    stream.begun.answer(1, b"one");
+    stream.cancel(1);
+    assert_eq!(stream.response().id, 1);
+    stream.cancel(1);
+    stream.cancel(8);
+    assert!(stream.poll().is_none());
+    stream.request(5);
+    stream.request(5);
+    stream.cancel(5);
+    assert_eq!(stream.refusal(), (5, Code::Cancelled));
+    assert_eq!(stream.refusal(), (5, Code::Cancelled));
+    stream.pieces = None;
+    assert_eq!(stream.end().code(), Code::Ok);
+}
+
+#[tokio::test]
+async fn a_flood_of_cancels_lets_others_have_their_turn() {
+    // Scenario: more cancels than one turn carries out, and a request behind them, in one piece. Expectation: the first poll
+    // ends before the request and asks for another turn; the next one begins it.
+    struct Woken(std::sync::atomic::AtomicBool);
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let mut stream = stream(None);
+    let mut flood = Vec::new();
+    for id in 0..=CANCELS_AT_ONCE as u64 {
+        flood.extend(Envelope::plain(&cancel(id)).unwrap().head);
+    }
+    stream.send(flood);
+    stream.request(1);
+    let woken = Arc::new(Woken(false.into()));
+    let waker = Arc::clone(&woken).into();
+    let mut cx = Context::from_waker(&waker);
+    assert!(Pin::new(&mut stream.body).poll_frame(&mut cx).is_pending());
+    assert!(stream.begun.ids().is_empty());
+    assert!(woken.0.load(std::sync::atomic::Ordering::Relaxed));
+    assert!(Pin::new(&mut stream.body).poll_frame(&mut cx).is_pending());
+    assert_eq!(stream.begun.ids(), [1]);
 }
 
 #[tokio::test]
