@@ -63,6 +63,7 @@ impl FetchService for Memory {
             lengths: Vec::new(),
             errors: Vec::new(),
             data: data.freeze(),
+            ..Default::default()
         }))
     }
 

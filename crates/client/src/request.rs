@@ -95,6 +95,7 @@ impl Request {
                         dataset,
                         indices,
                         fail_fast,
+                        if_match: String::new(),
                     }),
                     expected,
                 )
@@ -106,6 +107,7 @@ impl Request {
                         dataset,
                         ids,
                         fail_fast,
+                        if_match: String::new(),
                     }),
                     expected,
                 )
@@ -119,6 +121,7 @@ impl Request {
                         offsets,
                         lengths,
                         fail_fast,
+                        if_match: String::new(),
                     }),
                     expected,
                 )
@@ -146,6 +149,7 @@ impl Request {
                     offsets,
                     lengths,
                     fail_fast,
+                    if_match: Vec::new(),
                 };
                 (WireRequest::Objects(request), expected)
             }

@@ -68,6 +68,12 @@ pub enum ReadError {
         /// errno of the attempt.
         errno: i32,
     },
+    /// It is of another version than the one asked for.
+    #[error("another version was asked for than the one there is, whose etag is {etag}")]
+    VersionMismatch {
+        /// The version there is.
+        etag: String,
+    },
     /// The file was cut short after it was opened: these bytes are gone.
     #[error("bytes {offset}..{} are gone: the file was truncated after it was opened", .offset.saturating_add(*.length))]
     Truncated {
@@ -170,7 +176,8 @@ impl ReadError {
             | Self::ZeroLength
             | Self::ItemTooLarge { .. }
             | Self::ObjectNameInvalid { .. } => "invalid",
-            Self::ObjectNotFound { .. } => "not_found",
+            // The version asked for is not there.
+            Self::ObjectNotFound { .. } | Self::VersionMismatch { .. } => "not_found",
             Self::ObjectUnreadable { .. } => "unreadable",
             Self::Truncated { .. } => "truncated",
             Self::Device { .. } => "device_error",

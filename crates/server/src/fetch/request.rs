@@ -29,6 +29,8 @@ pub enum Items<'a> {
         offsets: &'a [u64],
         /// Empty (to the end), or one for each name; 0 means to the end.
         lengths: &'a [u64],
+        /// Empty (any version), or one for each name; an empty one means any.
+        if_match: &'a [String],
     },
 }
 
@@ -209,7 +211,11 @@ impl Items<'_> {
                 names,
                 offsets,
                 lengths,
+                if_match,
             } => {
+                if !if_match.is_empty() {
+                    pair("if_match", if_match.len(), "names", names.len())?;
+                }
                 if !offsets.is_empty() {
                     pair("offsets", offsets.len(), "names", names.len())?;
                 }
@@ -297,7 +303,8 @@ mod tests {
                 Items::Objects {
                     names: &names,
                     offsets: &[1],
-                    lengths: &[]
+                    lengths: &[],
+                    if_match: &[]
                 },
                 &limits
             ),
@@ -308,11 +315,24 @@ mod tests {
                 Items::Objects {
                     names: &names,
                     offsets: &[],
-                    lengths: &[1; 3]
+                    lengths: &[1; 3],
+                    if_match: &[]
                 },
                 &limits
             ),
             differ("lengths", 3, "names", 2)
+        );
+        assert_eq!(
+            check(
+                Items::Objects {
+                    names: &names,
+                    offsets: &[],
+                    lengths: &[],
+                    if_match: &names[..1]
+                },
+                &limits
+            ),
+            differ("if_match", 1, "names", 2)
         );
         assert_eq!(
             check(Items::Vectors(&[0; 5]), &limits),

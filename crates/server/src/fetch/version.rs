@@ -123,6 +123,7 @@ impl Fetcher {
             names: &names,
             offsets,
             lengths,
+            if_match: &[],
         };
         let deadline = self.within(context.deadline);
         let result = self.read_part(dataset, items, context, part).await;
@@ -146,10 +147,10 @@ impl Fetcher {
         context: CallContext,
         part: Part,
     ) -> Result<Bytes, FetchError> {
-        let fetched = match part {
+        let answered = match part {
             Part::First => self.fetch_of(dataset, items, context).await?,
             Part::Further => self.fetch_further(dataset, items, context).await?,
         };
-        Ok(fetched.data)
+        Ok(answered.fetched.data)
     }
 }

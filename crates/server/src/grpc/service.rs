@@ -387,6 +387,7 @@ mod tests {
             dataset: "d".into(),
             indices: vec![1, 2, 300],
             fail_fast: true,
+            ..Default::default()
         }
     }
 

@@ -114,14 +114,14 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
         .fetcher
         .fetch_of(&dataset, call.columns.items(), context)
         .await;
-    let fetched = result.map_err(|error| in_terms_of(call.field, error))?;
+    let answered = result.map_err(|error| in_terms_of(call.field, error))?;
     let shape = match dataset.kind() {
         Kind::Vectors { dim, dtype, .. } if call.columns.items().wanted() == Wanted::Vectors => {
             Some(Shape { dim, dtype })
         }
         Kind::Vectors { .. } | Kind::Blocks { .. } | Kind::Objects => None,
     };
-    encode(form, fetched, shape)
+    encode(form, answered.fetched, shape)
 }
 
 /// Refuses items of differing lengths that are too many to have their lengths in a header.

@@ -139,6 +139,7 @@ impl Columns {
                 names,
                 offsets,
                 lengths,
+                if_match: &[],
             },
         }
     }

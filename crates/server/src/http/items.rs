@@ -212,7 +212,7 @@ async fn fetch_one(
         connection,
         fail_fast: true,
     };
-    Ok(fetcher.fetch_of(dataset, item, context).await?.data)
+    Ok(fetcher.fetch_of(dataset, item, context).await?.fetched.data)
 }
 
 fn octets(mut head: HeaderMap, data: Bytes) -> Response {

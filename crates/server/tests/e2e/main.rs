@@ -43,3 +43,4 @@ mod slow_readers;
 mod supervised;
 mod surfaces;
 mod vanishing;
+mod versions;

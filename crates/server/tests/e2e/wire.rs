@@ -109,6 +109,7 @@ pub(crate) fn blocks(dataset: &str, indices: &[u64]) -> v1::FetchBlocksRequest {
         dataset: dataset.to_owned(),
         indices: indices.to_vec(),
         fail_fast: false,
+        ..Default::default()
     }
 }
 
@@ -118,6 +119,7 @@ pub(crate) fn vectors(dataset: &str, ids: &[u64]) -> v1::FetchVectorsRequest {
         dataset: dataset.to_owned(),
         ids: ids.to_vec(),
         fail_fast: false,
+        ..Default::default()
     }
 }
 
@@ -128,6 +130,7 @@ pub(crate) fn ranges(dataset: &str, ranges: &[(u64, u64)]) -> v1::FetchRangesReq
         offsets: ranges.iter().map(|range| range.0).collect(),
         lengths: ranges.iter().map(|range| range.1).collect(),
         fail_fast: false,
+        ..Default::default()
     }
 }
 

@@ -22,6 +22,7 @@ fn blocks(indices: Vec<u64>) -> Ask {
         dataset: "blocks".into(),
         indices,
         fail_fast: false,
+        ..Default::default()
     })
 }
 
@@ -51,12 +52,14 @@ async fn every_request_of_a_stream_gets_its_answer() {
         dataset: "vectors".into(),
         ids: vec![2, 1],
         fail_fast: false,
+        ..Default::default()
     };
     let ranges = v1::FetchRangesRequest {
         dataset: "blocks".into(),
         offsets: vec![3],
         lengths: vec![4],
         fail_fast: false,
+        ..Default::default()
     };
     let objects = v1::FetchObjectsRequest {
         dataset: "objects".into(),
@@ -67,6 +70,7 @@ async fn every_request_of_a_stream_gets_its_answer() {
         dataset: "none".into(),
         indices: vec![1],
         fail_fast: false,
+        ..Default::default()
     };
     let answers = all(
         &served,

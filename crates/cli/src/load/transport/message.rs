@@ -48,11 +48,13 @@ fn request(part: &Part, items: &[u64]) -> Asked {
             dataset,
             indices: items.to_vec(),
             fail_fast,
+            ..Default::default()
         }),
         Target::Vectors { .. } => Asked::Vectors(wire::FetchVectorsRequest {
             dataset,
             ids: items.to_vec(),
             fail_fast,
+            ..Default::default()
         }),
         Target::Ranges { .. } | Target::Extents(_) => {
             let extents = items.iter().filter_map(|&item| part.target().extent(item));
@@ -62,6 +64,7 @@ fn request(part: &Part, items: &[u64]) -> Asked {
                 offsets,
                 lengths,
                 fail_fast,
+                ..Default::default()
             })
         }
         Target::Objects { names } => Asked::Objects(wire::FetchObjectsRequest {
