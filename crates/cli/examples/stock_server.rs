@@ -12,7 +12,7 @@ use ringfetch_proto::v1::{
     Dataset, FetchBlocksRequest, FetchBlocksResponse, FetchObjectsRequest, FetchObjectsResponse,
     FetchRangesRequest, FetchRangesResponse, FetchStreamRequest, FetchStreamResponse, FetchVectorsRequest,
     FetchVectorsResponse, GetDatasetRequest, GetDatasetResponse, Kind, ListDatasetsRequest,
-    ListDatasetsResponse, ListObjectsRequest, ListObjectsResponse,
+    ListDatasetsResponse, ListObjectsRequest, ListObjectsResponse, ReadObjectRequest, ReadObjectResponse,
 };
 use std::io::Write as _;
 use std::sync::Arc;
@@ -92,6 +92,15 @@ impl FetchService for Memory {
         &self,
         _: Request<Streaming<FetchStreamRequest>>,
     ) -> Result<Response<Self::FetchStreamStream>, Status> {
+        Err(not_served())
+    }
+
+    type ReadObjectStream = tokio_stream::Empty<Result<ReadObjectResponse, Status>>;
+
+    async fn read_object(
+        &self,
+        _: Request<ReadObjectRequest>,
+    ) -> Result<Response<Self::ReadObjectStream>, Status> {
         Err(not_served())
     }
 }

@@ -18,6 +18,8 @@ mod opened;
 mod rejection;
 mod request;
 mod version;
+mod window;
+mod windowed;
 
 pub use self::backends::Chosen;
 pub(crate) use self::deadline::until;
@@ -27,6 +29,10 @@ pub use self::listing::{PAGE_NAMES_MAX, Page};
 pub use self::opened::{Dtype, Kind, Opened, Wanted};
 pub use self::request::{CallContext, FetchError, Items};
 pub use self::version::{Part, Version, VersionError};
+pub(crate) use self::window::Piece;
+#[cfg(test)]
+pub(crate) use self::window::total_bytes;
+pub(crate) use self::windowed::{Reader, WindowedBody};
 
 use self::backends::Backends;
 use self::opened::check_version;
@@ -391,6 +397,15 @@ async fn plan(dataset: &Arc<Dataset>, items: Items<'_>, max: u64) -> (Batch, Vec
                     Some(error) => batch.push_failed(error),
                     None => batch.push_range(*offset, *length),
                 }
+            }
+        }
+        Items::Pinned {
+            object,
+            offsets,
+            lengths,
+        } => {
+            for (offset, length) in offsets.iter().zip(lengths) {
+                push_object(&mut batch, object.file(), *offset, Some(*length), max);
             }
         }
         Items::Objects {

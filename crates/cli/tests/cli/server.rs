@@ -263,6 +263,15 @@ impl FetchService for Server {
         self.objects(request.get_ref()).map(Response::new)
     }
 
+    type ReadObjectStream = tokio_stream::Empty<Result<wire::ReadObjectResponse, Status>>;
+
+    async fn read_object(
+        &self,
+        _: Request<wire::ReadObjectRequest>,
+    ) -> Result<Response<Self::ReadObjectStream>, Status> {
+        Err(Status::unimplemented("no command asks for it"))
+    }
+
     type FetchStreamStream = Pin<Box<dyn Stream<Item = Result<wire::FetchStreamResponse, Status>> + Send>>;
 
     async fn fetch_stream(

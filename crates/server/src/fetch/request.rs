@@ -1,6 +1,7 @@
 //! What a request asks for, why it may fail as a whole, and what can be checked of it without reading.
 
 use super::opened::Wanted;
+use super::version::Pinned;
 use crate::caller::Connection;
 use crate::config::Limits;
 use ringfetch_engine::error::ReadError;
@@ -31,6 +32,15 @@ pub enum Items<'a> {
         lengths: &'a [u64],
         /// Empty (any version), or one for each name; an empty one means any.
         if_match: &'a [String],
+    },
+    /// Ranges of an object that was looked up before; both lists have the same length.
+    Pinned {
+        /// The object.
+        object: &'a Pinned,
+        /// First bytes.
+        offsets: &'a [u64],
+        /// Lengths, each at least 1.
+        lengths: &'a [u64],
     },
 }
 
@@ -160,7 +170,7 @@ impl Items<'_> {
         match self {
             Self::Blocks(indices) => indices.len(),
             Self::Vectors(ids) => ids.len(),
-            Self::Ranges { offsets, .. } => offsets.len(),
+            Self::Ranges { offsets, .. } | Self::Pinned { offsets, .. } => offsets.len(),
             Self::Objects { names, .. } => names.len(),
         }
     }
@@ -171,7 +181,7 @@ impl Items<'_> {
             Self::Blocks(_) => Wanted::Blocks,
             Self::Vectors(_) => Wanted::Vectors,
             Self::Ranges { .. } => Wanted::Space,
-            Self::Objects { .. } => Wanted::Objects,
+            Self::Objects { .. } | Self::Pinned { .. } => Wanted::Objects,
         }
     }
 
@@ -185,7 +195,7 @@ impl Items<'_> {
         match self {
             Self::Blocks(_) => "indices",
             Self::Vectors(_) => "ids",
-            Self::Ranges { .. } => "offsets",
+            Self::Ranges { .. } | Self::Pinned { .. } => "offsets",
             Self::Objects { .. } => "names",
         }
     }
@@ -206,7 +216,9 @@ impl Items<'_> {
         };
         match self {
             Self::Blocks(_) | Self::Vectors(_) => Ok(()),
-            Self::Ranges { offsets, lengths } => pair("lengths", lengths.len(), "offsets", offsets.len()),
+            Self::Ranges { offsets, lengths } | Self::Pinned { offsets, lengths, .. } => {
+                pair("lengths", lengths.len(), "offsets", offsets.len())
+            }
             Self::Objects {
                 names,
                 offsets,

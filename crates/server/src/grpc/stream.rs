@@ -11,6 +11,7 @@
 use super::calls::{FetchCall, run};
 use super::envelope::{Envelope, Run};
 use super::frame::Deframer;
+use super::object::trailers_of;
 use super::service::{decode, items_of, trailers_ok};
 use super::wire::{Field, visit};
 use crate::caller::Connection;
@@ -503,14 +504,7 @@ where
         }
         let trailers = match end {
             Ok(()) => trailers_ok(),
-            Err(status) => {
-                let mut trailers = http::HeaderMap::new();
-                // Only a message that is no header value could fail, and it is percent-encoded.
-                if status.add_header(&mut trailers).is_err() {
-                    trailers.insert(Status::GRPC_STATUS, http::HeaderValue::from(status.code() as i32));
-                }
-                trailers
-            }
+            Err(status) => trailers_of(&status),
         };
         Frame::trailers(trailers)
     }

@@ -24,8 +24,6 @@ mod range;
 mod representation;
 mod routes;
 mod shortcut;
-mod stream;
-mod window;
 
 use crate::caller::Connection;
 use crate::fetch::Fetcher;
