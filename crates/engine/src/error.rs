@@ -39,7 +39,9 @@ pub enum ReadError {
     #[error("length is 0: ask for at least one byte")]
     ZeroLength,
     /// An item larger than one response may be.
-    #[error("the item has {length} bytes and one response holds at most {max}: fetch it in ranges")]
+    #[error(
+        "the item has {length} bytes and one response holds at most {max}: fetch it in ranges, or an object by ReadObject (HTTP: GET)"
+    )]
     ItemTooLarge {
         /// The item's length.
         length: u64,

@@ -108,7 +108,8 @@ pub enum FetchError {
     },
     /// A larger answer than one request may have.
     #[error(
-        "the answer would have {bytes} bytes, and one may have {max} (limits.response_bytes): split the batch"
+        "the answer would have {bytes} bytes, and one may have {max} (limits.response_bytes): split the batch, or raise \
+         that limit and the client's for a message"
     )]
     ResponseTooLarge {
         /// How many.

@@ -22,7 +22,7 @@ async fn both_transports_serve_the_bytes_of_the_files() {
     // files' bytes, every time, on each backend.
     for backend in BACKENDS {
         let (setup, everything) = everything(Setup::new(backend));
-        let daemon = setup.start();
+        let daemon = setup.set("limits.response_bytes", "8MiB").start();
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
         for space in &everything.spaces {
             units(&mut fetch, &http, space).await;

@@ -141,7 +141,11 @@ async fn what_cannot_be_read_is_refused_before_the_first_message() {
     for (request, code, field) in [
         (one(|request| request.offset = 2), Code::OutOfRange, "name"),
         (one(|request| request.length = 2), Code::OutOfRange, "name"),
-        (one(|request| request.offset = u64::MAX), Code::InvalidArgument, "name"),
+        (
+            one(|request| request.offset = u64::MAX),
+            Code::InvalidArgument,
+            "name",
+        ),
         (
             one(|request| request.name = "nothing".into()),
             Code::NotFound,
