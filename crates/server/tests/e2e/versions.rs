@@ -3,9 +3,11 @@
 use crate::daemon::{Setup, eventually_async};
 use crate::data::{everything, noise, plain_blocks};
 use crate::wire;
+use http::Method;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
+use serde_json::json;
 use std::collections::HashMap;
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,6 +94,18 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
                 }
             }
         }
+        let batch = format!("/v1/datasets/{name}/ranges:batchFetch");
+        let body = json!({"ranges": [{"offset": 0, "length": 1}]}).to_string();
+        for (tag, status) in [(&etag[..], 200), (other, 412)] {
+            let quoted = format!("\"{tag}\"");
+            let headers = [("content-type", "application/json"), ("if-match", &quoted[..])];
+            let answer = http.send(Method::POST, &batch, &headers, body.clone()).await;
+            assert_eq!(
+                (answer.status.as_u16(), answer.header("etag")),
+                (status, &format!("\"{etag}\"")[..])
+            );
+        }
+
         let requests: Vec<_> = (0..)
             .zip(streamed)
             .map(|(id, request)| v1::FetchStreamRequest {
@@ -170,6 +184,20 @@ async fn each_object_of_a_batch_has_a_version() {
         answer.data,
         [&content("one")[..], content("nested/deeper/block")].concat()
     );
+
+    let parts: Vec<_> = names
+        .iter()
+        .zip(&request.if_match)
+        .map(|(name, if_match)| json!({"name": name, "if_match": if_match}))
+        .collect();
+    let path = "/v1/datasets/objects/objects:batchFetch";
+    let mirrored = http
+        .batch(path, &json!({ "objects": parts }), "application/json")
+        .await
+        .json();
+    assert_eq!(mirrored["etags"], json!(answer.etags));
+    assert_eq!(mirrored["errors"][0]["code"], "precondition-failed");
+    assert_eq!(mirrored["errors"][0]["message"], answer.errors[0].message);
 
     let strict = v1::FetchObjectsRequest {
         fail_fast: true,
