@@ -124,7 +124,6 @@ impl DatasetService for Memory {
             length_bytes: self.blocks() * BLOCK_BYTES as u64,
             count: self.blocks(),
             block_bytes: 4096,
-            files: 1,
             ..Dataset::default()
         };
         Ok(Response::new(GetDatasetResponse {

@@ -23,9 +23,10 @@ mod windowed;
 
 pub use self::backends::Chosen;
 pub(crate) use self::deadline::until;
-pub use self::describe::{DatasetInfo, ReadPath, VectorShape};
+pub(crate) use self::describe::backend_word;
+pub use self::describe::{DatasetInfo, ReadPath, Reading, VectorShape};
 pub(crate) use self::intake::Intake;
-pub use self::listing::{PAGE_NAMES_MAX, Page};
+pub use self::listing::{PAGE_NAMES_MAX, Page, PageRequest};
 pub use self::opened::{Dtype, Kind, Opened, Wanted};
 pub use self::request::{CallContext, FetchError, Items};
 pub use self::version::{Part, Version, VersionError};

@@ -1,19 +1,18 @@
 //! What the engine knows, in the words of the wire: datasets, kinds, backends, item errors.
 
-use crate::fetch::{DatasetInfo, Dtype};
+use crate::fetch::{DatasetInfo, Dtype, ReadPath};
 use crate::status;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::error::ItemError;
 use ringfetch_proto::v1;
 
-/// A dataset with its read path.
+/// A dataset.
 pub(crate) fn dataset(info: DatasetInfo) -> v1::Dataset {
     let kind = match (info.block_bytes, &info.vectors) {
         (Some(_), _) => v1::Kind::Blocks,
         (None, Some(_)) => v1::Kind::Vectors,
         (None, None) => v1::Kind::Objects,
     };
-    let path = info.read_path;
     v1::Dataset {
         name: info.name,
         kind: kind.into(),
@@ -25,21 +24,22 @@ pub(crate) fn dataset(info: DatasetInfo) -> v1::Dataset {
             dtype: dtype(shape.dtype).into(),
             layout: shape.layout.to_owned(),
             vector_bytes: shape.vector_bytes,
-            stride_bytes: shape.stride_bytes,
-            base_offset: shape.base_offset,
         }),
         etag: info.etag,
-        read_path: Some(v1::ReadPath {
-            backend: backend(path.backend).into(),
-            requested: backend(path.requested).into(),
-            reason: path.reason,
-            direct_io: path.direct_io,
-            direct_io_reason: path.direct_io_reason,
-            offset_alignment_bytes: path.offset_alignment_bytes,
-            memory_alignment_bytes: path.memory_alignment_bytes,
-            own_backend: path.own_backend,
-        }),
-        files: u32::try_from(info.files).unwrap_or(u32::MAX),
+    }
+}
+
+/// How a dataset's reads reach the device.
+pub(crate) fn read_path(path: ReadPath) -> v1::ReadPath {
+    v1::ReadPath {
+        backend: backend(path.backend).into(),
+        requested: backend(path.requested).into(),
+        reason: path.reason,
+        direct_io: path.direct_io,
+        direct_io_reason: path.direct_io_reason,
+        offset_alignment_bytes: path.offset_alignment_bytes,
+        memory_alignment_bytes: path.memory_alignment_bytes,
+        own_backend: path.own_backend,
     }
 }
 

@@ -296,3 +296,56 @@ async fn an_answer_that_has_begun_is_sent_while_it_drains() {
     drop(narrow);
     assert_eq!(daemon.ended().await.code(), Some(0));
 }
+
+#[tokio::test]
+async fn what_is_sent_by_default_is_what_stock_clients_take() {
+    // Scenario: without a limit of its own, blocks of 3 MiB in all, by clients that take 4 MiB a message, and one block more.
+    // Expectation: the first arrive, by a call and by a stream; the others are refused with the remedy, over HTTP as well;
+    // a longer range over HTTP arrives.
+    let bytes = noise(97, LENGTH);
+    let setup = Setup::new("pread");
+    setup.file("blocks.bin", &bytes);
+    let blocks = [
+        "name: blocks",
+        "kind: blocks",
+        "block_bytes: 1KiB",
+        "path: blocks.bin",
+        "partial_tail: ignore",
+    ];
+    let daemon = setup.dataset(&blocks).start();
+    let mut fetch = v1::fetch_service_client::FetchServiceClient::new(wire::channel(daemon.grpc).await);
+    let indices: Vec<u64> = (0..3073).collect();
+    let (whole, more) = (
+        wire::blocks("blocks", &indices[..3072]),
+        wire::blocks("blocks", &indices),
+    );
+    let answer = fetch.fetch_blocks(whole.clone()).await.unwrap().into_inner();
+    assert!(answer.data == bytes[..3 << 20]);
+    let request = v1::FetchStreamRequest {
+        id: 1,
+        request: Some(v1::fetch_stream_request::Request::Blocks(whole)),
+        deadline_ms: 0,
+    };
+    let answers = fetch.fetch_stream(tokio_stream::iter([request])).await;
+    assert!(answers.unwrap().into_inner().message().await.unwrap().is_some());
+    let status = fetch.fetch_blocks(more).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let remedy = [
+        "limits.response_bytes",
+        "split the batch",
+        "raise that limit and the client's",
+    ];
+    assert!(
+        remedy.iter().all(|part| status.message().contains(part)),
+        "{status:?}"
+    );
+    let http = daemon.http_client();
+    let path = "/v1/datasets/blocks/blocks:batchFetch";
+    let answer = http
+        .batch(path, &serde_json::json!({ "indices": indices }), "*/*")
+        .await;
+    answer.is_problem(413, "response-too-large", None, &remedy);
+    let end = LENGTH - LENGTH % 1024;
+    assert!(http.get("/v1/datasets/blocks/bytes").await.body == bytes[..end]);
+    daemon.stop().await;
+}

@@ -87,6 +87,15 @@ impl Daemon {
             .into_inner()
     }
 
+    /// How a dataset is read.
+    pub(crate) async fn read_path(&self, name: &str) -> v1::ReadPath {
+        let status = self.status().await;
+        let named =
+            |found: &v1::DatasetStatus| found.dataset.as_ref().is_some_and(|dataset| dataset.name == name);
+        let found = status.datasets.into_iter().find(named).expect("the dataset");
+        found.read_path.expect("a read path")
+    }
+
     /// Fails unless a plain read of block 0 of a dataset works over both transports: the daemon goes on.
     pub(crate) async fn assert_serves(&self, dataset: &str) {
         let request = blocks(dataset, &[0]);
