@@ -80,7 +80,7 @@ impl Fetcher {
         let (names, after) = (page.names(), page.token);
         let listed = async {
             let Opened(dataset) = self.find(dataset, Wanted::Objects)?;
-            let (_in_flight, deadline) = self.admit(&context)?;
+            let (_in_flight, deadline) = self.admit(&self.limits(), &context)?;
             let Some(permit) = self.try_walk() else {
                 return Err(FetchError::ListingsBusy { max: WALKS_MAX });
             };

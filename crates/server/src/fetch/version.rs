@@ -108,7 +108,7 @@ impl Fetcher {
     ) -> Result<Version, FetchError> {
         let looked_up = async {
             let dataset = self.find(dataset, Wanted::Objects)?;
-            let (_in_flight, deadline) = self.admit(context)?;
+            let (_in_flight, deadline) = self.admit(&self.limits(), context)?;
             let file = until(deadline, dataset.0.object(name))
                 .await
                 .ok_or(ReadError::DeadlineExceeded)??;

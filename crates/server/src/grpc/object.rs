@@ -44,6 +44,7 @@ pub(super) async fn begin(
 ) -> Result<Begun, Status> {
     let to_status = |error: FetchError| status::to_status(&error, "name");
     let context = CallContext {
+        arrived: None,
         deadline,
         connection: connection.clone(),
         fail_fast: true,
