@@ -1,7 +1,7 @@
 //! ReadObject: an object of any length, in messages that go out as its windows are fetched.
 //!
 //! The reading is HTTP's (`WindowedBody`): the first window is there before the call is answered, so that a refusal has no
-//! body; at most two windows are held. Here each piece of a window becomes a message.
+//! body; at most two windows are held, beside what HTTP/2 buffers. Here each piece of a window becomes a message.
 
 use super::envelope::Envelope;
 use super::service::trailers_ok;

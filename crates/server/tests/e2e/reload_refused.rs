@@ -242,7 +242,7 @@ async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
 
     let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
     let _held = narrow
-        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 4 << 20)]))
+        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 3 << 20)]))
         .await;
     // Whatever the start's signals left is done.
     hang_up(&daemon).await;
