@@ -35,7 +35,9 @@ def _stubs():
         from grpc_tools import protoc
 
         os.makedirs(BUILD, exist_ok=True)
-        arguments = ["protoc", f"--proto_path={PROTO}", f"--python_out={BUILD}", f"--grpc_python_out={BUILD}"]
+        # google/protobuf/any.proto comes with grpcio-tools, the stubs of google/rpc with googleapis-common-protos.
+        paths = [f"--proto_path={path}" for path in (PROTO, Path(protoc.__file__).parent / "_proto")]
+        arguments = ["protoc", *paths, f"--python_out={BUILD}", f"--grpc_python_out={BUILD}"]
         if protoc.main(arguments + [str(source) for source in sources]) != 0:
             raise RuntimeError(f"protoc could not compile {PROTO}: see its messages above")
     if str(BUILD) not in sys.path:
