@@ -178,6 +178,7 @@ impl Client {
                 })
                 .await
                 .map(WireAnswer::Objects),
+            WireRequest::Cancel(_) => Err(Error::invalid("request", "a cancel belongs on a stream")),
         }?;
         Answer::from_wire(&expected, asked, answer)
     }
@@ -196,12 +197,24 @@ impl Client {
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
     pub async fn list_datasets(&self) -> Result<Vec<wire::Dataset>, Error> {
-        let answer = self
-            .call(wire::ListDatasetsRequest {}, |channel, request| async move {
-                DatasetServiceClient::new(channel).list_datasets(request).await
-            })
-            .await?;
-        Ok(answer.datasets)
+        let (mut datasets, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let request = wire::ListDatasetsRequest {
+                page_size: 0,
+                page_token,
+            };
+            let page = self
+                .call(request, |channel, request| async move {
+                    DatasetServiceClient::new(channel).list_datasets(request).await
+                })
+                .await?;
+            let more = !page.datasets.is_empty();
+            datasets.extend(page.datasets);
+            page_token = page.next_page_token;
+            if page_token.is_empty() || !more {
+                return Ok(datasets);
+            }
+        }
     }
 
     /// One dataset: kind, lengths, shape, how it is read.

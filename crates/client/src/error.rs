@@ -1,12 +1,11 @@
 //! What can go wrong with a call: the server's status with its details, the connection, the deadline, an answer that
 //! breaks the contract. What is wrong with one item of a batch is an `ItemError` and not here.
 
-use ringfetch_proto::v1 as wire;
 use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::{Code, Status, TimeoutExpired};
-use tonic_types::StatusExt as _;
+use tonic_types::{ErrorDetails, RpcStatusExt as _, StatusExt as _};
 
 /// Why a call or a stream's request failed as a whole.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -166,6 +165,10 @@ impl Error {
             ));
         }
         let details = status.get_error_details();
+        Self::of_server(status.code(), status.message().to_owned(), &details)
+    }
+
+    fn of_server(code: Code, message: String, details: &ErrorDetails) -> Self {
         let retry_after = details.retry_info().and_then(|info| info.retry_delay);
         let field_violations = details
             .bad_request()
@@ -178,27 +181,21 @@ impl Error {
             })
             .collect();
         Self::Status(Box::new(StatusError {
-            code: status.code(),
-            message: status.message().to_owned(),
+            code,
+            message,
             retry_after,
             field_violations,
         }))
     }
 
     /// A request of a stream that failed as a whole.
-    pub(crate) fn from_request_error(error: wire::RequestError) -> Self {
-        let code = Code::from_i32(error.code);
+    pub(crate) fn from_rpc_status(status: tonic_types::Status) -> Self {
+        let code = Code::from_i32(status.code);
         if code == Code::Ok {
             return Self::protocol("a request of the stream failed with code OK");
         }
-        let retry_after =
-            (error.retry_after_ms > 0).then(|| Duration::from_millis(error.retry_after_ms.into()));
-        Self::Status(Box::new(StatusError {
-            code,
-            message: error.message,
-            retry_after,
-            field_violations: Vec::new(),
-        }))
+        let details = status.get_error_details();
+        Self::of_server(code, status.message, &details)
     }
 
     /// A connection that could not be made.

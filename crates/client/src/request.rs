@@ -95,6 +95,7 @@ impl Request {
                         dataset,
                         indices,
                         fail_fast,
+                        if_match: String::new(),
                     }),
                     expected,
                 )
@@ -106,6 +107,7 @@ impl Request {
                         dataset,
                         ids,
                         fail_fast,
+                        if_match: String::new(),
                     }),
                     expected,
                 )
@@ -119,6 +121,7 @@ impl Request {
                         offsets,
                         lengths,
                         fail_fast,
+                        if_match: String::new(),
                     }),
                     expected,
                 )
@@ -146,6 +149,7 @@ impl Request {
                     offsets,
                     lengths,
                     fail_fast,
+                    if_match: Vec::new(),
                 };
                 (WireRequest::Objects(request), expected)
             }
@@ -167,7 +171,7 @@ impl Answer {
             (Asked::Objects, WireAnswer::Objects(answer)) => {
                 Items::check(expected, None, &answer.lengths, answer.errors, answer.data).map(Self::Objects)
             }
-            (_, WireAnswer::Error(error)) => Err(Error::from_request_error(error)),
+            (_, WireAnswer::Status(status)) => Err(Error::from_rpc_status(status)),
             (
                 asked,
                 WireAnswer::Blocks(_)
@@ -222,6 +226,8 @@ pub(crate) enum Asked {
     Vectors,
     Ranges,
     Objects,
+    /// Which has no answer of its own.
+    Cancel,
 }
 
 impl Asked {
@@ -231,6 +237,7 @@ impl Asked {
             WireRequest::Vectors(_) => Self::Vectors,
             WireRequest::Ranges(_) => Self::Ranges,
             WireRequest::Objects(_) => Self::Objects,
+            WireRequest::Cancel(_) => Self::Cancel,
         }
     }
 }

@@ -7,6 +7,7 @@ pub mod catalogue;
 pub mod config;
 pub mod demo;
 pub mod fetch;
+mod figures;
 pub mod grpc;
 pub mod http;
 pub mod lifecycle;

@@ -15,6 +15,7 @@ mod envelope;
 mod frame;
 mod health;
 mod metadata;
+mod object;
 mod service;
 mod stream;
 mod wire;

@@ -9,7 +9,6 @@ use prost::Message;
 use ringfetch_client::wire;
 use ringfetch_client::wire::fetch_stream_request::Request as Asked;
 use std::borrow::Cow;
-use std::time::Duration;
 
 /// Not compressed, and the length: what precedes every message.
 const PREFIX_BYTES: usize = 5;
@@ -27,6 +26,8 @@ pub(super) fn encode(part: &Part, items: &[u64]) -> Bytes {
         Asked::Vectors(request) => framed(&request),
         Asked::Ranges(request) => framed(&request),
         Asked::Objects(request) => framed(&request),
+        // A part of a workload never is one.
+        Asked::Cancel(request) => framed(&request),
     }
 }
 
@@ -47,11 +48,13 @@ fn request(part: &Part, items: &[u64]) -> Asked {
             dataset,
             indices: items.to_vec(),
             fail_fast,
+            ..Default::default()
         }),
         Target::Vectors { .. } => Asked::Vectors(wire::FetchVectorsRequest {
             dataset,
             ids: items.to_vec(),
             fail_fast,
+            ..Default::default()
         }),
         Target::Ranges { .. } | Target::Extents(_) => {
             let extents = items.iter().filter_map(|&item| part.target().extent(item));
@@ -61,6 +64,7 @@ fn request(part: &Part, items: &[u64]) -> Asked {
                 offsets,
                 lengths,
                 fail_fast,
+                ..Default::default()
             })
         }
         Target::Objects { names } => Asked::Objects(wire::FetchObjectsRequest {
@@ -152,19 +156,15 @@ impl Streamed {
         if self.field == due {
             return decode_message(&self.chunks, 0, part, items);
         }
-        if self.field != 6 {
+        if self.field != 7 {
             return Err(Refused::protocol("an answer of another kind than the request"));
         }
-        let error = wire::RequestError::decode(self.chunks.concat().as_slice())
+        let encoded = self.chunks.concat();
+        let status = ringfetch_proto::RpcStatus::decode(encoded.as_slice())
             .map_err(|error| Refused::protocol(error.to_string()))?;
-        let code = ringfetch_client::Code::from_i32(error.code);
-        let mut refused = Refused::from(ringfetch_client::Error::from(tonic::Status::new(
-            code,
-            error.message,
-        )));
-        refused.retry_after =
-            (error.retry_after_ms > 0).then(|| Duration::from_millis(error.retry_after_ms.into()));
-        Err(refused)
+        let code = ringfetch_client::Code::from_i32(status.code);
+        let status = tonic::Status::with_details(code, status.message, encoded.into());
+        Err(Refused::from(ringfetch_client::Error::from(status)))
     }
 }
 
@@ -402,6 +402,7 @@ impl Cursor<'_> {
 mod tests {
     use super::*;
     use crate::load::workload::Workload;
+    use std::time::Duration;
 
     fn answer(blocks: usize) -> wire::FetchBlocksResponse {
         wire::FetchBlocksResponse {
@@ -497,15 +498,18 @@ mod tests {
         // Scenario: two answers of a stream and an error, cut at every place; all but the last byte; a compressed one.
         // Expected: the three by their ids, the error as its code with its hint; wait for more; an error.
         use ringfetch_client::wire::fetch_stream_response::Response as Told;
-        let error = wire::RequestError {
+        // A google.rpc.RetryInfo of 7 ms: retry_delay (field 1) with nanos (field 2).
+        let mut error = ringfetch_proto::RpcStatus {
             code: 8,
             message: "full".into(),
-            retry_after_ms: 7,
+            details: vec![Default::default()],
         };
+        error.details[0].type_url = "type.googleapis.com/google.rpc.RetryInfo".into();
+        error.details[0].value = vec![0x0a, 0x05, 0x10, 0xc0, 0x9f, 0xab, 0x03];
         let told = [
             Told::Blocks(answer(1)),
             Told::Blocks(answer(1)),
-            Told::Error(error),
+            Told::Status(error),
         ];
         let messages: Vec<Bytes> = (5..)
             .zip(told)
