@@ -6,7 +6,7 @@
 
 mod change;
 
-use crate::fetch::{Fetcher, Reading};
+use crate::door::{Fetcher, Reading};
 use crate::figures::{DatasetFigures, Figures, ShardView, as_f64};
 use crate::grpc::{self, describe};
 use crate::lifecycle::Lifecycle;

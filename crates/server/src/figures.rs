@@ -4,7 +4,7 @@
 //! Counters only grow and histograms are cumulative, so whoever polls computes rates and quantiles between two answers.
 //! Counters are those of `/metrics`, gathered by the same code. Absent: anything that a client has to be trusted for.
 
-use crate::fetch::{DatasetInfo, Fetcher, Reading, backend_word};
+use crate::door::{DatasetInfo, Fetcher, Reading, backend_word};
 use crate::lifecycle::State;
 use prometheus::Registry;
 use prometheus::proto::{LabelPair, Metric, MetricFamily};

@@ -6,7 +6,7 @@ pub mod caller;
 pub mod catalogue;
 pub mod config;
 pub mod demo;
-pub mod fetch;
+pub mod door;
 mod figures;
 pub mod grpc;
 pub mod http;

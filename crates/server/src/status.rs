@@ -4,7 +4,7 @@
 //! gRPC trailer, because clients choose part of what they say (names). No arm is a wildcard: a new error does not
 //! compile until it is decided how it is answered.
 
-use crate::fetch::FetchError;
+use crate::door::FetchError;
 use ringfetch_engine::error::{ReadError, Resource};
 use rustix::io::Errno;
 use std::collections::HashMap;

@@ -2,7 +2,7 @@
 
 use super::describe;
 use super::wire::List;
-use crate::fetch::{Answered, CallContext, FetchError, Fetcher, Items, Kind};
+use crate::door::{Answered, CallContext, FetchError, Fetcher, Items, Kind};
 use crate::rpc_metrics::GrpcMethod;
 use bytes::Bytes;
 use prost::Message;

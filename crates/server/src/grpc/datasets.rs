@@ -1,7 +1,7 @@
 //! DatasetService: what is served, and what a directory holds.
 
 use super::describe;
-use crate::fetch::{CallContext, Fetcher, PageRequest};
+use crate::door::{CallContext, Fetcher, PageRequest};
 use crate::status;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::dataset_service_server::DatasetService;

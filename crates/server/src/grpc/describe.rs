@@ -1,6 +1,6 @@
 //! What the engine knows, in the words of the wire: datasets, kinds, backends, item errors.
 
-use crate::fetch::{DatasetInfo, Dtype, ReadPath};
+use crate::door::{DatasetInfo, Dtype, ReadPath};
 use crate::status;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::error::ItemError;

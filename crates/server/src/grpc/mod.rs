@@ -21,7 +21,7 @@ mod stream;
 mod wire;
 
 use crate::caller::Connection;
-use crate::fetch::Fetcher;
+use crate::door::Fetcher;
 use crate::lifecycle::Lifecycle;
 use crate::listener::Shortcut;
 use crate::rpc_metrics::RpcMetrics;

@@ -6,7 +6,7 @@
 use super::envelope::Envelope;
 use super::service::trailers_ok;
 use crate::caller::Connection;
-use crate::fetch::{CallContext, FetchError, Fetcher, Piece, Reader, VersionError, WindowedBody};
+use crate::door::{CallContext, FetchError, Fetcher, Piece, Reader, VersionError, WindowedBody};
 use crate::status;
 use bytes::Bytes;
 use http::HeaderMap;

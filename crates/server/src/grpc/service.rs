@@ -12,7 +12,7 @@ use super::stream::{self, StreamBody};
 use super::wire::longest_list;
 use super::{connection_of, metadata};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, FetchError, Fetcher, Intake, until, within};
+use crate::door::{CallContext, FetchError, Fetcher, Intake, until, within};
 use crate::lifecycle::Lifecycle;
 use crate::listener::{Answer, ReceivedBody, Shortcut};
 use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
@@ -422,7 +422,7 @@ mod tests {
     use super::super::envelope::JOINED_BYTES_MAX;
     use super::*;
     use crate::config::Limits;
-    use crate::fetch::tests::without_datasets;
+    use crate::door::tests::without_datasets;
     use http_body_util::{BodyExt as _, Full};
 
     /// A body of one message as gRPC frames it.

@@ -15,7 +15,7 @@ use super::object::trailers_of;
 use super::service::{decode, items_of, trailers_ok};
 use super::wire::{Field, visit};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, FetchError, Fetcher, Intake};
+use crate::door::{CallContext, FetchError, Fetcher, Intake};
 use crate::status;
 use bytes::Bytes;
 use futures_util::StreamExt as _;

@@ -11,7 +11,7 @@ use super::conditional::{ETag, Precondition, evaluate};
 use super::negotiate::{Form, preferred, require_json};
 use super::problem::{Problem, Segments};
 use super::representation::precondition_failed;
-use crate::fetch::{CallContext, FetchError, Intake, Kind, Wanted, until, within};
+use crate::door::{CallContext, FetchError, Intake, Kind, Wanted, until, within};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -219,7 +219,7 @@ fn in_terms_of(field: &'static str, error: FetchError) -> FetchError {
 mod tests {
     use super::*;
     use crate::config::Limits;
-    use crate::fetch::tests::without_datasets;
+    use crate::door::tests::without_datasets;
     use crate::http::batch_request::Columns;
     use crate::http::batch_request::tests::told;
 

@@ -10,7 +10,7 @@
 use super::items::{RINGFETCH_DIM, RINGFETCH_DTYPE};
 use super::negotiate::Form;
 use super::problem::Problem;
-use crate::fetch::{Answered, Dtype};
+use crate::door::{Answered, Dtype};
 use crate::status;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};

@@ -3,7 +3,7 @@
 
 use super::bounded_list;
 use super::problem::Problem;
-use crate::fetch::Items;
+use crate::door::Items;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::ToSchema;

@@ -2,7 +2,7 @@
 
 use super::App;
 use super::problem::{Problem, Segments};
-use crate::fetch::{DatasetInfo, PageRequest};
+use crate::door::{DatasetInfo, PageRequest};
 use axum::Json;
 use axum::extract::{Query, State};
 use http::Uri;

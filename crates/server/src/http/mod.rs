@@ -26,7 +26,7 @@ mod shortcut;
 mod status;
 
 use crate::caller::Connection;
-use crate::fetch::Fetcher;
+use crate::door::Fetcher;
 use crate::figures::Figures;
 use crate::lifecycle::Lifecycle;
 use crate::rpc_metrics::{HttpRoute, RpcMetrics};

@@ -8,7 +8,7 @@ use super::datasets::page_of;
 use super::problem::{Problem, Segments};
 use super::representation::{Changed, answer};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, Fetcher};
+use crate::door::{CallContext, Fetcher};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::Response;

@@ -9,7 +9,7 @@ use super::negotiate::OCTET_STREAM;
 use super::problem::Problem;
 use super::range::{Ranges, content_range, resolve};
 use crate::caller::Connection;
-use crate::fetch::{Fetcher, Piece, Reader, Version, VersionError, WindowedBody};
+use crate::door::{Fetcher, Piece, Reader, Version, VersionError, WindowedBody};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
