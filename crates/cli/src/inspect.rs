@@ -31,10 +31,14 @@ pub(crate) fn admin(global: &Global) -> Result<AdminClient, Failure> {
 
 pub(crate) async fn datasets(global: &Global) -> Result<(), Failure> {
     let client = client(global)?;
-    let datasets = client
-        .list_datasets()
+    let answer: wire::ListDatasetsResponse = client
+        .call(
+            "/ringfetch.v1.DatasetService/ListDatasets",
+            &wire::ListDatasetsRequest::default(),
+        )
         .await
         .map_err(|error| Failure::call(&error, "grpc", &global.grpc))?;
+    let datasets = answer.datasets;
     let mut out = Sink::open(None)?;
     if global.json {
         let datasets: Vec<Value> = datasets.iter().map(dataset_json).collect();

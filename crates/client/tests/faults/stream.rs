@@ -1,7 +1,8 @@
 //! Requests pipelined on one stream: answers in any order, refusals, a stream that breaks, a server that lies.
 
 use crate::fake::{Fake, answer, block, indices};
-use ringfetch_client::{Client, Code, Error, FetchStream, wire};
+use ringfetch_client::{Client, Code, Error, FetchStream};
+use ringfetch_proto::v1 as wire;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,7 +19,7 @@ async fn send_all(stream: &FetchStream, count: u64) -> Vec<Result<bool, Error>> 
 
 fn request_error(id: u64, code: Code, retry_after_ms: u32) -> wire::FetchStreamResponse {
     let error = wire::RequestError {
-        code: code.into(),
+        code: code.number(),
         message: "refused".into(),
         retry_after_ms,
     };
@@ -112,7 +113,7 @@ async fn when_the_stream_breaks_everything_pending_is_told() {
             .collect();
         assert_eq!(broken.len(), 4);
         for error in broken {
-            let Error::StreamBroken { cause } = error else {
+            let Error::StreamBroken { cause, .. } = error else {
                 panic!("{error:?}")
             };
             assert_eq!(cause.code(), told.then_some(Code::Unavailable), "{cause:?}");
@@ -130,7 +131,7 @@ async fn an_unreachable_server_is_told_to_the_requests() {
     // Expected: StreamBroken with a transport error as its cause.
     let client = Fake::new().client_with(Client::builder("http://fake:1"), |_| true);
     let error = client.stream().fetch_blocks("d", &[1]).await.unwrap_err();
-    let Error::StreamBroken { cause } = &error else {
+    let Error::StreamBroken { cause, .. } = &error else {
         panic!("{error:?}")
     };
     assert!(matches!(**cause, Error::Transport { .. }), "{cause:?}");
@@ -157,7 +158,7 @@ async fn a_lying_stream_is_broken_off() {
         let stream = fake.client().stream();
         let outcome = send_all(&stream, 1).await.remove(0).unwrap_err();
         assert_eq!(stream.is_broken(), breaks, "case {case}");
-        if let Error::StreamBroken { cause } = &outcome {
+        if let Error::StreamBroken { cause, .. } = &outcome {
             assert!(
                 breaks && matches!(**cause, Error::Protocol { .. }),
                 "case {case}: {cause:?}"
