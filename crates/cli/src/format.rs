@@ -67,6 +67,7 @@ pub(crate) fn elements(dtype: Dtype, bytes: &[u8]) -> Vec<String> {
             .iter()
             .map(|b| i32::from_le_bytes(*b).to_string())
             .collect(),
+        _ => vec![hex_word(bytes)],
     }
 }
 
@@ -80,6 +81,8 @@ pub(crate) fn npy_header(dtype: Dtype, rows: usize, dim: u32) -> Vec<u8> {
         Dtype::U8 => "|u1",
         Dtype::I8 => "|i1",
         Dtype::I32 => "<i4",
+        // NumPy's raw bytes.
+        _ => "|V1",
     };
     let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {dim}), }}");
     // Magic and version 8 bytes, length 2, text, newline 1: a shape of (3, 2) has 58 of text, so 59 spaces make 128.

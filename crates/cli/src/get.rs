@@ -109,18 +109,11 @@ async fn stretch(
         let part = left.map(|left| left.min(PART_BYTES));
         let items = match source {
             Source::Range { dataset } => {
-                let range = ByteRange {
-                    offset: at,
-                    length: part.unwrap_or(0),
-                };
+                let range = ByteRange::new(at, part.unwrap_or(0));
                 client.fetch_ranges(dataset, &[range]).await
             }
             Source::Object { dataset, name } => {
-                let object = ObjectPart {
-                    name: (*name).to_owned(),
-                    offset: at,
-                    length: part,
-                };
+                let object = ObjectPart::new(*name, at, part);
                 client.fetch_objects(dataset, &[object]).await
             }
         };
@@ -198,7 +191,9 @@ impl Printer {
                 self.sink
                     .write_all(&format::npy_header(dtype, items.len(), dim))?;
             }
-            self.sink.write_all(items.data())?;
+            for piece in items.pieces() {
+                self.sink.write_all(piece)?;
+            }
             return Ok(());
         }
         for (i, (item, &number)) in items.iter().zip(numbers).enumerate() {

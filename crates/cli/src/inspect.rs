@@ -31,10 +31,18 @@ pub(crate) fn admin(global: &Global) -> Result<AdminClient, Failure> {
 
 pub(crate) async fn datasets(global: &Global) -> Result<(), Failure> {
     let client = client(global)?;
-    let datasets = client
-        .list_datasets()
-        .await
-        .map_err(|error| Failure::call(&error, "grpc", &global.grpc))?;
+    let (mut datasets, mut request) = (Vec::new(), wire::ListDatasetsRequest::default());
+    loop {
+        let page: wire::ListDatasetsResponse = client
+            .call("/ringfetch.v1.DatasetService/ListDatasets", &request)
+            .await
+            .map_err(|error| Failure::call(&error, "grpc", &global.grpc))?;
+        datasets.extend(page.datasets);
+        request.page_token = page.next_page_token;
+        if request.page_token.is_empty() {
+            break;
+        }
+    }
     let mut out = Sink::open(None)?;
     if global.json {
         let datasets: Vec<Value> = datasets.iter().map(dataset_json).collect();

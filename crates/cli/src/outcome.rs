@@ -36,12 +36,13 @@ impl Failure {
     /// A failed call to the server at `url`, given by the flag `--{flag}`.
     pub(crate) fn call(error: &Error, flag: &str, url: &str) -> Self {
         match error {
-            Error::Transport { message } => Self::Failed(format!(
+            Error::Transport { message, .. } => Self::Failed(format!(
                 "cannot reach {url} ({message}); is ringfetchd there? --{flag} names another"
             )),
             Error::Invalid {
                 field: "url",
                 problem,
+                ..
             } => Self::Usage(format!("--{flag}: {problem}")),
             Error::Status(_)
             | Error::DeadlineExceeded

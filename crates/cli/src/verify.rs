@@ -3,13 +3,13 @@
 
 use crate::args::{Global, Verify};
 use crate::expected::{Wrong, check_elements, check_stream, object_seed};
-use crate::inspect::{client, kind_name};
+use crate::inspect::client;
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::{grouped, size};
 use crate::sink::Sink;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use ringfetch_client::{Client, Dtype, Error, ItemError, ObjectPart, wire};
+use ringfetch_client::{Client, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart};
 use serde_json::json;
 use std::io::Write as _;
 
@@ -22,7 +22,7 @@ pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
     let client = client(global)?;
     let call = |error: Error| Failure::call(&error, "grpc", &global.grpc);
     let dataset = client.get_dataset(&args.dataset).await.map_err(call)?;
-    let outcome = if dataset.kind == i32::from(wire::Kind::Objects) {
+    let outcome = if dataset.kind == Kind::Objects {
         objects(&client, &args.dataset, args).await
     } else {
         records(&client, &dataset, args).await
@@ -40,7 +40,7 @@ pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
         }
         Err(Stopped::Found(found)) => return Err(Failure::Failed(format!("{}: {found}", args.dataset))),
     };
-    let kind = kind_name(dataset.kind);
+    let kind = dataset.kind.as_str();
     if global.json {
         return print_json(&json!({
             "dataset": args.dataset, "kind": kind, "seed": args.seed, "ok": true,
@@ -125,12 +125,13 @@ impl Choice {
 }
 
 /// Blocks or vectors: items of one length.
-async fn records(client: &Client, dataset: &wire::Dataset, args: &Verify) -> Result<Checked, Stopped> {
+async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Checked, Stopped> {
     let name = args.dataset.as_str();
     let shape = match &dataset.vectors {
         Some(shape) => {
-            let dtype = Dtype::from_wire(shape.dtype)
-                .ok_or_else(|| Stopped::Found(format!("its dtype {} is unknown here", shape.dtype)))?;
+            let dtype = shape
+                .dtype
+                .ok_or_else(|| Stopped::Found("its dtype is unknown here".to_owned()))?;
             Some((dtype, shape.dim))
         }
         None => None,
@@ -198,7 +199,7 @@ async fn records(client: &Client, dataset: &wire::Dataset, args: &Verify) -> Res
 
 /// Objects: whole ones several a request, long ones in parts.
 async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, Stopped> {
-    let listed: Vec<wire::ObjectInfo> = client.list_objects(name).try_collect().await?;
+    let listed: Vec<ObjectInfo> = client.list_objects(name).try_collect().await?;
     let count = u64::try_from(listed.len()).unwrap_or(u64::MAX);
     let choice = Choice::new(args, count);
     let chosen = choice.part(0, choice.len());
@@ -248,7 +249,7 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
 }
 
 /// The parts of objects that each request asks for, in order; of each object at most `length_max` bytes.
-fn batches<'a>(objects: impl Iterator<Item = &'a wire::ObjectInfo>, length_max: u64) -> Vec<Vec<ObjectPart>> {
+fn batches<'a>(objects: impl Iterator<Item = &'a ObjectInfo>, length_max: u64) -> Vec<Vec<ObjectPart>> {
     let mut batches = Vec::new();
     let (mut batch, mut batch_bytes) = (Vec::new(), 0);
     let mut push = |part: ObjectPart| {
@@ -270,11 +271,7 @@ fn batches<'a>(objects: impl Iterator<Item = &'a wire::ObjectInfo>, length_max: 
         let mut offset = 0;
         while offset < end {
             let length = (end - offset).min(REQUEST_BYTES);
-            push(ObjectPart {
-                name: object.name.clone(),
-                offset,
-                length: Some(length),
-            });
+            push(ObjectPart::new(&object.name, offset, length));
             offset += length;
         }
     }
@@ -328,10 +325,7 @@ mod tests {
         let lengths = [0, 1, 300_000, 900_000, 3_670_016, 5];
         let objects: Vec<_> = (0..)
             .zip(lengths)
-            .map(|(n, length_bytes)| wire::ObjectInfo {
-                name: format!("o{n}"),
-                length_bytes,
-            })
+            .map(|(n, length_bytes): (u32, u64)| ObjectInfo::new(format!("o{n}"), length_bytes))
             .collect();
         let batches = batches(objects.iter(), u64::MAX);
         for batch in &batches {

@@ -1,10 +1,9 @@
-//! Operating a daemon, over its admin listener.
+//! Operating a daemon, over its admin listener, in wire messages.
 
 use crate::builder::Builder;
 use crate::client::Client;
 use crate::error::Error;
 use ringfetch_proto::v1 as wire;
-use wire::admin_service_client::AdminServiceClient;
 
 /// A client of the daemon's admin listener.
 #[derive(Debug, Clone)]
@@ -14,7 +13,7 @@ pub struct AdminClient {
 
 impl AdminClient {
     /// A client of the admin listener at `http://HOST:PORT`, with [`Builder`]'s defaults. It connects with its first
-    /// call. Must be called inside a Tokio runtime.
+    /// call.
     ///
     /// # Errors
     /// `Invalid` for something that is no such URL.
@@ -31,9 +30,10 @@ impl AdminClient {
     /// Dropping the future gives the call up.
     pub async fn status(&self) -> Result<wire::GetStatusResponse, Error> {
         self.client
-            .call(wire::GetStatusRequest {}, |channel, request| async move {
-                AdminServiceClient::new(channel).get_status(request).await
-            })
+            .call::<wire::GetStatusResponse>(
+                "/ringfetch.v1.AdminService/GetStatus",
+                &wire::GetStatusRequest {},
+            )
             .await
     }
 
@@ -50,9 +50,7 @@ impl AdminClient {
         };
         let answer = self
             .client
-            .call(request, |channel, request| async move {
-                AdminServiceClient::new(channel).set_log_level(request).await
-            })
+            .call::<wire::SetLogLevelResponse>("/ringfetch.v1.AdminService/SetLogLevel", &request)
             .await?;
         Ok(answer.previous)
     }
@@ -76,9 +74,7 @@ impl AdminClient {
             dataset: dataset.map(str::to_owned),
         };
         self.client
-            .call(request, |channel, request| async move {
-                AdminServiceClient::new(channel).set_backend(request).await
-            })
+            .call::<wire::SetBackendResponse>("/ringfetch.v1.AdminService/SetBackend", &request)
             .await
     }
 
@@ -94,9 +90,7 @@ impl AdminClient {
             dataset: dataset.to_owned(),
         };
         self.client
-            .call(request, |channel, request| async move {
-                AdminServiceClient::new(channel).clear_backend(request).await
-            })
+            .call::<wire::ClearBackendResponse>("/ringfetch.v1.AdminService/ClearBackend", &request)
             .await
     }
 
@@ -110,9 +104,7 @@ impl AdminClient {
     /// Dropping the future leaves open whether the reload was made.
     pub async fn reload(&self) -> Result<wire::ReloadResponse, Error> {
         self.client
-            .call(wire::ReloadRequest {}, |channel, request| async move {
-                AdminServiceClient::new(channel).reload(request).await
-            })
+            .call::<wire::ReloadResponse>("/ringfetch.v1.AdminService/Reload", &wire::ReloadRequest {})
             .await
     }
 }

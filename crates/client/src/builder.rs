@@ -1,55 +1,59 @@
-//! How connections are made: addresses, pool, windows and frames, limits. Settings are checked here, once.
+//! Settings: addresses, connections, limits, what calls are sent with. They are checked here, once.
 
-use crate::client::{CallOptions, Client, Core};
+use crate::call::{self, CallOptions};
+use crate::client::{Client, Core};
+use crate::connection::{Dial, Endpoint};
 use crate::error::Error;
 use crate::pool::Pool;
-use crate::retry::RetryPolicy;
-use http::Uri;
-use hyper_util::rt::TokioIo;
+use crate::retry::{RetryBudget, RetryPolicy, Tokens};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
-use tonic::transport::{Channel, Endpoint};
 
-/// 256 KiB frames: h2 writes a frame with one writev, and the default of 16 KiB costs the server 16 times as many
-/// (measured: 443k instead of 360k reads/s at 64 x 4 KiB a call, the largest single lever).
-const FRAME_BYTES: u32 = 256 << 10;
-/// Room for a large answer without waiting for window updates; figures are flat from 2 MiB on.
-const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// Room for several answers at once.
-const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 const CONNECTIONS_MAX: usize = 1024;
 
 /// Settings of a [`Client`]; see [`Client::builder`].
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct Builder {
-    url: String,
+    urls: Vec<String>,
     connections: usize,
     max_in_flight: usize,
     timeout: Option<Duration>,
     connect_timeout: Duration,
     retry: RetryPolicy,
+    retry_budget: RetryBudget,
     max_answer_bytes: usize,
+    metadata: Vec<(String, String)>,
 }
 
 impl Builder {
     pub(crate) fn new(url: impl Into<String>) -> Self {
         Self {
-            url: url.into(),
+            urls: vec![url.into()],
             connections: 1,
             max_in_flight: 1024,
             timeout: Some(Duration::from_secs(10)),
             connect_timeout: Duration::from_secs(5),
             retry: RetryPolicy::default(),
+            retry_budget: RetryBudget::default(),
             max_answer_bytes: 64 << 20,
+            metadata: Vec::new(),
         }
     }
 
-    /// HTTP/2 connections, 1 to 1024; the least busy one takes a call. Default 1. The server serves a connection on one
-    /// core, so use at least as many as it has cores.
+    /// Another server with the same data, at `http://HOST:PORT`. Calls go to the least busy connection of all servers. A
+    /// server that cannot be reached is passed over for a second while another one can, and a retry goes to another
+    /// server than the attempt before it.
+    pub fn endpoint(mut self, url: impl Into<String>) -> Self {
+        self.urls.push(url.into());
+        self
+    }
+
+    /// HTTP/2 connections to each server; in all 1 to 1024. The least busy one takes a call. Default 1. The server serves
+    /// a connection on one core, so use at least as many as it has cores.
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
@@ -80,36 +84,44 @@ impl Builder {
         self
     }
 
+    /// See [`RetryBudget`].
+    pub fn retry_budget(mut self, budget: RetryBudget) -> Self {
+        self.retry_budget = budget;
+        self
+    }
+
+    /// A header that every call and stream is sent with: a tenant, a token, a trace. [`Client::with_metadata`] adds one
+    /// for single calls.
+    pub fn metadata(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.metadata.push((name.into(), value.into()));
+        self
+    }
+
     /// Longest answer that is taken, in bytes; a longer one is a protocol error. Default 64 MiB.
     pub fn max_answer_bytes(mut self, bytes: usize) -> Self {
         self.max_answer_bytes = bytes;
         self
     }
 
-    /// Connects, all connections at once.
+    /// Connects, all connections at once. Of several servers one is enough.
     ///
     /// # Errors
-    /// `Invalid` for a setting out of its bounds, `Transport` if the server cannot be reached.
+    /// `Invalid` for a setting out of its bounds, `Transport` if no server can be reached.
     ///
     /// # Cancel safety
     /// Dropping the future closes what was opened.
     pub async fn connect(self) -> Result<Client, Error> {
-        let endpoint = self.endpoint()?;
-        let connects = (0..self.connections).map(|_| endpoint.connect());
-        let channels = futures_util::future::try_join_all(connects)
-            .await
-            .map_err(Error::from_connect)?;
-        self.finish(channels)
+        let client = self.connect_lazy()?;
+        client.core().pool.connect().await?;
+        Ok(client)
     }
 
-    /// Connects when the first calls are made. Must be called inside a Tokio runtime.
+    /// Connects when the first calls are made. The calls must be made inside a Tokio runtime.
     ///
     /// # Errors
     /// `Invalid` for a setting out of its bounds.
     pub fn connect_lazy(self) -> Result<Client, Error> {
-        let endpoint = self.endpoint()?;
-        let channels = (0..self.connections).map(|_| endpoint.connect_lazy()).collect();
-        self.finish(channels)
+        self.build(&Dial::Tcp)
     }
 
     /// As [`Self::connect_lazy`], over byte streams that `connector` opens: a Unix socket, a tunnel, a pipe in a test.
@@ -118,27 +130,20 @@ impl Builder {
     /// `Invalid` for a setting out of its bounds.
     pub fn connect_lazy_with<F, Fut, Io>(self, connector: F) -> Result<Client, Error>
     where
-        F: Fn() -> Fut + Clone + Send + 'static,
-        Fut: Future<Output = std::io::Result<Io>> + Send,
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = std::io::Result<Io>> + Send + 'static,
         Io: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let endpoint = self.endpoint()?;
-        let open = move || {
-            let connector = connector.clone();
-            let service = tower::service_fn(move |_: Uri| {
-                let opened = connector();
-                async move { opened.await.map(TokioIo::new) }
-            });
-            endpoint.connect_with_connector_lazy(service)
-        };
-        let channels = (0..self.connections).map(|_| open()).collect();
-        self.finish(channels)
+        self.build(&Dial::with(connector))
     }
 
-    fn endpoint(&self) -> Result<Endpoint, Error> {
-        if !(1..=CONNECTIONS_MAX).contains(&self.connections) {
-            let problem = format!("is {}; use 1 to {CONNECTIONS_MAX}", self.connections);
-            return Err(Error::invalid("connections", problem));
+    fn build(self, dial: &Dial) -> Result<Client, Error> {
+        let all = self.connections.saturating_mul(self.urls.len());
+        if !(1..=CONNECTIONS_MAX).contains(&all) {
+            return Err(Error::invalid(
+                "connections",
+                format!("are {all}; use 1 to {CONNECTIONS_MAX}"),
+            ));
         }
         if !(1..=Semaphore::MAX_PERMITS).contains(&self.max_in_flight) {
             return Err(Error::invalid(
@@ -146,49 +151,21 @@ impl Builder {
                 format!("is {}; use at least 1", self.max_in_flight),
             ));
         }
-        let url = &self.url;
-        let uri: Uri = url.parse().map_err(|error| {
-            Error::invalid(
-                "url",
-                format!("{url:?} is not a URL ({error}); use http://HOST:PORT"),
-            )
-        })?;
-        if uri.scheme_str() != Some("http") || uri.host().is_none_or(str::is_empty) {
-            return Err(Error::invalid(
-                "url",
-                format!("{url:?} is not of the form http://HOST:PORT"),
-            ));
-        }
-        Ok(Endpoint::from(uri)
-            .connect_timeout(self.connect_timeout)
-            .max_frame_size(FRAME_BYTES)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            // Without it a small request waits 40 ms for the acknowledgement of the one before.
-            .tcp_nodelay(true)
-            .tcp_keepalive(Some(Duration::from_secs(60)))
-            .http2_keep_alive_interval(Duration::from_secs(30))
-            .keep_alive_timeout(Duration::from_secs(10)))
-    }
-
-    fn finish(self, channels: Vec<Channel>) -> Result<Client, Error> {
-        let mut channels = channels.into_iter();
-        let first = channels
-            .next()
-            .ok_or_else(|| Error::invalid("connections", "use at least 1"))?;
+        let endpoint = |url: &String| Endpoint::new(url, dial.clone(), self.connect_timeout);
+        let endpoints: Vec<_> = self.urls.iter().map(endpoint).collect::<Result<_, _>>()?;
+        let metadata = |(name, value): &(String, String)| call::metadata(name, value);
+        let metadata: Vec<_> = self.metadata.iter().map(metadata).collect::<Result<_, _>>()?;
         let core = Core {
-            pool: Pool::new(first, channels),
+            pool: Pool::new(&endpoints, self.connections),
             permits: Semaphore::new(self.max_in_flight),
             max_in_flight: self.max_in_flight,
             retry: self.retry,
+            tokens: Tokens::new(self.retry_budget)?,
             max_answer_bytes: self.max_answer_bytes,
         };
         Ok(Client::from_parts(
             Arc::new(core),
-            CallOptions {
-                timeout: self.timeout,
-                fail_fast: false,
-            },
+            CallOptions::new(self.timeout, &metadata),
         ))
     }
 }

@@ -2,26 +2,33 @@
 //! checked in `items` and `vectors`, not here.
 
 use crate::builder::Builder;
+use crate::call::{self, CallOptions, exchange};
+use crate::connection::{Endpoint, Method};
+use crate::dataset::{Dataset, ObjectInfo};
 use crate::error::Error;
 use crate::items::{Blocks, Items};
-use crate::pool::Pool;
-use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request};
-use crate::retry::{Retries, RetryPolicy};
+use crate::message::{Encoded, frame};
+use crate::pool::{Avoid, Pool};
+use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request, other_kind};
+use crate::retry::{Retries, RetryPolicy, Tokens};
 use crate::stream::FetchStream;
 use crate::vectors::Vectors;
+use bytes::Bytes;
 use futures_util::stream::{self, Stream, TryStreamExt as _};
+use prost::Message;
 use ringfetch_proto::v1 as wire;
-use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tonic::Status;
-use tonic::transport::Channel;
-use wire::dataset_service_client::DatasetServiceClient;
-use wire::fetch_service_client::FetchServiceClient;
 use wire::fetch_stream_request::Request as WireRequest;
 use wire::fetch_stream_response::Response as WireAnswer;
+
+static FETCH_BLOCKS: Method = Method::new("/ringfetch.v1.FetchService/FetchBlocks");
+static FETCH_VECTORS: Method = Method::new("/ringfetch.v1.FetchService/FetchVectors");
+static FETCH_RANGES: Method = Method::new("/ringfetch.v1.FetchService/FetchRanges");
+static FETCH_OBJECTS: Method = Method::new("/ringfetch.v1.FetchService/FetchObjects");
 
 /// What all clones of a client share.
 #[derive(Debug)]
@@ -30,16 +37,11 @@ pub(crate) struct Core {
     pub(crate) permits: Semaphore,
     pub(crate) max_in_flight: usize,
     pub(crate) retry: RetryPolicy,
+    pub(crate) tokens: Tokens,
     pub(crate) max_answer_bytes: usize,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CallOptions {
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) fail_fast: bool,
-}
-
-/// A pooled client of one server. Clones share its connections and are cheap.
+/// A pooled client of one server, or of several with the same data. Clones share its connections and are cheap.
 #[derive(Debug, Clone)]
 pub struct Client {
     core: Arc<Core>,
@@ -56,29 +58,35 @@ impl Client {
         Self { core, options }
     }
 
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
     /// The same client, whose calls may take this long in all (`None`: for ever).
     #[must_use]
     pub fn with_timeout(&self, timeout: impl Into<Option<Duration>>) -> Self {
-        let options = CallOptions {
-            timeout: timeout.into(),
-            ..self.options
-        };
-        Self {
-            core: Arc::clone(&self.core),
-            options,
-        }
+        let mut client = self.clone();
+        client.options.set_timeout(timeout.into());
+        client
     }
 
     /// The same client; with `true` the first item error fails its whole call.
     #[must_use]
     pub fn with_fail_fast(&self, fail_fast: bool) -> Self {
-        Self {
-            core: Arc::clone(&self.core),
-            options: CallOptions {
-                fail_fast,
-                ..self.options
-            },
-        }
+        let mut client = self.clone();
+        client.options.fail_fast = fail_fast;
+        client
+    }
+
+    /// The same client, whose calls and streams are sent with one more header.
+    ///
+    /// # Errors
+    /// `Invalid` for a name or a value that no header has, a name of gRPC's own, or one that ends in `-bin`.
+    pub fn with_metadata(&self, name: &str, value: &str) -> Result<Self, Error> {
+        let header = call::metadata(name, value)?;
+        let mut client = self.clone();
+        client.options.add_metadata(&[header]);
+        Ok(client)
     }
 
     /// Fetches whole blocks by index.
@@ -89,11 +97,7 @@ impl Client {
     /// # Cancel safety
     /// Dropping the future gives the call up; reads that are in flight at the server finish there and are dropped.
     pub async fn fetch_blocks(&self, dataset: &str, indices: &[u64]) -> Result<Blocks, Error> {
-        let request = Request::Blocks {
-            dataset: dataset.to_owned(),
-            indices: indices.to_vec(),
-        };
-        self.fetch(request).await?.into_blocks()
+        self.fetch(Request::blocks(dataset, indices)).await?.into_blocks()
     }
 
     /// Fetches vectors by id: elements only, without record headers.
@@ -104,11 +108,7 @@ impl Client {
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
     pub async fn fetch_vectors(&self, dataset: &str, ids: &[u64]) -> Result<Vectors, Error> {
-        let request = Request::Vectors {
-            dataset: dataset.to_owned(),
-            ids: ids.to_vec(),
-        };
-        self.fetch(request).await?.into_vectors()
+        self.fetch(Request::vectors(dataset, ids)).await?.into_vectors()
     }
 
     /// Fetches byte ranges of a dataset of kind blocks or vectors (there: of the files as they are).
@@ -119,11 +119,7 @@ impl Client {
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
     pub async fn fetch_ranges(&self, dataset: &str, ranges: &[ByteRange]) -> Result<Items, Error> {
-        let request = Request::Ranges {
-            dataset: dataset.to_owned(),
-            ranges: ranges.to_vec(),
-        };
-        self.fetch(request).await?.into_items()
+        self.fetch(Request::ranges(dataset, ranges)).await?.into_items()
     }
 
     /// Fetches objects, whole or in part.
@@ -134,11 +130,7 @@ impl Client {
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
     pub async fn fetch_objects(&self, dataset: &str, parts: &[ObjectPart]) -> Result<Items, Error> {
-        let request = Request::Objects {
-            dataset: dataset.to_owned(),
-            parts: parts.to_vec(),
-        };
-        self.fetch(request).await?.into_items()
+        self.fetch(Request::objects(dataset, parts)).await?.into_items()
     }
 
     /// Fetches what a [`Request`] says: the four methods above in one.
@@ -151,42 +143,38 @@ impl Client {
     pub async fn fetch(&self, request: Request) -> Result<Answer, Error> {
         let (request, expected) = request.into_wire(self.options.fail_fast)?;
         let asked = Asked::of(&request);
-        let limit = self.core.max_answer_bytes;
-        let service = move |channel| FetchServiceClient::new(channel).max_decoding_message_size(limit);
-        let answer = match request {
-            WireRequest::Blocks(request) => self
-                .call(request, |channel, request| async move {
-                    service(channel).fetch_blocks(request).await
-                })
-                .await
-                .map(WireAnswer::Blocks),
-            WireRequest::Vectors(request) => self
-                .call(request, |channel, request| async move {
-                    service(channel).fetch_vectors(request).await
-                })
-                .await
-                .map(WireAnswer::Vectors),
-            WireRequest::Ranges(request) => self
-                .call(request, |channel, request| async move {
-                    service(channel).fetch_ranges(request).await
-                })
-                .await
-                .map(WireAnswer::Ranges),
-            WireRequest::Objects(request) => self
-                .call(request, |channel, request| async move {
-                    service(channel).fetch_objects(request).await
-                })
-                .await
-                .map(WireAnswer::Objects),
-            WireRequest::Cancel(_) => Err(Error::invalid("request", "a cancel belongs on a stream")),
+        let (method, message) = match &request {
+            WireRequest::Blocks(request) => (&FETCH_BLOCKS, frame(request)?),
+            WireRequest::Vectors(request) => (&FETCH_VECTORS, frame(request)?),
+            WireRequest::Ranges(request) => (&FETCH_RANGES, frame(request)?),
+            WireRequest::Objects(request) => (&FETCH_OBJECTS, frame(request)?),
+            WireRequest::Cancel(_) => return Err(Error::invalid("request", "a cancel belongs on a stream")),
+        };
+        // Freed while it is in the CPU's cache, not when the answer comes.
+        drop(request);
+        let answer = self.send(method, message).await?;
+        let (answer, data) = match asked {
+            Asked::Blocks => answer
+                .decode()
+                .map(|(answer, data)| (WireAnswer::Blocks(answer), data)),
+            Asked::Vectors => answer
+                .decode()
+                .map(|(answer, data)| (WireAnswer::Vectors(answer), data)),
+            Asked::Ranges => answer
+                .decode()
+                .map(|(answer, data)| (WireAnswer::Ranges(answer), data)),
+            Asked::Objects => answer
+                .decode()
+                .map(|(answer, data)| (WireAnswer::Objects(answer), data)),
+            Asked::Cancel => Err(other_kind()),
         }?;
-        Answer::from_wire(&expected, asked, answer)
+        Answer::from_wire(&expected, answer, data)
     }
 
     /// Opens a stream that pipelines requests; see [`FetchStream`]. Must be called inside a Tokio runtime. Returns
     /// at once: a server that cannot be reached is told to the requests.
     pub fn stream(&self) -> FetchStream {
-        FetchStream::open(&self.core, self.options)
+        FetchStream::open(&self.core, &self.options)
     }
 
     /// What the server has, by name.
@@ -196,20 +184,18 @@ impl Client {
     ///
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
-    pub async fn list_datasets(&self) -> Result<Vec<wire::Dataset>, Error> {
+    pub async fn list_datasets(&self) -> Result<Vec<Dataset>, Error> {
         let (mut datasets, mut page_token) = (Vec::new(), String::new());
         loop {
             let request = wire::ListDatasetsRequest {
                 page_size: 0,
                 page_token,
             };
-            let page = self
-                .call(request, |channel, request| async move {
-                    DatasetServiceClient::new(channel).list_datasets(request).await
-                })
+            let page: wire::ListDatasetsResponse = self
+                .unary("/ringfetch.v1.DatasetService/ListDatasets", &request)
                 .await?;
             let more = !page.datasets.is_empty();
-            datasets.extend(page.datasets);
+            datasets.extend(page.datasets.into_iter().map(Dataset::from));
             page_token = page.next_page_token;
             if page_token.is_empty() || !more {
                 return Ok(datasets);
@@ -217,21 +203,23 @@ impl Client {
         }
     }
 
-    /// One dataset: kind, lengths, shape, how it is read.
+    /// One dataset: kind, lengths, shape.
     ///
     /// # Errors
     /// NOT_FOUND for a name that the server does not have.
     ///
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
-    pub async fn get_dataset(&self, name: &str) -> Result<wire::Dataset, Error> {
-        let answer = self
-            .call(wire::GetDatasetRequest { name: name.to_owned() }, |channel, request| async move {
-                DatasetServiceClient::new(channel).get_dataset(request).await
-            })
+    pub async fn get_dataset(&self, name: &str) -> Result<Dataset, Error> {
+        let request = wire::GetDatasetRequest {
+            name: name.to_owned(),
+        };
+        let answer: wire::GetDatasetResponse = self
+            .unary("/ringfetch.v1.DatasetService/GetDataset", &request)
             .await?;
         answer
             .dataset
+            .map(Dataset::from)
             .ok_or_else(|| Error::protocol("no dataset in the answer to GetDataset"))
     }
 
@@ -240,7 +228,7 @@ impl Client {
     pub fn list_objects(
         &self,
         dataset: &str,
-    ) -> impl Stream<Item = Result<wire::ObjectInfo, Error>> + Send + use<> {
+    ) -> impl Stream<Item = Result<ObjectInfo, Error>> + Send + use<> {
         let (client, dataset) = (self.clone(), dataset.to_owned());
         let pages = stream::try_unfold(Some(String::new()), move |token| {
             let (client, dataset) = (client.clone(), dataset.clone());
@@ -251,10 +239,8 @@ impl Client {
                     page_size: 0,
                     page_token: page_token.clone(),
                 };
-                let page = client
-                    .call(request, |channel, request| async move {
-                        DatasetServiceClient::new(channel).list_objects(request).await
-                    })
+                let page: wire::ListObjectsResponse = client
+                    .unary("/ringfetch.v1.DatasetService/ListObjects", &request)
                     .await?;
                 if page.next_page_token == page_token && !page_token.is_empty() {
                     return Err(Error::protocol(
@@ -262,45 +248,86 @@ impl Client {
                     ));
                 }
                 let next = Some(page.next_page_token).filter(|token| !token.is_empty());
-                Ok(Some((stream::iter(page.objects.into_iter().map(Ok)), next)))
+                let object = |object: wire::ObjectInfo| Ok(ObjectInfo::new(object.name, object.length_bytes));
+                Ok(Some((stream::iter(page.objects.into_iter().map(object)), next)))
             }
         });
         pages.try_flatten()
     }
 
+    /// Makes one call of one's own, in wire messages: for what this client has no method for. `path` is
+    /// `/PACKAGE.SERVICE/METHOD`. With feature `wire`.
+    ///
+    /// # Errors
+    /// Whatever fails the call.
+    ///
+    /// # Cancel safety
+    /// As [`Self::fetch_blocks`].
+    #[cfg(feature = "wire")]
+    pub async fn call<M: Message + Default>(
+        &self,
+        path: &'static str,
+        request: &impl Message,
+    ) -> Result<M, Error> {
+        self.unary(path, request).await
+    }
+
+    async fn unary<M: Message + Default>(
+        &self,
+        path: &'static str,
+        request: &impl Message,
+    ) -> Result<M, Error> {
+        let answer = self.send(&Method::new(path), frame(request)?).await?;
+        answer.decode().map(|(message, _)| message)
+    }
+
     /// Makes one call: waits for its turn, sends it on the least busy connection, retries what may be retried.
-    pub(crate) async fn call<Req, Resp, F, Fut>(&self, request: Req, send: F) -> Result<Resp, Error>
-    where
-        Req: Clone,
-        F: Fn(Channel, tonic::Request<Req>) -> Fut,
-        Fut: Future<Output = Result<tonic::Response<Resp>, Status>>,
-    {
-        let deadline = self
-            .options
-            .timeout
-            .and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut retries = Retries::new(self.core.retry, deadline);
+    async fn send(&self, method: &Method, mut message: Bytes) -> Result<Encoded, Error> {
+        let timeout = self.options.timeout();
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut retries = Retries::new(self.core.retry, &self.core.tokens, deadline);
+        let mut avoid = Avoid::default();
         loop {
-            let attempt = async {
-                // Never closed, so that an error cannot be.
-                let _permit = self.core.permits.acquire().await;
-                let lease = self.core.pool.lease();
-                let mut request = tonic::Request::new(request.clone());
-                if let Some(deadline) = deadline {
-                    request.set_timeout(deadline.saturating_duration_since(Instant::now()));
-                }
-                send(lease.channel(), request).await.map_err(Error::from_status)
-            };
-            let answer = match deadline {
+            let late = deadline.filter(|_| retries.is_retry());
+            let sent = retries.keep(&mut message);
+            let attempt = pin!(self.attempt(method, sent, (deadline, late), &mut avoid));
+            let outcome = match deadline {
                 Some(deadline) => tokio::time::timeout_at(deadline, attempt)
                     .await
                     .unwrap_or(Err(Error::DeadlineExceeded)),
                 None => attempt.await,
             };
-            match answer {
-                Ok(answer) => return Ok(answer.into_inner()),
-                Err(error) => retries.after(error).await?,
+            if let Some(answer) = retries.after(outcome).await? {
+                return Ok(answer);
             }
         }
+    }
+
+    async fn attempt(
+        &self,
+        method: &Method,
+        message: Bytes,
+        (deadline, mut late): (Option<Instant>, Option<Instant>),
+        avoid: &mut Avoid,
+    ) -> Result<Encoded, Error> {
+        let _permit = match self.core.permits.try_acquire() {
+            Ok(permit) => Ok(permit),
+            Err(_) => {
+                late = deadline;
+                // Never closed, so that this is not an error.
+                self.core.permits.acquire().await
+            }
+        };
+        let head = |endpoint: &Endpoint| {
+            // What goes out at once has all its time, and needs no look at the clock.
+            let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            self.options.call(endpoint.uri(method), left)
+        };
+        let (lease, response, body) = self.core.pool.call(avoid, head).await?;
+        let outcome = exchange(response, body, message, self.core.max_answer_bytes).await;
+        if outcome.as_ref().is_err_and(Error::is_retryable) {
+            avoid.add(&lease);
+        }
+        outcome
     }
 }

@@ -1,10 +1,13 @@
 //! What can go wrong with a call: the server's status with its details, the connection, the deadline, an answer that
 //! breaks the contract. What is wrong with one item of a batch is an `ItemError` and not here.
 
-use std::error::Error as StdError;
+use crate::code::Code;
+use http::{HeaderMap, StatusCode};
+use ringfetch_proto::RpcStatus;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tonic::{Code, Status, TimeoutExpired};
+use tonic::Status;
 use tonic_types::{ErrorDetails, RpcStatusExt as _, StatusExt as _};
 
 /// Why a call or a stream's request failed as a whole.
@@ -16,6 +19,7 @@ pub enum Error {
     Status(Box<StatusError>),
     /// The connection could not be made, or broke before the answer was whole.
     #[error("the connection failed: {message}")]
+    #[non_exhaustive]
     Transport {
         /// The causes, outermost first.
         message: String,
@@ -25,18 +29,21 @@ pub enum Error {
     DeadlineExceeded,
     /// The answer contradicts the wire contract: a faulty server, or one of another version.
     #[error("the server's answer breaks the contract: {problem}")]
+    #[non_exhaustive]
     Protocol {
         /// What is wrong with it.
         problem: String,
     },
     /// The stream ended with this request unanswered. Open a new one; the request may be sent again.
     #[error("the stream broke: {cause}")]
+    #[non_exhaustive]
     StreamBroken {
         /// What ended it.
         cause: Arc<Error>,
     },
     /// An argument that no server could answer. Nothing was sent.
     #[error("{field}: {problem}")]
+    #[non_exhaustive]
     Invalid {
         /// The argument.
         field: &'static str,
@@ -47,7 +54,8 @@ pub enum Error {
 
 /// A status that the server answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {message}", code_name(*.code))]
+#[error("{code}: {message}")]
+#[non_exhaustive]
 pub struct StatusError {
     /// The gRPC code.
     pub code: Code,
@@ -57,10 +65,16 @@ pub struct StatusError {
     pub retry_after: Option<Duration>,
     /// Which fields of the request are wrong (`google.rpc.BadRequest`).
     pub field_violations: Vec<FieldViolation>,
+    /// What went wrong, for programs (`google.rpc.ErrorInfo`): `TOO_MANY_ITEMS`, `PRECONDITION_FAILED`, ...; empty where
+    /// the server does not say.
+    pub reason: String,
+    /// What belongs to the reason: with `PRECONDITION_FAILED` the `etag` of the version there is.
+    pub metadata: HashMap<String, String>,
 }
 
 /// A field of the request that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FieldViolation {
     /// Path of the field.
     pub field: String,
@@ -123,8 +137,8 @@ impl Error {
     /// One word for counting errors: the gRPC code's name, or `TRANSPORT`, `PROTOCOL`, `STREAM_BROKEN`, `INVALID`.
     pub fn label(&self) -> &'static str {
         match self {
-            Self::Status(status) => code_name(status.code),
-            Self::DeadlineExceeded => code_name(Code::DeadlineExceeded),
+            Self::Status(status) => status.code.as_str(),
+            Self::DeadlineExceeded => Code::DeadlineExceeded.as_str(),
             Self::Transport { .. } => "TRANSPORT",
             Self::Protocol { .. } => "PROTOCOL",
             Self::StreamBroken { .. } => "STREAM_BROKEN",
@@ -145,27 +159,46 @@ impl Error {
         }
     }
 
-    /// A status as the transport hands it over: only one that came over the wire has no source.
-    pub(crate) fn from_status(status: Status) -> Self {
-        if let Some(source) = status.source() {
-            let causes = Causes(Some(source));
-            if causes.clone().any(|cause| cause.is::<TimeoutExpired>()) {
-                return Self::DeadlineExceeded;
-            }
-            return Self::transport(status.message(), causes);
+    pub(crate) fn transport(message: impl Into<String>) -> Self {
+        Self::Transport {
+            message: message.into(),
         }
-        // Made on this side, without a source, when a message is longer than the limit (tonic 0.14, codec/decode.rs).
-        if status
-            .message()
-            .starts_with("Error, decoded message length too large")
+    }
+
+    /// What the head of an answer says, if it is an error: a gRPC status, or HTTP's of something that is no gRPC server
+    /// (translated as gRPC's "HTTP to gRPC Status Code Mapping" has it).
+    pub(crate) fn in_head(status: StatusCode, headers: &HeaderMap) -> Option<Self> {
+        if headers.contains_key(Status::GRPC_STATUS) {
+            return Self::in_trailers(headers);
+        }
+        let code = match status.as_u16() {
+            200 => return None,
+            400 => Code::Internal,
+            401 => Code::Unauthenticated,
+            403 => Code::PermissionDenied,
+            404 => Code::Unimplemented,
+            429 | 502..=504 => Code::Unavailable,
+            _ => Code::Unknown,
+        };
+        let message = format!("HTTP status {status}; is this the gRPC address?");
+        Some(Self::of_server(code, message, &ErrorDetails::new()))
+    }
+
+    /// What trailers say, if it is an error.
+    pub(crate) fn in_trailers(trailers: &HeaderMap) -> Option<Self> {
+        // As nearly always, and cheap: tonic's status copies the headers.
+        if trailers
+            .get(Status::GRPC_STATUS)
+            .is_some_and(|status| status == "0")
         {
-            return Self::protocol(format!(
-                "{}; raise the builder's max_answer_bytes, or ask for less at once",
-                status.message()
-            ));
+            return None;
         }
+        let Some(status) = Status::from_header_map(trailers) else {
+            return Some(Self::protocol("the answer ends without a grpc-status"));
+        };
+        let code = Code::from_number(status.code().into())?;
         let details = status.get_error_details();
-        Self::of_server(status.code(), status.message().to_owned(), &details)
+        Some(Self::of_server(code, status.message().to_owned(), &details))
     }
 
     fn of_server(code: Code, message: String, details: &ErrorDetails) -> Self {
@@ -180,83 +213,30 @@ impl Error {
                 description: violation.description.clone(),
             })
             .collect();
+        let info = details.error_info();
         Self::Status(Box::new(StatusError {
             code,
             message,
             retry_after,
             field_violations,
+            reason: info.map_or_else(String::new, |info| info.reason.clone()),
+            metadata: info.map_or_else(HashMap::new, |info| info.metadata.clone()),
         }))
     }
 
     /// A request of a stream that failed as a whole.
-    pub(crate) fn from_rpc_status(status: tonic_types::Status) -> Self {
-        let code = Code::from_i32(status.code);
-        if code == Code::Ok {
+    pub(crate) fn from_rpc_status(status: RpcStatus) -> Self {
+        let Some(code) = Code::from_number(status.code) else {
             return Self::protocol("a request of the stream failed with code OK");
-        }
+        };
         let details = status.get_error_details();
         Self::of_server(code, status.message, &details)
     }
-
-    /// A connection that could not be made.
-    pub(crate) fn from_connect(error: tonic::transport::Error) -> Self {
-        Self::transport("", Causes(Some(&error)))
-    }
-
-    fn transport(message: &str, causes: Causes<'_>) -> Self {
-        // Causes repeat one another; a sentence that says each thing once is the readable one.
-        let mut said = message.to_owned();
-        for cause in causes.map(ToString::to_string) {
-            if !said.contains(&cause) {
-                if !said.is_empty() {
-                    said.push_str(": ");
-                }
-                said.push_str(&cause);
-            }
-        }
-        Self::Transport { message: said }
-    }
 }
 
-/// An error and what caused it, outermost first.
-#[derive(Clone)]
-struct Causes<'a>(Option<&'a (dyn StdError + 'static)>);
-
-impl<'a> Iterator for Causes<'a> {
-    type Item = &'a (dyn StdError + 'static);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let this = self.0?;
-        self.0 = this.source();
-        Some(this)
-    }
-}
-
-/// The code as gRPC spells it.
-pub(crate) fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
-    }
-}
-impl From<Status> for Error {
-    /// A status that a call of one's own was answered with, told as this client tells it.
-    fn from(status: Status) -> Self {
-        Self::from_status(status)
+impl From<h2::Error> for Error {
+    /// A connection or a stream that ended before its answer did.
+    fn from(error: h2::Error) -> Self {
+        Self::transport(error.to_string())
     }
 }

@@ -1,16 +1,18 @@
-//! A batch's answer: one buffer and where each item lies in it. Invariant, checked once when the answer arrives:
-//! every item lies inside the buffer, the items fill it, and the failed ones are exactly those without bytes that
+//! A batch's answer: its bytes and where each item lies in them. Invariant, checked once when the answer arrives:
+//! every item lies inside the bytes, the items fill them, and the failed ones are exactly those without bytes that
 //! are listed. Absent: what the items mean (vectors are in `vectors`).
 
-use crate::error::{Error, code_name};
+use crate::code::Code;
+use crate::error::Error;
+use crate::message::Data;
 use bytes::Bytes;
 use ringfetch_proto::v1 as wire;
 use std::ops::{Deref, Range};
-use tonic::Code;
 
 /// One item that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("item {item}: {}: {message}", code_name(*.code))]
+#[error("item {item}: {code}: {message}")]
+#[non_exhaustive]
 pub struct ItemError {
     /// Its position in the request, from 0.
     pub item: usize,
@@ -23,7 +25,7 @@ pub struct ItemError {
 impl ItemError {
     /// The code as gRPC spells it, for counting errors.
     pub fn label(&self) -> &'static str {
-        code_name(self.code)
+        self.code.as_str()
     }
 }
 
@@ -36,13 +38,15 @@ pub(crate) enum Expected {
     Each(Vec<Option<u64>>),
 }
 
-/// The items of one answer, in request order, as slices of one buffer.
+/// The items of one answer, in request order, as slices of what the transport delivered.
 #[derive(Debug, Clone)]
 pub struct Items {
-    data: Bytes,
+    data: Data,
     places: Places,
     /// In item order.
     errors: Vec<ItemError>,
+    etag: String,
+    etags: Vec<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -62,7 +66,7 @@ impl Items {
         item_bytes: Option<u64>,
         lengths: &[u32],
         errors: Vec<wire::ItemError>,
-        data: Bytes,
+        data: Data,
     ) -> Result<Self, Error> {
         let items = match expected {
             Expected::Uniform { items } => *items,
@@ -74,7 +78,31 @@ impl Items {
         } else {
             check_lengths(expected, items, item_bytes, lengths, &errors, data.len())?
         };
-        Ok(Self { data, places, errors })
+        Ok(Self {
+            data,
+            places,
+            errors,
+            etag: String::new(),
+            etags: Vec::new(),
+        })
+    }
+
+    pub(crate) fn of_version(self, etag: String) -> Self {
+        Self { etag, ..self }
+    }
+
+    pub(crate) fn of_versions(self, etags: Vec<String>) -> Self {
+        Self { etags, ..self }
+    }
+
+    /// The version of the dataset that all of them are of; empty for objects, which have one each.
+    pub fn etag(&self) -> &str {
+        &self.etag
+    }
+
+    /// Of objects, the version of each item; empty for one that could not be opened.
+    pub fn etags(&self) -> &[String] {
+        &self.etags
     }
 
     /// Number of items, failed ones included.
@@ -90,21 +118,13 @@ impl Items {
         self.len() == 0
     }
 
-    /// Item `i` as a slice of the answer's buffer, without a copy.
+    /// Item `i`: a slice of the buffer that it arrived in. The few items that arrived in two buffers are copied.
     ///
     /// # Errors
     /// Why the item could not be read; OUT_OF_RANGE if the request had no item `i`.
     pub fn get(&self, i: usize) -> Result<Bytes, ItemError> {
-        Ok(self.data.slice(self.place(i)?))
-    }
-
-    /// As [`Self::get`], borrowed.
-    ///
-    /// # Errors
-    /// As [`Self::get`].
-    pub fn slice(&self, i: usize) -> Result<&[u8], ItemError> {
         let place = self.place(i)?;
-        Ok(self.data.get(place).unwrap_or_default())
+        Ok(self.data.slice(place.start, place.end))
     }
 
     /// All items in request order.
@@ -112,9 +132,19 @@ impl Items {
         (0..self.len()).map(|i| self.get(i))
     }
 
-    /// The good items back to back, in request order.
-    pub fn data(&self) -> &Bytes {
-        &self.data
+    /// The good items back to back, in request order, in as many pieces as they arrived in.
+    pub fn pieces(&self) -> impl Iterator<Item = &Bytes> {
+        self.data.pieces()
+    }
+
+    /// The same as one buffer: a copy where there are several pieces.
+    pub fn data(&self) -> Bytes {
+        self.data.slice(0, self.data.len())
+    }
+
+    /// Bytes of all items together.
+    pub fn data_bytes(&self) -> usize {
+        self.data.len()
     }
 
     /// The failed items, in item order. Empty: all is well.
@@ -151,10 +181,9 @@ fn check_errors(errors: Vec<wire::ItemError>, items: usize) -> Result<Vec<ItemEr
                 "an error for item {item} of a request of {items}"
             )));
         }
-        let code = Code::from_i32(error.code);
-        if code == Code::Ok {
+        let Some(code) = Code::from_number(error.code) else {
             return Err(Error::protocol(format!("item {item} failed with code OK")));
-        }
+        };
         checked.push(ItemError {
             item,
             code,
@@ -254,7 +283,11 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    pub(crate) fn check(expected: &Expected, answer: wire::FetchBlocksResponse) -> Result<Self, Error> {
+    pub(crate) fn check(
+        expected: &Expected,
+        answer: wire::FetchBlocksResponse,
+        data: Data,
+    ) -> Result<Self, Error> {
         let block_bytes = answer.block_bytes;
         if block_bytes == 0 {
             return Err(Error::protocol("blocks of 0 bytes"));
@@ -264,8 +297,9 @@ impl Blocks {
             Some(block_bytes.into()),
             &answer.lengths,
             answer.errors,
-            answer.data,
+            data,
         )?;
+        let items = items.of_version(answer.etag);
         Ok(Self { items, block_bytes })
     }
 
@@ -290,7 +324,7 @@ mod tests {
     fn failed(item: u32) -> wire::ItemError {
         wire::ItemError {
             item,
-            code: Code::OutOfRange.into(),
+            code: Code::OutOfRange.number(),
             message: "past the end".into(),
         }
     }
@@ -298,9 +332,16 @@ mod tests {
     #[test]
     fn items_are_slices_in_request_order() {
         // Scenario: three items of 2, 0 and 3 bytes, the middle one failed; and two of 3 bytes without lengths.
-        // Expected: get, slice and iter agree; the failed item answers its error; item 3 is out of range.
+        // Expected: get and iter agree; the failed item answers its error; item 3 is out of range.
         let expected = Expected::Uniform { items: 2 };
-        let uniform = Items::check(&expected, Some(3), &[], vec![], Bytes::from_static(b"abcdef")).unwrap();
+        let uniform = Items::check(
+            &expected,
+            Some(3),
+            &[],
+            vec![],
+            Bytes::from_static(b"abcdef").into(),
+        )
+        .unwrap();
         assert_eq!(uniform.get(1).unwrap(), "def");
         let expected = Expected::Each(vec![Some(2), Some(9), None]);
         let items = Items::check(
@@ -308,13 +349,13 @@ mod tests {
             None,
             &[2, 0, 3],
             vec![failed(1)],
-            Bytes::from_static(b"abcde"),
+            Bytes::from_static(b"abcde").into(),
         )
         .unwrap();
         assert_eq!(items.len(), 3);
         assert_eq!(items.get(0).unwrap(), "ab");
         assert_eq!(items.get(1).unwrap_err().code, Code::OutOfRange);
-        assert_eq!(items.slice(2).unwrap(), b"cde");
+        assert_eq!(items.get(2).unwrap(), "cde");
         assert_eq!(items.iter().filter(Result::is_ok).count(), 2);
         assert_eq!(items.get(3).unwrap_err().item, 3);
         assert_eq!(items.errors().len(), 1);
@@ -354,7 +395,13 @@ mod tests {
             ("failed with OK", each, None, vec![0, 0], vec![code_ok], b""),
         ];
         for (name, expected, item_bytes, lengths, errors, data) in cases {
-            let answer = Items::check(&expected, item_bytes, &lengths, errors, Bytes::from_static(data));
+            let answer = Items::check(
+                &expected,
+                item_bytes,
+                &lengths,
+                errors,
+                Bytes::from_static(data).into(),
+            );
             assert!(
                 matches!(answer, Err(Error::Protocol { .. })),
                 "{name}: {answer:?}"

@@ -8,7 +8,7 @@
 //! let blocks = client.fetch_blocks("blocks", &[17, 90_312, 5]).await?;
 //! for item in blocks.iter() {
 //!     match item {
-//!         Ok(block) => println!("{} bytes", block.len()), // a slice of one buffer: nothing is copied
+//!         Ok(block) => println!("{} bytes", block.len()), // a slice of what arrived: nothing is copied
 //!         Err(error) => eprintln!("{error}"),             // one bad index does not fail the others
 //!     }
 //! }
@@ -27,32 +27,51 @@
 //! Every method only reads, or sets a value that can be set twice, so that a retry is always safe. What is retried is
 //! UNAVAILABLE, a connection that fails, and RESOURCE_EXHAUSTED **with** a hint (`google.rpc.RetryInfo`). Without one, a
 //! limit of a single request was exceeded and a retry cannot help. Retries wait at least as long as the hint, back
-//! off exponentially with full jitter, and are bounded by [`RetryPolicy::attempts_max`] and the call's deadline.
+//! off exponentially with full jitter, and are bounded by [`RetryPolicy::attempts_max`], by the call's deadline and by
+//! the client's [`RetryBudget`], so that a server in trouble does not get a multiple of its load.
+//!
+//! # Several servers
+//! [`Builder::endpoint`] adds servers with the same data: calls are spread over all of them, one that cannot be reached
+//! is passed over, and a retry goes to another one than the attempt before.
 //!
 //! # Memory
-//! Items are slices of their answer's one buffer. A slice kept alive keeps the whole buffer: copy what you keep.
+//! Items are slices of the buffers that their answer arrived in: nothing is copied but the few items that arrived in two.
+//! A slice kept alive keeps its whole buffer, up to 256 KiB: copy what you keep.
+//!
+//! # Features
+//! `wire` adds `AdminClient`, `Client::call` and the generated messages as `wire`. It ties your code to prost and to the
+//! protocol's messages; without it neither is part of this crate's API.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "wire")]
 mod admin;
 mod builder;
+mod call;
 mod client;
+mod code;
+mod connection;
+mod dataset;
 mod error;
 mod items;
+mod message;
 mod pool;
 mod request;
 mod retry;
 mod stream;
 mod vectors;
 
+#[cfg(feature = "wire")]
 pub use admin::AdminClient;
 pub use builder::Builder;
 pub use client::Client;
+pub use code::Code;
+pub use dataset::{Dataset, Kind, ObjectInfo, VectorShape};
 pub use error::{Error, FieldViolation, StatusError};
 pub use items::{Blocks, ItemError, Items};
 pub use request::{Answer, ByteRange, ObjectPart, Request};
-pub use retry::RetryPolicy;
+pub use retry::{RetryBudget, RetryPolicy};
 pub use stream::FetchStream;
 pub use vectors::{Dtype, Vectors};
 
+#[cfg(feature = "wire")]
 pub use ringfetch_proto::v1 as wire;
-pub use tonic::Code;

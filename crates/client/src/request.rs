@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::items::{Blocks, Expected, Items};
+use crate::message::Data;
 use crate::vectors::Vectors;
 use ringfetch_proto::v1 as wire;
 use wire::fetch_stream_request::Request as WireRequest;
@@ -9,6 +10,7 @@ use wire::fetch_stream_response::Response as WireAnswer;
 
 /// `length` bytes from `offset` of a dataset's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct ByteRange {
     /// First byte.
     pub offset: u64,
@@ -16,8 +18,16 @@ pub struct ByteRange {
     pub length: u64,
 }
 
+impl ByteRange {
+    /// `length` bytes, at least 1, from `offset`.
+    pub fn new(offset: u64, length: u64) -> Self {
+        Self { offset, length }
+    }
+}
+
 /// An object, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct ObjectPart {
     /// Relative to the dataset's directory, `/` between the parts.
     pub name: String,
@@ -25,94 +35,123 @@ pub struct ObjectPart {
     pub offset: u64,
     /// Bytes, at least 1; `None`: to the object's end.
     pub length: Option<u64>,
+    /// The version that it must be of, as [`Items::etags`] names it; empty: any.
+    pub if_match: String,
 }
 
 impl ObjectPart {
     /// A whole object.
     pub fn whole(name: impl Into<String>) -> Self {
+        Self::new(name, 0, None)
+    }
+
+    /// `length` bytes, at least 1, from `offset`; `None`: to the object's end.
+    pub fn new(name: impl Into<String>, offset: u64, length: impl Into<Option<u64>>) -> Self {
         Self {
             name: name.into(),
-            offset: 0,
-            length: None,
+            offset,
+            length: length.into(),
+            if_match: String::new(),
         }
     }
 }
 
-/// A batch of reads of one dataset.
+/// A batch of reads of one dataset, in any order, repeats and overlaps allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Request {
-    /// Whole blocks.
-    Blocks {
-        /// Of kind blocks.
-        dataset: String,
-        /// From 0, in any order, repeats allowed.
-        indices: Vec<u64>,
-    },
-    /// Vectors.
-    Vectors {
-        /// Of kind vectors.
-        dataset: String,
-        /// From 0, in any order, repeats allowed.
-        ids: Vec<u64>,
-    },
-    /// Byte ranges.
-    Ranges {
-        /// Of kind blocks or vectors.
-        dataset: String,
-        /// In any order; they may overlap.
-        ranges: Vec<ByteRange>,
-    },
-    /// Objects, whole or in part.
-    Objects {
-        /// Of kind objects.
-        dataset: String,
-        /// In any order.
-        parts: Vec<ObjectPart>,
-    },
+pub struct Request {
+    dataset: String,
+    if_match: String,
+    items: Batch,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Batch {
+    Blocks(Vec<u64>),
+    Vectors(Vec<u64>),
+    Ranges(Vec<ByteRange>),
+    Objects(Vec<ObjectPart>),
 }
 
 /// The answer to a [`Request`].
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum Answer {
-    /// To [`Request::Blocks`].
+    /// To [`Request::blocks`].
     Blocks(Blocks),
-    /// To [`Request::Vectors`].
+    /// To [`Request::vectors`].
     Vectors(Vectors),
-    /// To [`Request::Ranges`].
+    /// To [`Request::ranges`].
     Ranges(Items),
-    /// To [`Request::Objects`].
+    /// To [`Request::objects`].
     Objects(Items),
 }
 
 impl Request {
+    /// Whole blocks, by index from 0.
+    pub fn blocks(dataset: impl Into<String>, indices: impl Into<Vec<u64>>) -> Self {
+        Self::new(dataset, Batch::Blocks(indices.into()))
+    }
+
+    /// Vectors, by id from 0.
+    pub fn vectors(dataset: impl Into<String>, ids: impl Into<Vec<u64>>) -> Self {
+        Self::new(dataset, Batch::Vectors(ids.into()))
+    }
+
+    /// Byte ranges of a dataset of kind blocks or vectors.
+    pub fn ranges(dataset: impl Into<String>, ranges: impl Into<Vec<ByteRange>>) -> Self {
+        Self::new(dataset, Batch::Ranges(ranges.into()))
+    }
+
+    /// Objects, whole or in part.
+    pub fn objects(dataset: impl Into<String>, parts: impl Into<Vec<ObjectPart>>) -> Self {
+        Self::new(dataset, Batch::Objects(parts.into()))
+    }
+
+    fn new(dataset: impl Into<String>, items: Batch) -> Self {
+        Self {
+            dataset: dataset.into(),
+            if_match: String::new(),
+            items,
+        }
+    }
+
+    /// Read only this version of the dataset, as an answer's [`Items::etag`] names it; FAILED_PRECONDITION if there is
+    /// another one. Objects have a version each: [`ObjectPart::if_match`].
+    #[must_use]
+    pub fn if_match(mut self, etag: impl Into<String>) -> Self {
+        self.if_match = etag.into();
+        self
+    }
+
     /// What goes over the wire, and what its answer is held against.
     pub(crate) fn into_wire(self, fail_fast: bool) -> Result<(WireRequest, Expected), Error> {
-        Ok(match self {
-            Self::Blocks { dataset, indices } => {
+        let (dataset, if_match) = (self.dataset, self.if_match);
+        Ok(match self.items {
+            Batch::Blocks(indices) => {
                 let expected = Expected::Uniform { items: indices.len() };
                 (
                     WireRequest::Blocks(wire::FetchBlocksRequest {
                         dataset,
                         indices,
                         fail_fast,
-                        if_match: String::new(),
+                        if_match,
                     }),
                     expected,
                 )
             }
-            Self::Vectors { dataset, ids } => {
+            Batch::Vectors(ids) => {
                 let expected = Expected::Uniform { items: ids.len() };
                 (
                     WireRequest::Vectors(wire::FetchVectorsRequest {
                         dataset,
                         ids,
                         fail_fast,
-                        if_match: String::new(),
+                        if_match,
                     }),
                     expected,
                 )
             }
-            Self::Ranges { dataset, ranges } => {
+            Batch::Ranges(ranges) => {
                 let expected = Expected::Each(ranges.iter().map(|range| Some(range.length)).collect());
                 let (offsets, lengths) = ranges.iter().map(|range| (range.offset, range.length)).unzip();
                 (
@@ -121,12 +160,12 @@ impl Request {
                         offsets,
                         lengths,
                         fail_fast,
-                        if_match: String::new(),
+                        if_match,
                     }),
                     expected,
                 )
             }
-            Self::Objects { dataset, parts } => {
+            Batch::Objects(parts) => {
                 // On the wire 0 means "to the end", which is not what a length of 0 asks for.
                 if parts.iter().any(|part| part.length == Some(0)) {
                     return Err(Error::invalid(
@@ -142,6 +181,10 @@ impl Request {
                 if parts.iter().any(|part| part.length.is_some()) {
                     lengths = parts.iter().map(|part| part.length.unwrap_or(0)).collect();
                 }
+                let mut if_match = Vec::new();
+                if parts.iter().any(|part| !part.if_match.is_empty()) {
+                    if_match = parts.iter().map(|part| part.if_match.clone()).collect();
+                }
                 let names = parts.into_iter().map(|part| part.name).collect();
                 let request = wire::FetchObjectsRequest {
                     dataset,
@@ -149,7 +192,7 @@ impl Request {
                     offsets,
                     lengths,
                     fail_fast,
-                    if_match: Vec::new(),
+                    if_match,
                 };
                 (WireRequest::Objects(request), expected)
             }
@@ -158,30 +201,33 @@ impl Request {
 }
 
 impl Answer {
-    /// Checks what came over the wire against what was asked.
-    pub(crate) fn from_wire(expected: &Expected, asked: Asked, answer: WireAnswer) -> Result<Self, Error> {
-        match (asked, answer) {
-            (Asked::Blocks, WireAnswer::Blocks(answer)) => Blocks::check(expected, answer).map(Self::Blocks),
-            (Asked::Vectors, WireAnswer::Vectors(answer)) => {
-                Vectors::check(expected, answer).map(Self::Vectors)
+    /// Checks what came over the wire against what was asked; that it is of the kind that was asked for is checked by
+    /// who knows which one that is.
+    pub(crate) fn from_wire(expected: &Expected, answer: WireAnswer, data: Data) -> Result<Self, Error> {
+        match answer {
+            WireAnswer::Blocks(answer) => Blocks::check(expected, answer, data).map(Self::Blocks),
+            WireAnswer::Vectors(answer) => Vectors::check(expected, answer, data).map(Self::Vectors),
+            WireAnswer::Ranges(answer) => {
+                let items = Items::check(expected, None, &answer.lengths, answer.errors, data)?;
+                Ok(Self::Ranges(items.of_version(answer.etag)))
             }
-            (Asked::Ranges, WireAnswer::Ranges(answer)) => {
-                Items::check(expected, None, &answer.lengths, answer.errors, answer.data).map(Self::Ranges)
+            WireAnswer::Objects(answer) => {
+                let items = Items::check(expected, None, &answer.lengths, answer.errors, data)?;
+                Ok(Self::Objects(items.of_versions(answer.etags)))
             }
-            (Asked::Objects, WireAnswer::Objects(answer)) => {
-                Items::check(expected, None, &answer.lengths, answer.errors, answer.data).map(Self::Objects)
-            }
-            (_, WireAnswer::Status(status)) => Err(Error::from_rpc_status(status)),
-            (
-                asked,
-                WireAnswer::Blocks(_)
-                | WireAnswer::Vectors(_)
-                | WireAnswer::Ranges(_)
-                | WireAnswer::Objects(_),
-            ) => Err(Error::protocol(format!(
-                "the answer to a request for {asked:?} is of another kind"
-            ))),
+            WireAnswer::Status(status) => Err(Error::from_rpc_status(status)),
         }
+    }
+
+    /// Whether it is of the kind that was asked for.
+    pub(crate) fn fits(&self, asked: Asked) -> bool {
+        matches!(
+            (self, asked),
+            (Self::Blocks(_), Asked::Blocks)
+                | (Self::Vectors(_), Asked::Vectors)
+                | (Self::Ranges(_), Asked::Ranges)
+                | (Self::Objects(_), Asked::Objects)
+        )
     }
 
     /// The items, whatever they are.
@@ -215,7 +261,7 @@ impl Answer {
     }
 }
 
-fn other_kind() -> Error {
+pub(crate) fn other_kind() -> Error {
     Error::protocol("the answer is of another kind than the request")
 }
 

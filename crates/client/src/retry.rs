@@ -1,11 +1,15 @@
-//! When a failed attempt is made again, and after how long. Knows errors and time, not what is called.
+//! When a failed attempt is made again, after how long, and how many retries a client may make in all. Knows errors and
+//! time, not what is called.
 
 use crate::error::Error;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// How often and how patiently a call is tried again. What is retried at all is told in the crate's documentation.
+/// Made from [`RetryPolicy::default`] or [`RetryPolicy::none`] by setting fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RetryPolicy {
     /// Attempts in all, the first included; 1 means no retry, and 0 is taken for 1.
     pub attempts_max: u32,
@@ -51,27 +55,145 @@ impl Default for RetryPolicy {
     }
 }
 
+/// How many retries all calls of a client may make together, so that a server in trouble does not get a multiple of its
+/// load: gRPC's retry throttling (gRFC A6, "Throttling Retry Attempts and Hedged RPCs"). A client has `tokens_max` tokens.
+/// Each attempt that fails in a way that may be retried takes one, each that succeeds gives back `per_success`; while
+/// half of them or fewer are left nothing is retried, and errors are returned as they come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct RetryBudget {
+    /// Tokens at first and at most, 1 to 1000; half of them are what a burst of failures may cost in retries. 0: no
+    /// limit.
+    pub tokens_max: u32,
+    /// What a success gives back: 0.1 means one retry for ten answers, in the long run. Counted in thousandths.
+    pub per_success: f64,
+}
+
+impl RetryBudget {
+    /// No limit but each call's own.
+    pub fn unlimited() -> Self {
+        Self {
+            tokens_max: 0,
+            ..Self::default()
+        }
+    }
+}
+
+impl Default for RetryBudget {
+    /// 1000 tokens, 0.1 for each success: 500 retries in a burst, and a tenth of what succeeds.
+    fn default() -> Self {
+        Self {
+            tokens_max: 1000,
+            per_success: 0.1,
+        }
+    }
+}
+
+/// The tokens of a client, in thousandths.
+#[derive(Debug)]
+pub(crate) struct Tokens {
+    left: AtomicU32,
+    max: u32,
+    per_success: u32,
+}
+
+const TOKEN: u32 = 1000;
+
+impl Tokens {
+    pub(crate) fn new(budget: RetryBudget) -> Result<Self, Error> {
+        let RetryBudget {
+            tokens_max,
+            per_success,
+        } = budget;
+        if tokens_max > 1000 || !(0.001..=1000.0).contains(&per_success) {
+            return Err(Error::invalid(
+                "retry_budget",
+                format!(
+                    "{tokens_max} tokens, {per_success} for a success; use up to 1000, and 0.001 to 1000"
+                ),
+            ));
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "in range: it was checked to be 0.001 to 1000"
+        )]
+        let per_success = (per_success * f64::from(TOKEN)).round() as u32;
+        let max = tokens_max * TOKEN;
+        Ok(Self {
+            left: AtomicU32::new(max),
+            max,
+            per_success,
+        })
+    }
+
+    pub(crate) fn succeeded(&self) {
+        // Full, as nearly always: nothing is written that others read.
+        if self.left.load(Ordering::Relaxed) < self.max {
+            let add = |left: u32| Some(left.saturating_add(self.per_success).min(self.max));
+            let _ = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        }
+    }
+
+    /// Counts a failure that may be retried; whether a retry is left.
+    fn failed(&self) -> bool {
+        let take = |left: u32| Some(left.saturating_sub(TOKEN));
+        let before = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .unwrap_or(0);
+        self.max == 0 || before.saturating_sub(TOKEN) > self.max / 2
+    }
+}
+
 /// The retries of one call.
-pub(crate) struct Retries {
+pub(crate) struct Retries<'a> {
     policy: RetryPolicy,
+    tokens: &'a Tokens,
     deadline: Option<Instant>,
     failures: u32,
 }
 
-impl Retries {
-    pub(crate) fn new(policy: RetryPolicy, deadline: Option<Instant>) -> Self {
+impl<'a> Retries<'a> {
+    pub(crate) fn new(policy: RetryPolicy, tokens: &'a Tokens, deadline: Option<Instant>) -> Self {
         Self {
             policy,
+            tokens,
             deadline,
             failures: 0,
         }
     }
 
-    /// Returns after the wait that is due, if the call is to be tried again; else with the error.
-    pub(crate) async fn after(&mut self, error: Error) -> Result<(), Error> {
+    /// Whether an attempt has failed.
+    pub(crate) fn is_retry(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// What is sent, kept for another attempt if there may be one.
+    pub(crate) fn keep<T: Clone + Default>(&self, sent: &mut T) -> T {
+        if self.failures + 1 < self.policy.attempts_max {
+            sent.clone()
+        } else {
+            std::mem::take(sent)
+        }
+    }
+
+    /// Counts an attempt. Returns its answer, or `None` after the wait that is due before the next one, or the error if
+    /// there is to be none.
+    pub(crate) async fn after<T>(&mut self, outcome: Result<T, Error>) -> Result<Option<T>, Error> {
+        let error = match outcome {
+            Ok(answer) => {
+                self.tokens.succeeded();
+                return Ok(Some(answer));
+            }
+            Err(error) => error,
+        };
+        if !error.is_retryable() || !self.tokens.failed() {
+            return Err(error);
+        }
         self.failures += 1;
         let hint = error.retry_after().unwrap_or_default();
-        if !error.is_retryable() || self.failures >= self.policy.attempts_max || hint > self.policy.hint_max {
+        if self.failures >= self.policy.attempts_max || hint > self.policy.hint_max {
             return Err(error);
         }
         let wait = self.policy.wait(self.failures, hint, fastrand::f64());
@@ -83,7 +205,7 @@ impl Retries {
             return Err(error);
         }
         tokio::time::sleep(wait).await;
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -109,5 +231,40 @@ mod tests {
             );
         }
         assert_eq!(policy.wait(u32::MAX, Duration::ZERO, 1.0), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn retries_stop_at_half_the_tokens_until_successes_have_given_some_back() {
+        // Scenario: 10 tokens, 0.1 for a success: failures until there is no retry; 10 successes, then 11, each
+        // followed by failures; 10 000 successes; no limit.
+        // Expected: the first four failures are retried; none; one; four again, since there are never more than
+        // at first; all are retried.
+        let budget = RetryBudget {
+            tokens_max: 10,
+            per_success: 0.1,
+        };
+        let tokens = Tokens::new(budget).unwrap();
+        let burst = || (0..20).take_while(|_| tokens.failed()).count();
+        assert_eq!(burst(), 4);
+        (0..10).for_each(|_| tokens.succeeded());
+        assert!(!tokens.failed());
+        (0..11).for_each(|_| tokens.succeeded());
+        assert!(tokens.failed() && !tokens.failed());
+        (0..10_000).for_each(|_| tokens.succeeded());
+        assert_eq!(burst(), 4);
+        let unlimited = Tokens::new(RetryBudget::unlimited()).unwrap();
+        assert!((0..10_000).all(|_| unlimited.failed()));
+        for wrong in [
+            RetryBudget {
+                tokens_max: 1001,
+                ..budget
+            },
+            RetryBudget {
+                per_success: 0.0,
+                ..budget
+            },
+        ] {
+            assert!(Tokens::new(wrong).is_err(), "{wrong:?}");
+        }
     }
 }

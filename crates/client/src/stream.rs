@@ -2,23 +2,29 @@
 //! answered or the stream ends, and then every one of them is told; its permit lives as long, also when its sender
 //! has given up, so that what the server has in hand stays bounded.
 
-use crate::client::{CallOptions, Core};
+use crate::call::{CallOptions, accept, end, taken};
+use crate::client::Core;
+use crate::connection::{Endpoint, Method};
 use crate::error::Error;
 use crate::items::{Blocks, Items};
-use crate::pool::Lease;
-use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request};
-use crate::retry::{Retries, RetryPolicy};
+use crate::message::{Data, Incoming, frame};
+use crate::pool::Avoid;
+use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request, other_kind};
+use crate::retry::Retries;
 use crate::vectors::Vectors;
+use bytes::Bytes;
+use h2::SendStream;
 use ringfetch_proto::v1 as wire;
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
-use tokio_stream::wrappers::UnboundedReceiverStream;
-use wire::fetch_service_client::FetchServiceClient;
 use wire::fetch_stream_request::Request as WireRequest;
 use wire::fetch_stream_response::Response as WireAnswer;
+
+static FETCH_STREAM: Method = Method::new("/ringfetch.v1.FetchService/FetchStream");
 
 /// One gRPC stream with many requests in flight; clones send on the same one. Answers come in any order, each to its
 /// own request. At most the builder's `max_in_flight` requests are in flight, further ones wait. When the last clone
@@ -27,16 +33,24 @@ use wire::fetch_stream_response::Response as WireAnswer;
 /// Requests are retried as calls are. A stream that broke stays broken: every request that was in flight and every
 /// later one gets [`Error::StreamBroken`]; open another with [`crate::Client::stream`].
 #[derive(Debug, Clone)]
-pub struct FetchStream {
-    // Unbounded, but never longer than there are permits.
-    outgoing: mpsc::UnboundedSender<wire::FetchStreamRequest>,
+pub struct FetchStream(Arc<Sending>);
+
+/// What the clones of a stream share; the stream ends with it.
+#[derive(Debug)]
+struct Sending {
     shared: Arc<Shared>,
+    core: Arc<Core>,
     permits: Arc<Semaphore>,
-    retry: RetryPolicy,
     options: CallOptions,
 }
 
-#[derive(Debug)]
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.shared.lock().outlet.end();
+    }
+}
+
+#[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
 }
@@ -45,38 +59,79 @@ struct Shared {
 struct State {
     next_id: u64,
     pending: HashMap<u64, Pending>,
+    outlet: Outlet,
     /// Why the stream ended, once it has.
     broken: Option<Arc<Error>>,
 }
 
 #[derive(Debug)]
 struct Pending {
-    answer: oneshot::Sender<Result<WireAnswer, Error>>,
+    answer: oneshot::Sender<Result<(WireAnswer, Data), Error>>,
     /// Held for its drop.
     _permit: OwnedSemaphorePermit,
 }
 
-impl FetchStream {
-    pub(crate) fn open(core: &Arc<Core>, options: CallOptions) -> Self {
-        let (outgoing, requests) = mpsc::unbounded_channel();
-        let shared = Arc::new(Shared {
-            state: Mutex::default(),
-        });
-        let reader = read(
-            core.pool.lease(),
-            core.max_answer_bytes,
-            requests,
-            Arc::clone(&shared),
-        );
-        tokio::spawn(reader);
-        let permits = Arc::new(Semaphore::new(core.max_in_flight));
-        Self {
-            outgoing,
-            shared,
-            permits,
-            retry: core.retry,
-            options,
+/// Where requests go. What it holds back, here or in h2, are never more requests than there are permits.
+#[derive(Debug)]
+enum Outlet {
+    /// Not connected yet: what there is to send, and whether that is all.
+    Opening {
+        waiting: Vec<Bytes>,
+        ended: bool,
+    },
+    Open(SendStream<Bytes>),
+}
+
+impl Default for Outlet {
+    fn default() -> Self {
+        Self::Opening {
+            waiting: Vec::new(),
+            ended: false,
         }
+    }
+}
+
+impl Outlet {
+    fn send(&mut self, message: Bytes) -> Result<(), Error> {
+        match self {
+            Self::Opening { waiting, .. } => waiting.push(message),
+            Self::Open(stream) => stream.send_data(message, false)?,
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        match self {
+            Self::Opening { ended, .. } => *ended = true,
+            // One that has ended already needs no end.
+            Self::Open(stream) => drop(stream.send_data(Bytes::new(), true)),
+        }
+    }
+
+    fn open(&mut self, mut stream: SendStream<Bytes>) -> Result<(), Error> {
+        if let Self::Opening { waiting, ended } = self {
+            for message in waiting.drain(..) {
+                stream.send_data(message, false)?;
+            }
+            if *ended {
+                stream.send_data(Bytes::new(), true)?;
+            }
+        }
+        *self = Self::Open(stream);
+        Ok(())
+    }
+}
+
+impl FetchStream {
+    pub(crate) fn open(core: &Arc<Core>, options: &CallOptions) -> Self {
+        let shared = Arc::new(Shared::default());
+        tokio::spawn(read(Arc::clone(core), options.clone(), Arc::clone(&shared)));
+        Self(Arc::new(Sending {
+            shared,
+            core: Arc::clone(core),
+            permits: Arc::new(Semaphore::new(core.max_in_flight)),
+            options: options.clone(),
+        }))
     }
 
     /// Sends a request and returns its answer.
@@ -88,24 +143,30 @@ impl FetchStream {
     /// Nothing is sent before the first poll. Dropped later, the answer is thrown away when it comes, and until then
     /// the request counts as in flight.
     pub async fn send(&self, request: Request) -> Result<Answer, Error> {
-        let (request, expected) = request.into_wire(self.options.fail_fast)?;
+        let (request, expected) = request.into_wire(self.0.options.fail_fast)?;
         let asked = Asked::of(&request);
-        let deadline = self
-            .options
-            .timeout
-            .and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut retries = Retries::new(self.retry, deadline);
+        let mut request = Some(request);
+        let timeout = self.0.options.timeout();
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut retries = Retries::new(self.0.core.retry, &self.0.core.tokens, deadline);
         loop {
-            let attempt = self.attempt(request.clone(), deadline);
-            let answer = match deadline {
-                Some(deadline) => tokio::time::timeout_at(deadline, attempt)
-                    .await
-                    .unwrap_or(Err(Error::DeadlineExceeded)),
-                None => attempt.await,
+            let late = deadline.filter(|_| retries.is_retry());
+            let outcome = {
+                let attempt = pin!(self.attempt(retries.keep(&mut request), (deadline, late)));
+                match deadline {
+                    Some(deadline) => tokio::time::timeout_at(deadline, attempt)
+                        .await
+                        .unwrap_or(Err(Error::DeadlineExceeded)),
+                    None => attempt.await,
+                }
             };
-            match answer.and_then(|answer| Answer::from_wire(&expected, asked, answer)) {
-                Ok(answer) => return Ok(answer),
-                Err(error) => retries.after(error).await?,
+            let outcome = outcome.and_then(|(answer, data)| Answer::from_wire(&expected, answer, data));
+            if let Some(answer) = retries.after(outcome).await? {
+                return if answer.fits(asked) {
+                    Ok(answer)
+                } else {
+                    Err(other_kind())
+                };
             }
         }
     }
@@ -118,11 +179,7 @@ impl FetchStream {
     /// # Cancel safety
     /// As [`Self::send`].
     pub async fn fetch_blocks(&self, dataset: &str, indices: &[u64]) -> Result<Blocks, Error> {
-        let request = Request::Blocks {
-            dataset: dataset.to_owned(),
-            indices: indices.to_vec(),
-        };
-        self.send(request).await?.into_blocks()
+        self.send(Request::blocks(dataset, indices)).await?.into_blocks()
     }
 
     /// As [`crate::Client::fetch_vectors`], on this stream.
@@ -133,11 +190,7 @@ impl FetchStream {
     /// # Cancel safety
     /// As [`Self::send`].
     pub async fn fetch_vectors(&self, dataset: &str, ids: &[u64]) -> Result<Vectors, Error> {
-        let request = Request::Vectors {
-            dataset: dataset.to_owned(),
-            ids: ids.to_vec(),
-        };
-        self.send(request).await?.into_vectors()
+        self.send(Request::vectors(dataset, ids)).await?.into_vectors()
     }
 
     /// As [`crate::Client::fetch_ranges`], on this stream.
@@ -148,11 +201,7 @@ impl FetchStream {
     /// # Cancel safety
     /// As [`Self::send`].
     pub async fn fetch_ranges(&self, dataset: &str, ranges: &[ByteRange]) -> Result<Items, Error> {
-        let request = Request::Ranges {
-            dataset: dataset.to_owned(),
-            ranges: ranges.to_vec(),
-        };
-        self.send(request).await?.into_items()
+        self.send(Request::ranges(dataset, ranges)).await?.into_items()
     }
 
     /// As [`crate::Client::fetch_objects`], on this stream.
@@ -163,44 +212,40 @@ impl FetchStream {
     /// # Cancel safety
     /// As [`Self::send`].
     pub async fn fetch_objects(&self, dataset: &str, parts: &[ObjectPart]) -> Result<Items, Error> {
-        let request = Request::Objects {
-            dataset: dataset.to_owned(),
-            parts: parts.to_vec(),
-        };
-        self.send(request).await?.into_items()
+        self.send(Request::objects(dataset, parts)).await?.into_items()
     }
 
     /// Whether the stream has ended, so that only a new one is of use.
     pub fn is_broken(&self) -> bool {
-        self.shared.lock().broken.is_some()
+        self.0.shared.lock().broken.is_some()
     }
 
-    async fn attempt(&self, request: WireRequest, deadline: Option<Instant>) -> Result<WireAnswer, Error> {
-        let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
-            // Never closed, so that this cannot be.
-            return Err(Error::protocol("the stream's permits are gone"));
+    /// Sends the request and waits for its answer.
+    async fn attempt(
+        &self,
+        request: Option<WireRequest>,
+        (deadline, mut late): (Option<Instant>, Option<Instant>),
+    ) -> Result<(WireAnswer, Data), Error> {
+        let permits = &self.0.permits;
+        let permit = match Arc::clone(permits).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                late = deadline;
+                // Never closed, so that this is not an error.
+                let permit = Arc::clone(permits).acquire_owned().await;
+                permit.map_err(|_| Error::protocol("the stream's permits are gone"))?
+            }
         };
         let (answer, answered) = oneshot::channel();
-        // From here to the send there is no await: an id is either pending and sent, or neither.
-        let id = self.shared.insert(Pending {
+        let pending = Pending {
             answer,
             _permit: permit,
-        })?;
-        let deadline_ms = deadline.map_or(0, |deadline| {
-            millis(deadline.saturating_duration_since(Instant::now()))
-        });
-        if self
-            .outgoing
-            .send(wire::FetchStreamRequest {
-                id,
-                request: Some(request),
-                deadline_ms,
-            })
-            .is_err()
-        {
-            self.shared
-                .fail(Error::protocol("the server stopped taking requests"));
-        }
+        };
+        // What goes out at once has all its time, and needs no look at the clock.
+        let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let deadline_ms = left.or(self.0.options.timeout()).map_or(0, millis);
+        // No await in here: an id is either pending and sent, or neither.
+        self.0.shared.send(pending, request, deadline_ms)?;
         // A sender is only ever dropped unanswered when the runtime that read the stream is gone.
         answered
             .await
@@ -218,7 +263,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn insert(&self, pending: Pending) -> Result<u64, Error> {
+    fn send(&self, pending: Pending, request: Option<WireRequest>, deadline_ms: u32) -> Result<(), Error> {
         let mut state = self.lock();
         if let Some(cause) = &state.broken {
             return Err(Error::StreamBroken {
@@ -226,13 +271,24 @@ impl Shared {
             });
         }
         let id = state.next_id;
+        let framed = frame(&wire::FetchStreamRequest {
+            id,
+            request,
+            deadline_ms,
+        })?;
         state.next_id += 1;
         state.pending.insert(id, pending);
-        Ok(id)
+        let sent = state.outlet.send(framed);
+        drop(state);
+        // Then this request is told as all others are.
+        if let Err(error) = sent {
+            self.fail(error);
+        }
+        Ok(())
     }
 
     /// Hands an answer to its request.
-    fn answer(&self, message: wire::FetchStreamResponse) -> Result<(), Error> {
+    fn answer(&self, message: wire::FetchStreamResponse, data: Data) -> Result<(), Error> {
         let id = message.id;
         // Before the request is taken off the list, so that it is told when the stream fails for this.
         let answer = message
@@ -244,7 +300,7 @@ impl Shared {
             )));
         };
         // The receiver is gone if the caller gave up.
-        let _ = pending.answer.send(Ok(answer));
+        let _ = pending.answer.send(Ok((answer, data)));
         Ok(())
     }
 
@@ -272,29 +328,27 @@ impl Drop for FailOnDrop {
 }
 
 /// Opens the call and reads answers until it ends.
-async fn read(
-    lease: Lease,
-    max_answer_bytes: usize,
-    requests: mpsc::UnboundedReceiver<wire::FetchStreamRequest>,
-    shared: Arc<Shared>,
-) {
+async fn read(core: Arc<Core>, options: CallOptions, shared: Arc<Shared>) {
     let shared = FailOnDrop(shared);
-    let mut service = FetchServiceClient::new(lease.channel()).max_decoding_message_size(max_answer_bytes);
-    let mut answers = match service.fetch_stream(UnboundedReceiverStream::new(requests)).await {
-        Ok(response) => response.into_inner(),
-        Err(status) => return shared.0.fail(Error::from_status(status)),
+    let failure = match serve(&core, &options, &shared.0).await {
+        Ok(()) => Error::transport("the server ended the stream"),
+        Err(error) => error,
     };
-    loop {
-        let failure = match answers.message().await {
-            Ok(Some(message)) => match shared.0.answer(message) {
-                Ok(()) => continue,
-                Err(error) => error,
-            },
-            Ok(None) => Error::Transport {
-                message: "the server ended the stream".to_owned(),
-            },
-            Err(status) => Error::from_status(status),
-        };
-        return shared.0.fail(failure);
+    shared.0.fail(failure);
+}
+
+async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Result<(), Error> {
+    let head = |endpoint: &Endpoint| options.stream(endpoint.uri(&FETCH_STREAM));
+    let (_lease, response, stream) = core.pool.call(&mut Avoid::default(), head).await?;
+    shared.lock().outlet.open(stream)?;
+    let mut body = accept(response.await?)?;
+    let mut incoming = Incoming::new(core.max_answer_bytes);
+    while let Some(chunk) = body.data().await {
+        incoming.push(taken(&mut body, chunk?)?);
+        while let Some(answer) = incoming.next()? {
+            let (message, data) = answer.decode()?;
+            shared.answer(message, data)?;
+        }
     }
+    end(&mut body).await?.map_or(Ok(()), Err)
 }

@@ -2,11 +2,13 @@
 
 use crate::error::Error;
 use crate::items::{Expected, Items};
+use crate::message::Data;
 use ringfetch_proto::v1 as wire;
 use std::ops::Deref;
 
 /// Element type of a vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Dtype {
     /// IEEE 754 binary32.
     F32,
@@ -69,22 +71,20 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    pub(crate) fn check(expected: &Expected, answer: wire::FetchVectorsResponse) -> Result<Self, Error> {
+    pub(crate) fn check(
+        expected: &Expected,
+        answer: wire::FetchVectorsResponse,
+        data: Data,
+    ) -> Result<Self, Error> {
         let dtype = Dtype::from_wire(answer.dtype)
             .ok_or_else(|| Error::protocol(format!("unknown dtype {}", answer.dtype)))?;
         if answer.dim == 0 {
             return Err(Error::protocol("vectors of 0 elements"));
         }
         let vector_bytes = u64::from(answer.dim) * u64::from(dtype.size_bytes());
-        let items = Items::check(
-            expected,
-            Some(vector_bytes),
-            &answer.lengths,
-            answer.errors,
-            answer.data,
-        )?;
+        let items = Items::check(expected, Some(vector_bytes), &answer.lengths, answer.errors, data)?;
         Ok(Self {
-            items,
+            items: items.of_version(answer.etag),
             dim: answer.dim,
             dtype,
         })
@@ -109,7 +109,7 @@ impl Vectors {
 
     /// Appends vector `i` to `out` as [`Self::as_f32`] would return it; false if there is none.
     pub fn extend_f32(&self, i: usize, out: &mut Vec<f32>) -> bool {
-        let Ok(bytes) = self.items.slice(i) else {
+        let Ok(bytes) = self.items.get(i) else {
             return false;
         };
         match self.dtype {
@@ -147,10 +147,13 @@ mod tests {
         let answer = wire::FetchVectorsResponse {
             dim,
             dtype: dtype.into(),
-            data: Bytes::copy_from_slice(data),
             ..Default::default()
         };
-        Vectors::check(&Expected::Uniform { items }, answer)
+        Vectors::check(
+            &Expected::Uniform { items },
+            answer,
+            Bytes::copy_from_slice(data).into(),
+        )
     }
 
     #[test]

@@ -6,10 +6,9 @@ use super::choice::Chooser;
 use super::trace::{self, Listed, Meaning, Position};
 use crate::args::Global;
 use crate::expected::{Wrong, check_elements, check_stream, object_seed};
-use crate::inspect::kind_name;
 use crate::outcome::Failure;
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use ringfetch_client::{Client, Dtype, wire};
+use ringfetch_client::{Client, Dtype, Kind};
 use std::path::Path;
 
 /// More names than these are not kept: chosen at random, a million are as good as all.
@@ -95,7 +94,7 @@ async fn resolve_part(client: &Client, global: &Global, args: &Load, name: Strin
     let call = |error| Failure::call(&error, "grpc", &global.grpc);
     let dataset = client.get_dataset(&name).await.map_err(call)?;
     let vectors = dataset.vectors.as_ref();
-    let objects = dataset.kind == i32::from(wire::Kind::Objects);
+    let objects = dataset.kind == Kind::Objects;
     let (target, count) = match args.range_bytes {
         Some(_) if objects => {
             let problem = format!("--range-bytes: objects have no common address space ({name})");
@@ -114,9 +113,8 @@ async fn resolve_part(client: &Client, global: &Global, args: &Load, name: Strin
         }
         None => match vectors {
             Some(shape) => {
-                let dtype = Dtype::from_wire(shape.dtype).ok_or_else(|| {
-                    Failure::Failed(format!("{name}: dtype {} is unknown here", shape.dtype))
-                })?;
+                let unknown = || Failure::Failed(format!("{name}: its dtype is unknown here"));
+                let dtype = shape.dtype.ok_or_else(unknown)?;
                 let dim = shape.dim;
                 (Target::Vectors { dtype, dim }, dataset.count)
             }
@@ -293,7 +291,7 @@ impl Part {
             Target::Ranges { range_bytes } => format!("ranges of {range_bytes} bytes"),
             Target::Extents(_) => "ranges as listed".to_owned(),
             Target::Objects { names } => {
-                format!("{} whole {}", names.len(), kind_name(wire::Kind::Objects.into()))
+                format!("{} whole objects", names.len())
             }
         }
     }

@@ -2,7 +2,8 @@
 
 use crate::fake::{Fake, block, blocks};
 use futures_util::TryStreamExt as _;
-use ringfetch_client::{ByteRange, Client, Code, Error, ObjectPart, RetryPolicy, wire};
+use ringfetch_client::{ByteRange, Client, Code, Error, ObjectInfo, ObjectPart, RetryPolicy};
+use ringfetch_proto::v1 as wire;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,7 +20,7 @@ fn exhausted(hint: Option<Duration>) -> Status {
         Some(_) => ErrorDetails::with_retry_info(hint),
         None => ErrorDetails::with_bad_request_violation("indices", "5000 items, the limit is 4096"),
     };
-    Status::with_error_details(Code::ResourceExhausted, "over a limit", details)
+    Status::with_error_details(tonic::Code::ResourceExhausted, "over a limit", details)
 }
 
 #[tokio::test(start_paused = true)]
@@ -98,7 +99,7 @@ async fn other_codes_are_final() {
     ] {
         let fake = Fake::new().on_blocks(move |_, _| async move {
             let details = ErrorDetails::with_retry_info(Some(Duration::from_millis(1)));
-            Err(Status::with_error_details(code, "no", details))
+            Err(Status::with_error_details(code.number().into(), "no", details))
         });
         let error = fake.client().fetch_blocks("d", &[1]).await.unwrap_err();
         assert_eq!((fake.calls(), error.code()), (1, Some(code)));
@@ -271,26 +272,16 @@ async fn ranges_and_objects_come_back_item_by_item() {
     // Scenario: two ranges; a whole object, one that is not there, a part; a part of no length.
     // Expected: their bytes; the missing one alone has an error; the last never leaves this side.
     let client = Fake::new().client();
-    let ranges = [
-        ByteRange {
-            offset: 254,
-            length: 4,
-        },
-        ByteRange { offset: 7, length: 1 },
-    ];
+    let ranges = [ByteRange::new(254, 4), ByteRange::new(7, 1)];
     let answer = client.fetch_ranges("d", &ranges).await.unwrap();
     assert_eq!(answer.get(0).unwrap(), [254, 255, 0, 1][..]);
     assert_eq!(answer.get(1).unwrap(), [7][..]);
 
-    let part = ObjectPart {
-        name: "abcdef".into(),
-        offset: 2,
-        length: Some(3),
-    };
+    let part = ObjectPart::new("abcdef", 2, 3);
     let parts = [
         ObjectPart::whole("shard-00/a"),
         ObjectPart::whole("nothing"),
-        part.clone(),
+        part,
     ];
     let answer = client.fetch_objects("d", &parts).await.unwrap();
     assert_eq!(answer.get(0).unwrap(), "shard-00/a");
@@ -298,13 +289,7 @@ async fn ranges_and_objects_come_back_item_by_item() {
     assert_eq!(answer.get(2).unwrap(), "cde");
 
     let error = client
-        .fetch_objects(
-            "d",
-            &[ObjectPart {
-                length: Some(0),
-                ..part
-            }],
-        )
+        .fetch_objects("d", &[ObjectPart::new("abcdef", 2, 0)])
         .await
         .unwrap_err();
     assert!(
@@ -334,7 +319,12 @@ async fn objects_are_listed_page_by_page() {
         }
     });
     let objects: Vec<_> = fake.client().list_objects("d").try_collect().await.unwrap();
-    assert_eq!(objects, (0..6).map(object).collect::<Vec<_>>());
+    assert_eq!(
+        objects,
+        (0..6)
+            .map(|n: u64| ObjectInfo::new(n.to_string(), n))
+            .collect::<Vec<_>>()
+    );
 
     let fake = Fake::new().on_list(|_| wire::ListObjectsResponse {
         objects: vec![],

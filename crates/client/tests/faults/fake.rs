@@ -1,12 +1,13 @@
 //! A server in this process that does what no real daemon can be told to do: refuse, stall, lie, cut connections.
 //! It is reached over in-memory pipes, so that time can be paused: nothing ever waits for the kernel.
 
-use ringfetch_client::{Builder, Client, wire};
+use ringfetch_client::{Builder, Client};
+use ringfetch_proto::v1 as wire;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::DuplexStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -148,6 +149,16 @@ impl Fake {
             }
         };
         builder.connect_lazy_with(connector).unwrap()
+    }
+
+    /// Serves on a socket until told to end; then its connections are closed too.
+    pub(crate) async fn serve(self, listener: tokio::net::TcpListener, ended: oneshot::Receiver<()>) {
+        let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+        let server = tonic::transport::Server::builder().add_service(FetchServiceServer::new(self));
+        server
+            .serve_with_incoming_shutdown(incoming, async { drop(ended.await) })
+            .await
+            .unwrap();
     }
 
     /// A client with the default settings.

@@ -7,4 +7,5 @@
 
 mod calls;
 mod fake;
+mod sockets;
 mod stream;

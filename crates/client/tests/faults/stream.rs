@@ -2,7 +2,8 @@
 
 use crate::fake::{Fake, answer, block, indices};
 use prost::Message as _;
-use ringfetch_client::{Client, Code, Error, FetchStream, wire};
+use ringfetch_client::{Client, Code, Error, FetchStream};
+use ringfetch_proto::v1 as wire;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -23,7 +24,7 @@ fn request_error(id: u64, code: Code, retry_after_ms: u32) -> wire::FetchStreamR
     if retry_after_ms > 0 {
         details.set_retry_info(Some(Duration::from_millis(retry_after_ms.into())));
     }
-    let status = tonic::Status::with_error_details(code, "refused", details);
+    let status = tonic::Status::with_error_details(tonic::Code::from(code.number()), "refused", details);
     let status = tonic_types::Status::decode(status.details()).unwrap();
     wire::FetchStreamResponse {
         id,
@@ -115,7 +116,7 @@ async fn when_the_stream_breaks_everything_pending_is_told() {
             .collect();
         assert_eq!(broken.len(), 4);
         for error in broken {
-            let Error::StreamBroken { cause } = error else {
+            let Error::StreamBroken { cause, .. } = error else {
                 panic!("{error:?}")
             };
             assert_eq!(cause.code(), told.then_some(Code::Unavailable), "{cause:?}");
@@ -133,7 +134,7 @@ async fn an_unreachable_server_is_told_to_the_requests() {
     // Expected: StreamBroken with a transport error as its cause.
     let client = Fake::new().client_with(Client::builder("http://fake:1"), |_| true);
     let error = client.stream().fetch_blocks("d", &[1]).await.unwrap_err();
-    let Error::StreamBroken { cause } = &error else {
+    let Error::StreamBroken { cause, .. } = &error else {
         panic!("{error:?}")
     };
     assert!(matches!(**cause, Error::Transport { .. }), "{cause:?}");
@@ -160,7 +161,7 @@ async fn a_lying_stream_is_broken_off() {
         let stream = fake.client().stream();
         let outcome = send_all(&stream, 1).await.remove(0).unwrap_err();
         assert_eq!(stream.is_broken(), breaks, "case {case}");
-        if let Error::StreamBroken { cause } = &outcome {
+        if let Error::StreamBroken { cause, .. } = &outcome {
             assert!(
                 breaks && matches!(**cause, Error::Protocol { .. }),
                 "case {case}: {cause:?}"

@@ -2,10 +2,11 @@
 //! they are to be checked.
 
 use bytes::Bytes;
+use ringfetch_client::{Error, Items};
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// A request that was answered: its items back to back, held against it by the transport.
+/// A request that was answered, held against it by the transport.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     /// Items asked for, failed ones included.
@@ -13,10 +14,21 @@ pub(crate) struct Answer {
     /// Of all items together.
     pub(crate) bytes: u64,
     pub(crate) failed: Vec<FailedItem>,
-    /// Bytes of each item, 0 for a failed one.
-    pub(crate) lengths: Vec<usize>,
-    /// The items; empty where nothing is to be checked.
-    pub(crate) data: Bytes,
+    pub(crate) body: Body,
+}
+
+/// The items' bytes.
+#[derive(Debug, Default)]
+pub(crate) enum Body {
+    /// Nothing is to be checked.
+    #[default]
+    None,
+    Items(Items),
+    /// Back to back; bytes of each item, 0 for a failed one.
+    Octets {
+        lengths: Vec<usize>,
+        data: Bytes,
+    },
 }
 
 /// An item that could not be read.
@@ -68,11 +80,18 @@ impl Refused {
     }
 }
 
-impl From<ringfetch_client::Error> for Refused {
-    fn from(error: ringfetch_client::Error) -> Self {
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        let message = match &error {
+            Error::DeadlineExceeded => return Self::timeout(),
+            // Whoever shows it says what could not be reached.
+            Error::Transport { message, .. } => message.clone(),
+            Error::StreamBroken { cause, .. } => return Self::from(Error::clone(cause)),
+            Error::Status(_) | Error::Protocol { .. } | Error::Invalid { .. } | _ => error.to_string(),
+        };
         Self {
             label: Cow::Borrowed(error.label()),
-            message: error.to_string(),
+            message,
             retry_after: error.retry_after(),
         }
     }
@@ -86,13 +105,25 @@ impl Answer {
 
     /// Shows each item that has bytes, with its position in the request.
     pub(crate) fn each(&self, mut look: impl FnMut(usize, &[u8])) {
-        let mut rest: &[u8] = &self.data;
-        for (i, &length) in self.lengths.iter().enumerate() {
-            let Some((item, others)) = rest.split_at_checked(length) else {
-                return;
-            };
-            rest = others;
-            look(i, item);
+        match &self.body {
+            Body::None => {}
+            Body::Items(items) => {
+                for (i, item) in items.iter().enumerate() {
+                    if let Ok(item) = item {
+                        look(i, &item);
+                    }
+                }
+            }
+            Body::Octets { lengths, data } => {
+                let mut rest: &[u8] = data;
+                for (i, &length) in lengths.iter().enumerate() {
+                    let Some((item, others)) = rest.split_at_checked(length) else {
+                        return;
+                    };
+                    rest = others;
+                    look(i, item);
+                }
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //! a GET of that item, one of several a batchFetch answered in octets. Each connection is driven by the task that
 //! uses it, so that a request wakes nobody else. Absent: TLS, proxies, redirects.
 
-use super::answer::{Answer, FailedItem, Refused};
+use super::answer::{Answer, Body, FailedItem, Refused};
 use crate::load::workload::{Part, Target, name};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
@@ -406,8 +406,10 @@ fn octets(answer: Read, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
         items: items.len(),
         bytes: answer.bytes,
         failed: failed.iter().map(tell).collect(),
-        lengths,
-        data: answer.data,
+        body: Body::Octets {
+            lengths,
+            data: answer.data,
+        },
     })
 }
 
@@ -483,10 +485,14 @@ mod tests {
         assert_eq!(check(answer(&[], 8), &[1]).unwrap().bytes, 8);
         assert!(check(answer(&[], 7), &[1]).is_err());
         let three = [("ringfetch-items", "3"), ("ringfetch-item-bytes", "8")];
-        assert_eq!(check(answer(&three, 24), &[1, 2, 3]).unwrap().lengths, [8, 8, 8]);
+        let lengths = |answer: Answer| match answer.body {
+            Body::Octets { lengths, .. } => lengths,
+            other @ (Body::None | Body::Items(_)) => panic!("{other:?}"),
+        };
+        assert_eq!(lengths(check(answer(&three, 24), &[1, 2, 3]).unwrap()), [8, 8, 8]);
         let failed = [three[0], three[1], ("ringfetch-error-items", "1")];
         let octets = check(answer(&failed, 16), &[1, 2, 3]).unwrap();
-        assert_eq!((octets.failed.len(), octets.lengths), (1, vec![8, 0, 8]));
+        assert_eq!((octets.failed.len(), lengths(octets)), (1, vec![8, 0, 8]));
         for (head, bytes) in [
             (&three[..], 16),
             (&three[1..], 24),

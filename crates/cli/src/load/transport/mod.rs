@@ -2,21 +2,19 @@
 //! of them retries: an overload is a result.
 
 mod answer;
-mod calls;
 #[cfg(test)]
 pub(super) mod fake;
+mod grpc;
 mod http;
-mod message;
-mod streams;
 
-pub(super) use answer::{Answer, Refused};
+pub(super) use answer::{Answer, Body, Refused};
 pub(super) use http::{Http, get_text};
 
 use super::args::TransportArg;
 use super::workload::Part;
-use calls::{Calls, Origin};
+use grpc::Streams;
+use ringfetch_client::Client;
 use std::time::Duration;
-use streams::Streams;
 
 /// Where to connect, and how.
 #[derive(Debug, Clone)]
@@ -31,8 +29,8 @@ pub(super) struct Endpoints {
 /// One thread's connections.
 #[derive(Debug)]
 pub(super) enum Transport {
-    Calls(Box<Calls>),
-    Streams(Box<Streams>),
+    Calls(Client),
+    Streams(Streams),
     Http(Http),
     #[cfg(test)]
     Fake(fake::Fake),
@@ -45,11 +43,10 @@ impl Transport {
         connections: u32,
         slots: u32,
     ) -> Result<Self, Refused> {
-        let connections = usize::try_from(connections).unwrap_or(usize::MAX);
-        let origin = || Origin::new(&endpoints.grpc, endpoints.timeout);
+        let client = grpc::connect(endpoints, connections, slots);
         Ok(match endpoints.transport {
-            TransportArg::Grpc => Self::Calls(Box::new(Calls::connect(origin()?, connections).await?)),
-            TransportArg::Stream => Self::Streams(Box::new(Streams::connect(origin()?, connections).await?)),
+            TransportArg::Grpc => Self::Calls(client.await?),
+            TransportArg::Stream => Self::Streams(Streams::open(client.await?, connections)),
             TransportArg::Http => Self::Http(Http::connect(&endpoints.http, slots, endpoints.timeout).await?),
         })
     }
@@ -57,7 +54,7 @@ impl Transport {
     /// Sends one request of a slot and returns its answer. Slots are numbered from 0.
     pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
         match self {
-            Self::Calls(calls) => calls.fetch(slot, part, items).await,
+            Self::Calls(client) => grpc::fetch(client, part, items).await,
             Self::Streams(streams) => streams.fetch(slot, part, items).await,
             Self::Http(http) => http.fetch(slot, part, items).await,
             #[cfg(test)]

@@ -1,0 +1,109 @@
+//! gRPC by the client crate, as its users have it: as calls, or pipelined on one stream a connection. A stream that
+//! broke is opened anew by the next request.
+
+use super::answer::{Answer, FailedItem, Refused};
+use super::{Body, Endpoints};
+use crate::load::workload::{Part, Target, name};
+use ringfetch_client::{Answer as Told, ByteRange, Client, FetchStream, ObjectPart, Request, RetryPolicy};
+use std::borrow::Cow;
+use std::sync::{Mutex, PoisonError};
+
+/// Connects all connections of a thread.
+pub(super) async fn connect(endpoints: &Endpoints, connections: u32, slots: u32) -> Result<Client, Refused> {
+    let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    let client = Client::builder(&endpoints.grpc)
+        .connections(count(connections))
+        .max_in_flight(count(slots))
+        .timeout(endpoints.timeout)
+        .connect_timeout(endpoints.timeout)
+        .retry(RetryPolicy::none())
+        .connect()
+        .await?;
+    Ok(client)
+}
+
+/// One thread's streams.
+#[derive(Debug)]
+pub(in crate::load) struct Streams {
+    client: Client,
+    streams: Vec<Mutex<FetchStream>>,
+}
+
+impl Streams {
+    pub(super) fn open(client: Client, connections: u32) -> Self {
+        Self {
+            streams: (0..connections).map(|_| Mutex::new(client.stream())).collect(),
+            client,
+        }
+    }
+
+    pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
+        let stream = {
+            let mut held = self.streams[slot % self.streams.len()]
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if held.is_broken() {
+                *held = self.client.stream();
+            }
+            held.clone()
+        };
+        check(stream.send(request(part, items)).await?, part)
+    }
+}
+
+pub(super) async fn fetch(client: &Client, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
+    check(client.fetch(request(part, items)).await?, part)
+}
+
+fn request(part: &Part, items: &[u64]) -> Request {
+    let dataset = part.dataset();
+    match part.target() {
+        Target::Blocks { .. } => Request::blocks(dataset, items),
+        Target::Vectors { .. } => Request::vectors(dataset, items),
+        Target::Ranges { .. } | Target::Extents(_) => {
+            let extents = items.iter().filter_map(|&item| part.target().extent(item));
+            let ranges: Vec<_> = extents
+                .map(|(offset, length)| ByteRange::new(offset, length))
+                .collect();
+            Request::ranges(dataset, ranges)
+        }
+        Target::Objects { names } => {
+            let parts: Vec<_> = items
+                .iter()
+                .map(|&item| ObjectPart::whole(name(names, item)))
+                .collect();
+            Request::objects(dataset, parts)
+        }
+    }
+}
+
+/// The client holds an answer against its request; that the dataset is what it was is checked here.
+fn check(answer: Told, part: &Part) -> Result<Answer, Refused> {
+    let changed = match (&answer, part.target()) {
+        (Told::Blocks(blocks), Target::Blocks { block_bytes }) => blocks.block_bytes() != *block_bytes,
+        (Told::Vectors(vectors), Target::Vectors { dtype, dim }) => {
+            (vectors.dtype(), vectors.dim()) != (*dtype, *dim)
+        }
+        _ => false,
+    };
+    if changed {
+        return Err(Refused::protocol(
+            "the dataset has another shape than when the run began",
+        ));
+    }
+    let items = answer.items();
+    let failed = items.errors().iter().map(|error| FailedItem {
+        label: Cow::Borrowed(error.label()),
+        message: format!("item {}: {}", error.item, error.message),
+    });
+    Ok(Answer {
+        items: items.len(),
+        bytes: u64::try_from(items.data_bytes()).unwrap_or(u64::MAX),
+        failed: failed.collect(),
+        body: if part.verifies() {
+            Body::Items(items.clone())
+        } else {
+            Body::None
+        },
+    })
+}

@@ -1,0 +1,219 @@
+//! One call on one connection: a request sent, its answer read to the end. Knows gRPC's head and trailers, and neither
+//! retries nor what is called.
+
+use crate::error::Error;
+use crate::message::{Encoded, Incoming};
+use bytes::Bytes;
+use h2::client::ResponseFuture;
+use h2::{RecvStream, SendStream};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
+use std::sync::Arc;
+use std::time::Duration;
+
+const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+
+/// What each call of a client is sent with.
+#[derive(Debug, Clone)]
+pub(crate) struct CallOptions {
+    timeout: Option<Duration>,
+    pub(crate) fail_fast: bool,
+    /// Of a stream, and of a call with the whole timeout.
+    stream_headers: Arc<HeaderMap>,
+    call_headers: Arc<HeaderMap>,
+}
+
+impl CallOptions {
+    pub(crate) fn new(timeout: Option<Duration>, metadata: &[(HeaderName, HeaderValue)]) -> Self {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        let agent = concat!("ringfetch-client/", env!("CARGO_PKG_VERSION"));
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(agent));
+        let mut options = Self {
+            timeout: None,
+            fail_fast: false,
+            stream_headers: Arc::new(headers),
+            call_headers: Arc::default(),
+        };
+        options.add_metadata(metadata);
+        options.set_timeout(timeout);
+        options
+    }
+
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    pub(crate) fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+        let mut headers = HeaderMap::clone(&self.stream_headers);
+        if let Some(timeout) = timeout.and_then(timeout_header) {
+            headers.insert(GRPC_TIMEOUT, timeout);
+        }
+        self.call_headers = Arc::new(headers);
+    }
+
+    pub(crate) fn add_metadata(&mut self, metadata: &[(HeaderName, HeaderValue)]) {
+        let headers = Arc::make_mut(&mut self.stream_headers);
+        for (name, value) in metadata {
+            headers.append(name, value.clone());
+        }
+        self.set_timeout(self.timeout);
+    }
+
+    /// The head of a call that has so much time left; `None`: all of it.
+    pub(crate) fn call(&self, uri: Uri, left: Option<Duration>) -> Request<()> {
+        let mut headers = HeaderMap::clone(&self.call_headers);
+        if let Some(left) = left.and_then(timeout_header) {
+            headers.insert(GRPC_TIMEOUT, left);
+        }
+        head(uri, headers)
+    }
+
+    /// The head of a stream, which lives as long as it is used.
+    pub(crate) fn stream(&self, uri: Uri) -> Request<()> {
+        head(uri, HeaderMap::clone(&self.stream_headers))
+    }
+}
+
+fn head(uri: Uri, headers: HeaderMap) -> Request<()> {
+    let mut request = Request::new(());
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = uri;
+    *request.headers_mut() = headers;
+    request
+}
+
+/// A name and a value that a caller may send along. gRPC's own names are not to be had, and what ends in `-bin` would
+/// have to be encoded.
+pub(crate) fn metadata(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Error> {
+    let wrong = |problem: String| Error::invalid("metadata", problem);
+    let name = HeaderName::try_from(name).map_err(|error| wrong(format!("{name:?}: {error}")))?;
+    let taken = [
+        header::CONTENT_TYPE,
+        header::TE,
+        header::USER_AGENT,
+        header::HOST,
+        header::CONTENT_LENGTH,
+    ];
+    if taken.contains(&name) || name.as_str().starts_with("grpc-") || name.as_str().ends_with("-bin") {
+        return Err(wrong(format!(
+            "{name:?} is gRPC's own, or binary: use another name"
+        )));
+    }
+    let value = HeaderValue::try_from(value).map_err(|error| wrong(format!("value of {name:?}: {error}")))?;
+    Ok((name, value))
+}
+
+/// A timeout as gRPC writes it: at most 8 digits, in the finest unit that they reach.
+fn timeout_header(timeout: Duration) -> Option<HeaderValue> {
+    let units = [
+        (timeout.as_nanos(), 'n'),
+        (timeout.as_micros(), 'u'),
+        (timeout.as_millis(), 'm'),
+        (u128::from(timeout.as_secs()), 'S'),
+    ];
+    // Longer than three years is as good as none.
+    let (number, unit) = units.into_iter().find(|(number, _)| *number < 100_000_000)?;
+    HeaderValue::try_from(format!("{number}{unit}")).ok()
+}
+
+/// Sends a call's message and reads the one that answers it.
+pub(crate) async fn exchange(
+    response: ResponseFuture,
+    mut body: SendStream<Bytes>,
+    message: Bytes,
+    answer_bytes_max: usize,
+) -> Result<Encoded, Error> {
+    // The answer says why, if the server has no use for the message.
+    let _ = body.send_data(message, true);
+    drop(body);
+    let mut body = accept(response.await?)?;
+    let mut incoming = Incoming::new(answer_bytes_max);
+    let mut answer = None;
+    while let Some(chunk) = body.data().await {
+        incoming.push(taken(&mut body, chunk?)?);
+        if answer.is_none() {
+            answer = incoming.next()?;
+        }
+        if answer.is_some() && !incoming.is_empty() {
+            return Err(Error::protocol("more than one answer to a call"));
+        }
+    }
+    if let Some(error) = end(&mut body).await? {
+        return Err(error);
+    }
+    answer.ok_or_else(|| Error::protocol("the answer is cut off"))
+}
+
+/// The body of an answer whose head is no error.
+pub(crate) fn accept(response: Response<RecvStream>) -> Result<RecvStream, Error> {
+    let (head, body) = response.into_parts();
+    match Error::in_head(head.status, &head.headers) {
+        Some(error) => Err(error),
+        // Success, and nothing else to come: not even the message.
+        None if body.is_end_stream() => Err(Error::protocol("the answer is empty")),
+        None => Ok(body),
+    }
+}
+
+/// A chunk, whose room the server may use again: answers are bounded, so all of it is taken at once.
+pub(crate) fn taken(body: &mut RecvStream, chunk: Bytes) -> Result<Bytes, Error> {
+    body.flow_control().release_capacity(chunk.len())?;
+    Ok(chunk)
+}
+
+/// The error that the trailers tell, if they do.
+pub(crate) async fn end(body: &mut RecvStream) -> Result<Option<Error>, Error> {
+    let trailers = body.trailers().await?.unwrap_or_default();
+    Ok(Error::in_trailers(&trailers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_written_in_the_finest_unit_that_fits() {
+        // Scenario: durations from 7 ns to ten years.
+        // Expected: at most 8 digits each; none where even seconds do not fit.
+        let written = |timeout| timeout_header(timeout).map(|value| value.to_str().unwrap().to_owned());
+        assert_eq!(written(Duration::from_nanos(7)).unwrap(), "7n");
+        assert_eq!(written(Duration::from_millis(99)).unwrap(), "99000000n");
+        assert_eq!(written(Duration::from_millis(700)).unwrap(), "700000u");
+        assert_eq!(written(Duration::from_secs(100)).unwrap(), "100000m");
+        assert_eq!(written(Duration::from_secs(1_000_000)).unwrap(), "1000000S");
+        assert_eq!(written(Duration::from_secs(u64::MAX)), None);
+    }
+
+    #[test]
+    fn metadata_cannot_take_the_place_of_what_grpc_sends() {
+        // Scenario: a name of one's own; names of gRPC and HTTP/2; a binary one; no names; a value with a line end.
+        // Expected: the first is taken.
+        assert!(metadata("x-tenant", "blue").is_ok());
+        for name in [
+            "content-type",
+            "te",
+            "grpc-timeout",
+            "grpc-status",
+            "host",
+            "user-agent",
+            "trace-bin",
+            "",
+            "a b",
+            ":path",
+        ] {
+            assert!(
+                matches!(
+                    metadata(name, "v"),
+                    Err(Error::Invalid {
+                        field: "metadata",
+                        ..
+                    })
+                ),
+                "{name}"
+            );
+        }
+        assert!(metadata("x", "a\nb").is_err());
+    }
+}

@@ -1,0 +1,371 @@
+//! gRPC messages in their frames. A request is encoded once; an answer is decoded where its chunks lie: its one large
+//! field (`data`, the only one of type `bytes`) is taken out as slices of the chunks and never copied.
+
+use crate::error::Error;
+use bytes::{Buf, BufMut as _, Bytes, BytesMut};
+use prost::Message;
+use std::collections::VecDeque;
+
+/// One byte that says whether the message is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+
+/// Longest detail of a `google.rpc.Status` that is decoded.
+const DETAIL_BYTES_MAX: usize = 4 << 10;
+
+/// A message behind its prefix.
+pub(crate) fn frame(message: &impl Message) -> Result<Bytes, Error> {
+    let length = message.encoded_len();
+    let on_wire = u32::try_from(length).map_err(|_| {
+        Error::invalid(
+            "request",
+            format!("is {length} bytes long, more than a message may have"),
+        )
+    })?;
+    let mut out = BytesMut::with_capacity(PREFIX_BYTES + length);
+    out.put_u8(0);
+    out.put_u32(on_wire);
+    // The buffer has room, so this does not fail.
+    message
+        .encode(&mut out)
+        .map_err(|error| Error::protocol(error.to_string()))?;
+    Ok(out.freeze())
+}
+
+/// The bytes of an answer's items, in the pieces that the transport delivered.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Data {
+    length: usize,
+    first: Bytes,
+    /// Further pieces, each with where it begins.
+    rest: Vec<(usize, Bytes)>,
+}
+
+impl Data {
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Bytes `from..to`: a slice where they lie in one piece, else a copy. They must lie inside.
+    pub(crate) fn slice(&self, from: usize, to: usize) -> Bytes {
+        if to <= self.first.len() {
+            return self.first.slice(from..to);
+        }
+        // The piece that `from` lies in, as a number of `rest` after `first`.
+        let after = self.rest.partition_point(|(begin, _)| *begin <= from);
+        if let Some((begin, piece)) = after.checked_sub(1).and_then(|at| self.rest.get(at))
+            && to - begin <= piece.len()
+        {
+            return piece.slice(from - begin..to - begin);
+        }
+        let (mut copy, mut at) = (BytesMut::with_capacity(to - from), from);
+        for (begin, piece) in self.places().skip(after) {
+            if at >= to {
+                break;
+            }
+            let end = to.min(begin + piece.len());
+            copy.extend_from_slice(&piece[at - begin..end - begin]);
+            at = end;
+        }
+        copy.freeze()
+    }
+
+    fn places(&self) -> impl Iterator<Item = (usize, &Bytes)> {
+        std::iter::once((0, &self.first)).chain(self.rest.iter().map(|(begin, piece)| (*begin, piece)))
+    }
+
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = &Bytes> {
+        self.places()
+            .map(|(_, piece)| piece)
+            .filter(|piece| !piece.is_empty())
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        let begin = self.length;
+        self.length += piece.len();
+        if begin == 0 {
+            self.first = piece;
+        } else {
+            self.rest.push((begin, piece));
+        }
+    }
+}
+
+impl From<Bytes> for Data {
+    fn from(bytes: Bytes) -> Self {
+        let mut data = Self::default();
+        data.push(bytes);
+        data
+    }
+}
+
+/// Chunks as they come, and the messages in them.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    chunks: Chunks,
+    length_max: usize,
+}
+
+impl Incoming {
+    pub(crate) fn new(length_max: usize) -> Self {
+        Self {
+            chunks: Chunks::default(),
+            length_max,
+        }
+    }
+
+    pub(crate) fn push(&mut self, chunk: Bytes) {
+        self.chunks.push(chunk);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.chunks.left == 0
+    }
+
+    /// The next message, once all of it is there. A message that is too long fails before it has come.
+    pub(crate) fn next(&mut self) -> Result<Option<Encoded>, Error> {
+        let Some(prefix) = self.chunks.peek::<PREFIX_BYTES>() else {
+            return Ok(None);
+        };
+        let [compressed, length @ ..] = prefix;
+        if compressed != 0 {
+            return Err(Error::protocol(
+                "the answer is compressed, which was not asked for",
+            ));
+        }
+        let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
+        if length > self.length_max {
+            return Err(Error::protocol(format!(
+                "the answer has {length} bytes; raise the builder's max_answer_bytes ({}), or ask for less at once",
+                self.length_max
+            )));
+        }
+        if self.chunks.left - PREFIX_BYTES < length {
+            return Ok(None);
+        }
+        self.chunks.advance(PREFIX_BYTES);
+        Ok(Some(Encoded(self.chunks.split_to(length))))
+    }
+}
+
+/// A message that is all there.
+#[derive(Debug)]
+pub(crate) struct Encoded(Chunks);
+
+impl Encoded {
+    /// The message without its `data`, and its `data`.
+    pub(crate) fn decode<M: Message + Default>(self) -> Result<(M, Data), Error> {
+        let mut chunks = self.0;
+        let message = M::decode(&mut chunks).map_err(|error| Error::protocol(error.to_string()))?;
+        Ok((message, chunks.taken))
+    }
+}
+
+/// Bytes in pieces, read from the front.
+#[derive(Debug, Default)]
+struct Chunks {
+    chunks: VecDeque<Bytes>,
+    left: usize,
+    /// The last field of type `bytes` that was decoded.
+    taken: Data,
+}
+
+impl Chunks {
+    fn push(&mut self, chunk: Bytes) {
+        if !chunk.is_empty() {
+            self.left += chunk.len();
+            self.chunks.push_back(chunk);
+        }
+    }
+
+    fn peek<const N: usize>(&self) -> Option<[u8; N]> {
+        if let Some(front) = self.chunks.front().and_then(|front| front.first_chunk()) {
+            return Some(*front);
+        }
+        let mut bytes = self.chunks.iter().flatten();
+        let mut out = [0; N];
+        for byte in &mut out {
+            *byte = *bytes.next()?;
+        }
+        Some(out)
+    }
+
+    /// Takes pieces off the front until they are `length` bytes, which there must be.
+    fn take(&mut self, mut length: usize, mut to: impl FnMut(Bytes)) {
+        self.left -= length;
+        while length > 0 {
+            let Some(front) = self.chunks.front_mut() else {
+                return;
+            };
+            if front.len() > length {
+                to(front.split_to(length));
+                return;
+            }
+            length -= front.len();
+            self.chunks.pop_front().into_iter().for_each(&mut to);
+        }
+    }
+
+    fn split_to(&mut self, length: usize) -> Self {
+        if length == self.left {
+            return std::mem::take(self);
+        }
+        let mut chunks = Self::default();
+        self.take(length, |piece| chunks.push(piece));
+        chunks
+    }
+}
+
+/// As prost reads it. It asks for owned bytes only where a field is of type `bytes`: those are kept aside.
+impl Buf for Chunks {
+    fn remaining(&self) -> usize {
+        self.left
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.chunks.front().map_or(&[], |front| front)
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        self.left -= count;
+        while count > 0 {
+            let Some(front) = self.chunks.front_mut() else {
+                return;
+            };
+            if front.len() > count {
+                front.advance(count);
+                return;
+            }
+            count -= front.len();
+            self.chunks.pop_front();
+        }
+    }
+
+    fn copy_to_bytes(&mut self, length: usize) -> Bytes {
+        let mut data = Data::default();
+        self.take(length, |piece| data.push(piece));
+        // The details of a status are of type `bytes` too, and few.
+        let small = if length <= DETAIL_BYTES_MAX {
+            data.slice(0, length)
+        } else {
+            Bytes::new()
+        };
+        self.taken = data;
+        small
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfetch_proto::v1 as wire;
+
+    fn incoming(chunks: &[Bytes]) -> Incoming {
+        let mut incoming = Incoming::new(1 << 20);
+        chunks.iter().cloned().for_each(|chunk| incoming.push(chunk));
+        incoming
+    }
+
+    fn answer() -> wire::FetchBlocksResponse {
+        wire::FetchBlocksResponse {
+            block_bytes: 8,
+            lengths: [vec![8; 39], vec![0]].concat(),
+            errors: vec![wire::ItemError {
+                item: 39,
+                code: 11,
+                message: "past the end".into(),
+            }],
+            data: (0..=255).cycle().take(39 * 8).collect::<Vec<u8>>().into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn an_answer_is_read_wherever_it_was_cut() {
+        // Scenario: an answer of 40 blocks of 8 bytes with lengths and an error, cut at every place into two chunks,
+        // into chunks of three bytes and into single bytes.
+        // Expected: what prost decodes from the whole, and every slice of the data is right.
+        let whole = answer();
+        let bytes = frame(&whole).unwrap();
+        let mut cuts: Vec<Vec<Bytes>> = (0..=bytes.len())
+            .map(|at| vec![bytes.slice(..at), bytes.slice(at..)])
+            .collect();
+        for step in [1, 3] {
+            cuts.push(bytes.chunks(step).map(Bytes::copy_from_slice).collect());
+        }
+        for chunks in &cuts {
+            let mut incoming = incoming(chunks);
+            let encoded = incoming.next().unwrap().unwrap();
+            assert!(incoming.is_empty());
+            let (mut decoded, data) = encoded.decode::<wire::FetchBlocksResponse>().unwrap();
+            assert_eq!(data.len(), whole.data.len());
+            for (from, to) in [
+                (0, 0),
+                (0, 8),
+                (8, 16),
+                (3, 5),
+                (0, 312),
+                (304, 312),
+                (311, 312),
+                (312, 312),
+            ] {
+                assert_eq!(
+                    data.slice(from, to),
+                    whole.data[from..to],
+                    "{from}..{to} of {} chunks",
+                    chunks.len()
+                );
+            }
+            decoded.data = data.slice(0, data.len());
+            assert_eq!(decoded, whole);
+        }
+    }
+
+    #[test]
+    fn answers_of_a_stream_come_one_by_one() {
+        // Scenario: three messages, cut at every place; all but the last byte of one.
+        // Expected: all three in order; no message yet.
+        let messages: Vec<_> = (5..8)
+            .map(|id| wire::FetchStreamResponse {
+                id,
+                response: Some(wire::fetch_stream_response::Response::Blocks(answer())),
+            })
+            .collect();
+        let all: Bytes = messages
+            .iter()
+            .map(|message| frame(message).unwrap())
+            .collect::<Vec<_>>()
+            .concat()
+            .into();
+        for cut in 0..=all.len() {
+            let mut incoming = incoming(&[all.slice(..cut), all.slice(cut..)]);
+            for message in &messages {
+                let encoded = incoming.next().unwrap().unwrap();
+                let (decoded, data) = encoded.decode::<wire::FetchStreamResponse>().unwrap();
+                assert_eq!((decoded.id, data.slice(0, 312)), (message.id, answer().data));
+            }
+            assert!(incoming.is_empty() && incoming.next().unwrap().is_none());
+        }
+        let first = frame(&messages[0]).unwrap();
+        assert!(
+            incoming(&[first.slice(..first.len() - 1)])
+                .next()
+                .unwrap()
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        // Scenario: a compressed message, one over the limit of which only the prefix came, one that is no protobuf.
+        // Expected: a protocol error for each.
+        let refused = |bytes: &'static [u8]| {
+            let outcome = incoming(&[Bytes::from_static(bytes)])
+                .next()
+                .and_then(|encoded| encoded.unwrap().decode::<wire::FetchBlocksResponse>().map(|_| ()));
+            matches!(outcome, Err(Error::Protocol { .. }))
+        };
+        assert!(refused(&[1, 0, 0, 0, 0]));
+        assert!(refused(&[0, 0, 0x10, 0, 1]));
+        assert!(refused(&[0, 0, 0, 0, 3, 0xff, 0xff, 0xff]));
+    }
+}
