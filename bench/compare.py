@@ -9,7 +9,7 @@
     bench/compare.py --list                               the rows
 
 Writes results.md, results.json, overview.svg and one SVG a row to --out; the table goes to stdout, progress to stderr.
-docs/BENCHMARKING.md says what each row means, what it needs, and how to read it.
+docs/BENCHMARKING.md says what a run needs, and how to read it.
 """
 
 import argparse

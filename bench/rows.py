@@ -1,4 +1,4 @@
-"""The rows: what is measured, what it is held against, and the targets. docs/BENCHMARKING.md says what each one means."""
+"""The rows: what is measured, what it is held against, and the targets. docs/BENCHMARKING.md says how to read them."""
 
 import dataclasses
 

@@ -26,7 +26,7 @@ pub(super) struct Envelope {
 }
 
 /// Answers up to this size are copied behind their head: a frame of its own costs both sides more than the copy of
-/// some pages (docs/BENCHMARKING.md, "small answers").
+/// some pages (ADR 0008).
 pub(super) const JOINED_BYTES_MAX: usize = 16 << 10;
 
 /// Small answers joined into one frame are this long at most.
