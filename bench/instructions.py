@@ -3,7 +3,8 @@
 
     bench/instructions.py                        all pieces, as a Markdown table
     bench/instructions.py --before COMMIT        and how they changed since that commit, whose pieces are built and counted too
-    bench/instructions.py --against OLD.json     the same with counts that --json wrote
+    bench/instructions.py --against OLD.json     the same with counts that --json wrote; .ci/run holds them against
+                                                 bench/results/instructions.json: write that anew when a change is meant
     bench/instructions.py --json NEW.json        also writes them, to be held against later
 
 --limit 2 fails when a piece takes over 2 % more than before. A piece is run N and 2N times; the difference is N runs
@@ -21,26 +22,30 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CRATES = ("ringfetch-engine", "ringfetch-server")
+CRATES = ("engine", "server")
 RUNS = 2000
 
 
-def built(crate, source, target):
-    """Builds a crate's pieces and returns the executable."""
+# The same copying code on every processor, which glibc else chooses by what it finds: counts are compared across machines.
+TUNABLES = "glibc.cpu.hwcaps=-ERMS,-FSRM,-AVX2,-AVX512F,-AVX512VL,-AVX_Fast_Unaligned_Load"
+
+
+def built(source, target):
+    """Builds all pieces and returns the executables, by crate."""
     environment = {**os.environ, **({"CARGO_TARGET_DIR": str(target)} if target else {})}
-    done = subprocess.run(["cargo", "bench", "--no-run", "-p", crate, "--bench", "pieces", "--message-format=json"],
+    done = subprocess.run(["cargo", "bench", "--no-run", "-p", "ringfetch-engine", "-p", "ringfetch-server", "--bench", "pieces", "--message-format=json"],
                           cwd=source, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(f"{crate}: its pieces do not build")
+        sys.exit("the pieces do not build")
     messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return next(message["executable"] for message in messages
-                if message.get("reason") == "compiler-artifact" and message["target"]["name"] == "pieces")
+    return {pathlib.Path(message["manifest_path"]).parent.name: message["executable"] for message in messages
+            if message.get("reason") == "compiler-artifact" and message["target"]["name"] == "pieces"}
 
 
 def counted(executable, piece, runs):
     """Instructions of the whole program with so many runs of the piece."""
     done = subprocess.run(["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", executable, "--exactly", piece,
-                           str(runs)], capture_output=True, text=True, check=False)
+                           str(runs)], capture_output=True, text=True, check=False, env={**os.environ, "GLIBC_TUNABLES": TUNABLES})
     total = re.search(r"Collected\s*:\s*(\d+)", done.stderr)
     if done.returncode != 0 or total is None:
         sys.exit(f"{piece}: valgrind failed:\n{done.stderr}")
@@ -49,8 +54,9 @@ def counted(executable, piece, runs):
 
 def pieces(source=ROOT, target=None):
     """(name, instructions a run) of every piece of a source tree, one after the other."""
+    executables = built(source, target)
     for crate in CRATES:
-        executable = built(crate, source, target)
+        executable = executables[crate]
         names = subprocess.run([executable, "--list"], capture_output=True, text=True, check=True).stdout.split()
         for name in names:
             yield name, round((counted(executable, name, 2 * RUNS) - counted(executable, name, RUNS)) / RUNS, 1)

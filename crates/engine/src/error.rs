@@ -130,6 +130,8 @@ pub enum Resource {
     CallerReads,
     /// The open files of an objects dataset (`max_open_files`, and those that requests may hold beyond it).
     OpenObjects,
+    /// One caller's share of the objects that requests hold open: half of what is free.
+    CallerObjects,
 }
 
 impl Resource {
@@ -142,6 +144,7 @@ impl Resource {
             Self::ConnectionMemory => "connection_memory",
             Self::CallerReads => "caller_reads",
             Self::OpenObjects => "open_objects",
+            Self::CallerObjects => "caller_objects",
         }
     }
 }
@@ -164,6 +167,10 @@ impl std::fmt::Display for Resource {
             }
             Self::OpenObjects => {
                 "requests hold as many of the dataset's objects open as may be (max_open_files)"
+            }
+            Self::CallerObjects => {
+                "these objects and those that this caller's requests hold open are more than half of what may still be \
+                 held open: ask for fewer at a time"
             }
         })
     }

@@ -3,6 +3,7 @@
 //! part. Behind one proxy all users are one caller; then its connections share what it may have.
 
 use crate::config::Limits;
+use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
 use ringfetch_engine::engine::Engine;
 use ringfetch_engine::share::{Account, Budget, CallerAccount, CallerShare, Share};
 use std::collections::HashMap;
@@ -39,6 +40,9 @@ impl std::fmt::Display for CallerKey {
     }
 }
 
+/// Objects that requests may hold open, of all datasets: each has two descriptors where it is read directly.
+const OBJECTS_HELD_MAX: u64 = IN_FLIGHT_DESCRIPTORS_MAX as u64 / 2;
+
 /// Everybody who is connected. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Callers {
@@ -50,6 +54,7 @@ struct Inner {
     engine: Engine,
     requests: Arc<Budget>,
     request_memory: Arc<Budget>,
+    objects: Arc<Budget>,
     known: Mutex<HashMap<CallerKey, Weak<Caller>>>,
     next_id: AtomicU64,
 }
@@ -61,6 +66,7 @@ pub struct Caller {
     engine: Arc<CallerAccount>,
     requests: Arc<CallerShare>,
     request_memory: Arc<CallerShare>,
+    objects: Arc<CallerShare>,
     callers: Weak<Inner>,
 }
 
@@ -71,6 +77,7 @@ pub struct Connection {
     account: Arc<Account>,
     requests: Arc<Share>,
     request_memory: Arc<Share>,
+    objects: Arc<Share>,
 }
 
 impl Callers {
@@ -81,6 +88,7 @@ impl Callers {
                 engine,
                 requests: Budget::new(limits.requests_in_flight.into()),
                 request_memory: Budget::new(limits.request_memory_bytes),
+                objects: Budget::new(OBJECTS_HELD_MAX),
                 known: Mutex::default(),
                 next_id: AtomicU64::new(0),
             }),
@@ -103,6 +111,7 @@ impl Callers {
             account: caller.engine.connection(id, memory_bytes),
             requests: caller.requests.connection(u64::MAX),
             request_memory: caller.request_memory.connection(u64::MAX),
+            objects: caller.objects.connection(u64::MAX),
             caller,
         })
     }
@@ -117,6 +126,11 @@ impl Callers {
         &self.inner.request_memory
     }
 
+    /// Objects that all callers' requests hold open.
+    pub fn objects(&self) -> &Arc<Budget> {
+        &self.inner.objects
+    }
+
     fn caller(&self, key: CallerKey) -> Arc<Caller> {
         let inner = &*self.inner;
         let mut known = inner.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,6 +143,7 @@ impl Callers {
             engine: inner.engine.caller_account(id),
             requests: inner.requests.caller(),
             request_memory: inner.request_memory.caller(),
+            objects: inner.objects.caller(),
             callers: Arc::downgrade(&self.inner),
         });
         known.insert(key, Arc::downgrade(&caller));
@@ -178,6 +193,11 @@ impl Connection {
     /// Bytes of its unfinished and decoded requests.
     pub fn request_memory(&self) -> &Arc<Share> {
         &self.request_memory
+    }
+
+    /// Objects that its requests hold open.
+    pub fn objects(&self) -> &Arc<Share> {
+        &self.objects
     }
 }
 

@@ -47,7 +47,7 @@ use futures_util::stream::FuturesOrdered;
 use ringfetch_engine::batch::{Batch, Fetched};
 use ringfetch_engine::dataset::{Dataset, OpenFile};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
-use ringfetch_engine::error::ReadError;
+use ringfetch_engine::error::{ReadError, Resource};
 use ringfetch_engine::share::{Charge, Refused};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -234,6 +234,22 @@ impl Fetcher {
         Ok((entered, deadline))
     }
 
+    /// Places for objects among those that requests hold open: taken before the first one is opened.
+    fn hold_objects(&self, context: &CallContext, objects: usize) -> Result<Charge, FetchError> {
+        let amount = u64::try_from(objects).unwrap_or(u64::MAX);
+        let held = match &context.connection {
+            Some(connection) => connection.objects().charge(amount),
+            None => self.inner.callers.objects().charge(amount),
+        };
+        held.map_err(|refused| {
+            let resource = match refused {
+                Refused::Budget => Resource::OpenObjects,
+                Refused::Caller | Refused::Connection => Resource::CallerObjects,
+            };
+            ReadError::Overloaded { resource }.into()
+        })
+    }
+
     /// Counts a refusal.
     pub(crate) fn counted<T>(&self, result: Result<T, FetchError>) -> Result<T, FetchError> {
         if let Err(error) = &result {
@@ -325,6 +341,11 @@ impl Fetcher {
     ) -> Result<Answered, FetchError> {
         check(items, &limits)?;
         let (_in_flight, deadline) = self.admit(&limits, &context)?;
+        let _objects = match items {
+            Items::Objects { names, .. } => Some(self.hold_objects(&context, names.len())?),
+            // A version that is held open has its place already.
+            Items::Pinned { .. } | Items::Blocks(_) | Items::Vectors(_) | Items::Ranges { .. } => None,
+        };
         // Whoever gives a deadline does not wait longer, wherever the batch is by then.
         until(deadline, async {
             let max = self.item_bytes_within(limits);
@@ -514,17 +535,79 @@ fn known<V>(datasets: &BTreeMap<String, V>) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use ringfetch_engine::config::{BackendKind, EngineConfig};
+    use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
+    use ringfetch_engine::dataset::{DatasetSpec, KindSpec};
+    use std::time::Duration;
 
     /// A fetcher without datasets, within these limits.
     pub(crate) fn without_datasets(limits: Limits) -> Fetcher {
+        serving(Vec::new(), limits)
+    }
+
+    fn serving(datasets: Vec<Arc<Dataset>>, limits: Limits) -> Fetcher {
         let config = EngineConfig {
             backend: BackendKind::Pread,
             memory_budget_bytes: 1 << 20,
             pin: false,
             ..EngineConfig::default()
         };
-        Fetcher::new(Engine::start(&config).unwrap(), Vec::new(), limits)
+        Fetcher::new(Engine::start(&config).unwrap(), datasets, limits)
+    }
+
+    #[test]
+    fn a_caller_cannot_hold_all_objects_open() {
+        // Scenario: a caller opens an object again and again and reads nothing, on two connections; then it asks for a batch,
+        // and another caller for an object and for the largest batch. Expectation: the first is refused with its own share as
+        // the reason, in both ways; the other is served; and what is given up can be had again.
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a"), "bytes").unwrap();
+        let spec = DatasetSpec {
+            name: "objects".to_owned(),
+            paths: vec![directory.path().to_owned()],
+            kind: KindSpec::Objects {
+                max_open_files: 16,
+                revalidate: Duration::from_secs(60),
+            },
+            direct_io: DirectIo::Off,
+        };
+        let limits = Limits::default();
+        let most = limits.items_per_request as usize;
+        let fetcher = serving(vec![Arc::new(Dataset::open(&spec).unwrap())], limits);
+        let of = |address: &str| CallContext {
+            connection: Some(fetcher.callers().connect(address.parse().unwrap(), u64::MAX)),
+            ..CallContext::default()
+        };
+        let own_share = FetchError::Read(ReadError::Overloaded {
+            resource: Resource::CallerObjects,
+        });
+        let batch = async |context: CallContext, objects: usize| {
+            let items = Items::Objects {
+                names: &vec!["a".to_owned(); objects],
+                offsets: &[],
+                lengths: &[],
+                if_match: &[],
+            };
+            fetcher.fetch("objects", "", items, context).await.map(|_| ())
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(async {
+            let greedy = [of("127.0.0.2"), of("127.0.0.2")];
+            let mut held = Vec::new();
+            let refused = loop {
+                match fetcher.object("objects", "a", &greedy[held.len() % 2]).await {
+                    Ok(version) => held.push(version),
+                    Err(refused) => break refused,
+                }
+            };
+            assert_eq!(refused, own_share);
+            assert!(held.len() > most / 2, "{}", held.len());
+            assert_eq!(batch(greedy[0].clone(), most).await, Err(own_share));
+            let other = of("127.0.0.3");
+            fetcher.object("objects", "a", &other).await.unwrap();
+            assert_eq!(batch(other, most).await, Ok(()));
+            held.clear();
+            assert_eq!(batch(greedy[1].clone(), most).await, Ok(()));
+        });
     }
 
     #[test]

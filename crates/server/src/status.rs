@@ -93,9 +93,10 @@ pub fn of_read(error: &ReadError) -> Answer {
         ReadError::Overloaded { resource } => {
             // 429 blames the client, which is right where its own connection holds the memory and nowhere else.
             let http = match resource {
-                Resource::CallerMemory | Resource::ConnectionMemory | Resource::CallerReads => {
-                    Http::TOO_MANY_REQUESTS
-                }
+                Resource::CallerMemory
+                | Resource::ConnectionMemory
+                | Resource::CallerReads
+                | Resource::CallerObjects => Http::TOO_MANY_REQUESTS,
                 Resource::QueuedReads | Resource::Memory | Resource::OpenObjects => Http::SERVICE_UNAVAILABLE,
             };
             Answer::new(Code::ResourceExhausted, http, "overloaded").retry(RETRY_OVERLOADED)

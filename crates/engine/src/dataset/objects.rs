@@ -22,9 +22,10 @@ use tokio::sync::Semaphore;
 /// Longest name: PATH_MAX, which the kernel would refuse anyway.
 pub(super) const NAME_BYTES_MAX: usize = 4096;
 
-/// Descriptors that requests in flight may hold open beside those that the cache may: a request of 4,096 objects (the
-/// default of `limits.items_per_request`), each read directly, fits when it is alone.
-pub const IN_FLIGHT_DESCRIPTORS_MAX: usize = 8192;
+/// Descriptors that requests in flight may hold open beside those that the cache may: three requests of 4,096 objects (the
+/// default of `limits.items_per_request`), each read directly. Where callers share them by what is free, one such request
+/// fits while others hold a third.
+pub const IN_FLIGHT_DESCRIPTORS_MAX: usize = 3 * 4096 * 2;
 
 /// Opens under way at once: each may hold two descriptors that the cache does not count yet.
 const OPENS_MAX: usize = 64;

@@ -20,10 +20,11 @@ pub(super) enum Rejection {
     RequestMemory,
     Listings,
     OpenObjects,
+    CallerObjects,
 }
 
 /// Every rejection at its place: `reason as usize`.
-const REJECTIONS: [(Rejection, &str); 13] = [
+const REJECTIONS: [(Rejection, &str); 14] = [
     (Rejection::Items, "items"),
     (Rejection::ResponseBytes, "response_bytes"),
     (Rejection::RequestsInFlight, "requests_in_flight"),
@@ -37,6 +38,7 @@ const REJECTIONS: [(Rejection, &str); 13] = [
     (Rejection::RequestMemory, "request_memory"),
     (Rejection::Listings, "listings"),
     (Rejection::OpenObjects, "open_objects"),
+    (Rejection::CallerObjects, "caller_objects"),
 ];
 
 impl Rejection {
@@ -55,6 +57,7 @@ impl Rejection {
                 Resource::ConnectionMemory => Self::ConnectionMemory,
                 Resource::CallerReads => Self::CallerReads,
                 Resource::OpenObjects => Self::OpenObjects,
+                Resource::CallerObjects => Self::CallerObjects,
             }),
             FetchError::RequestMemory { .. } => Some(Self::RequestMemory),
             FetchError::ListingsBusy { .. } => Some(Self::Listings),

@@ -8,6 +8,7 @@ use super::{Fetcher, until};
 use bytes::Bytes;
 use ringfetch_engine::dataset::OpenFile;
 use ringfetch_engine::error::ReadError;
+use ringfetch_engine::share::Charge;
 use std::sync::Arc;
 
 /// Bytes in one version.
@@ -25,6 +26,7 @@ pub struct Version {
 pub struct Pinned {
     name: String,
     file: Arc<OpenFile>,
+    _held: Charge,
 }
 
 impl Pinned {
@@ -109,6 +111,7 @@ impl Fetcher {
         let looked_up = async {
             let dataset = self.find(dataset, Wanted::Objects)?;
             let (_in_flight, deadline) = self.admit(&self.limits(), context)?;
+            let held = self.hold_objects(context, 1)?;
             let file = until(deadline, dataset.0.object(name))
                 .await
                 .ok_or(ReadError::DeadlineExceeded)??;
@@ -119,6 +122,7 @@ impl Fetcher {
                 object: Some(Pinned {
                     name: name.to_owned(),
                     file,
+                    _held: held,
                 }),
             })
         };
