@@ -125,7 +125,7 @@ class Prometheus(Process):
                             for daemon in daemons)
         text, replaced = re.subn(r'      - targets: \["ringfetchd:7411"\]', targets, text)
         if replaced != 1:
-            raise RuntimeError("deploy/prometheus/prometheus.yml has no target ringfetchd:7411: mend rig.py")
+            raise RuntimeError("deploy/prometheus/prometheus.yml has no target ringfetchd:7411: fix rig.py")
         text = text.replace("/etc/prometheus/", f"{ROOT}/deploy/prometheus/")
         text = re.sub(r"_interval: \S+", f"_interval: {interval}", text)
         config = scratch / "prometheus.yml"

@@ -4,14 +4,14 @@
 use crate::batch::Batch;
 use crate::config::BackendKind;
 use crate::engine::BackendStatus;
-use crate::metrics::{Board, EngineCollector, ShardMetrics};
-use crate::plan::{self, Rules};
+use crate::metrics::{EngineCollector, MetricsRegistry, ShardMetrics};
+use crate::plan::{self, PlanRules};
 use prometheus::core::Collector as _;
 use std::sync::Arc;
 
 /// Plans a batch as uring's shard does with the default settings: the number of device reads.
 pub fn plan_reads(batch: &Batch) -> usize {
-    let rules = Rules {
+    let rules = PlanRules {
         direct: true,
         merge: true,
         merge_gap_bytes: 0,
@@ -47,9 +47,9 @@ impl Counters {
             requested: backend,
             reason: String::new(),
         };
-        let board = Arc::new(Board::new(status));
-        board.add_shards(shards.iter().map(Arc::clone));
-        let collector = EngineCollector::new(board)?;
+        let metrics = Arc::new(MetricsRegistry::new(status));
+        metrics.add_shards(shards.iter().map(Arc::clone));
+        let collector = EngineCollector::new(metrics)?;
         let counters = Self { shards, collector };
         counters.count_batch(1);
         for shard in &counters.shards {
@@ -62,17 +62,17 @@ impl Counters {
     /// What a shard counts for one batch of `items` single reads, with latencies that fill different buckets.
     pub fn count_batch(&self, items: u32) {
         for shard in self.shards.iter().take(1) {
-            let lane = shard.lane(BackendKind::Uring);
+            let per_backend = shard.per_backend(BackendKind::Uring);
             shard.batch_items.observe(u64::from(items), 1);
-            lane.queue_time.observe(10_000, u64::from(items));
+            per_backend.queue_time.observe(10_000, u64::from(items));
             shard.depth_seen.observe_each(1, u64::from(items));
             shard.count_device_reads(u64::from(items), 4096 * u64::from(items));
             // Four finish at a time.
-            for lot in 0..u64::from(items / 4) {
-                lane.device_time.observe(40_000 + lot * 40_000, 4);
+            for group in 0..u64::from(items / 4) {
+                per_backend.device_time.observe(40_000 + group * 40_000, 4);
             }
             shard.count_submission(items / 4);
-            lane.total_time.observe(1_000_000, u64::from(items));
+            per_backend.total_time.observe(1_000_000, u64::from(items));
         }
     }
 

@@ -44,7 +44,7 @@ impl std::fmt::Display for BackendKind {
     }
 }
 
-/// What to do where io_uring cannot be had.
+/// What to do where io_uring is unavailable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnUnavailable {
     /// Refuse to start.
@@ -118,7 +118,7 @@ pub struct PlanConfig {
 pub struct EngineConfig {
     /// The engine asked for.
     pub backend: BackendKind,
-    /// What to do where it cannot be had.
+    /// What to do where it is unavailable.
     pub on_unavailable: OnUnavailable,
     /// Pinned network threads; each has a runtime and, with uring, a ring. At least 1.
     pub cores: u32,

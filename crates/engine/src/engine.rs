@@ -6,16 +6,16 @@ use self::switch::show;
 use crate::batch::{Batch, Fetched};
 use crate::buffer::{Arena, PAGE_BYTES};
 use crate::config::{BackendKind, EngineConfig};
-use crate::cores::{self, Alarm, Errand, Job};
+use crate::cores::{self, Alarm, CoreCommand, Task};
 use crate::dataset::Dataset;
 use crate::error::{ReadError, Resource};
-use crate::metrics::{Board, EngineCollector, ShardMetrics};
+use crate::metrics::{EngineCollector, MetricsRegistry, ShardMetrics};
 use crate::plan;
-use crate::routes::{Route, Routes};
-use crate::shard::{Control, Mailbox, NotTaken};
+use crate::planned_batch::PlannedBatch;
+use crate::routing::{BackendRoute, RoutingTable};
+use crate::shard::{Control, Mailbox, SendError};
 use crate::share::{Account, Budget, CallerAccount, Charge, Refused, Share};
-use crate::start::{self, Cores, Group, Sim, Starter};
-use crate::work::Work;
+use crate::start::{self, Cores, ShardGroup, Sim, Starter};
 use arc_swap::ArcSwap;
 use std::future::Future;
 use std::pin::Pin;
@@ -112,12 +112,12 @@ struct Inner {
     /// What callers may have queued on all shards together: as much as one shard takes.
     reads: Arc<Budget>,
     config: EngineConfig,
-    routes: ArcSwap<Routes>,
+    routes: ArcSwap<RoutingTable>,
     /// Held through a switch, so that they come one at a time.
     switching: Mutex<()>,
     /// Every group that was started.
-    groups: Mutex<Vec<Arc<Group>>>,
-    board: Arc<Board>,
+    groups: Mutex<Vec<Arc<ShardGroup>>>,
+    metrics: Arc<MetricsRegistry>,
     cores: Mutex<Cores>,
     core_count: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -173,7 +173,7 @@ impl Engine {
     /// Probes the backend, reserves the memory, starts the cores and shards.
     ///
     /// # Errors
-    /// io_uring cannot be had and `on_unavailable` is `Fail`; or a thread, the memory or a ring cannot be had.
+    /// io_uring is unavailable and `on_unavailable` is `Fail`; or a thread, the memory or a ring is refused.
     pub fn start(config: &EngineConfig) -> Result<Self, StartError> {
         let backend = start::choose(config, config.backend)?;
         Self::start_on(config, backend, None)
@@ -204,7 +204,7 @@ impl Engine {
         })?;
         let (alarm_raised, alarm) = watch::channel(false);
         let alarm_raised = Alarm(Arc::new(alarm_raised));
-        let board = Arc::new(Board::new(backend.clone()));
+        let metrics = Arc::new(MetricsRegistry::new(backend.clone()));
         let (cores, mut threads) = start::cores(config, backend.backend)?;
         let mut starter = Starter {
             config,
@@ -215,10 +215,10 @@ impl Engine {
             shards: Vec::new(),
         };
         let on_cores = starter.start(backend.backend, &cores, sim)?;
-        let group = Arc::new(starter.finish(backend.backend, on_cores, &board, &mut threads));
+        let group = Arc::new(starter.finish(backend.backend, on_cores, &metrics, &mut threads));
         show(&group, &[], backend.backend);
-        let routes = Routes {
-            common: Route::new(config, Arc::clone(&group), backend),
+        let routes = RoutingTable {
+            common: BackendRoute::new(config, Arc::clone(&group), backend),
             own: Vec::new(),
         };
         Ok(Self {
@@ -229,8 +229,8 @@ impl Engine {
                 routes: ArcSwap::from_pointee(routes),
                 switching: Mutex::new(()),
                 groups: Mutex::new(vec![group]),
-                board,
-                core_count: cores.errands.len(),
+                metrics,
+                core_count: cores.commands.len(),
                 cores: Mutex::new(cores),
                 threads: Mutex::new(threads),
                 draining: AtomicBool::new(false),
@@ -258,10 +258,10 @@ impl Engine {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = ()> + 'static,
     {
-        let job: Job = Box::new(move || Box::pin(task()));
+        let job: Task = Box::new(move || Box::pin(task()));
         let cores = self.inner.cores.lock().unwrap_or_else(PoisonError::into_inner);
-        let core = cores.errands.get(core);
-        core.is_some_and(|core| core.send(Errand::Job(job)).is_ok())
+        let core = cores.commands.get(core);
+        core.is_some_and(|core| core.send(CoreCommand::Task(job)).is_ok())
     }
 
     /// Queues a batch on the shard of the calling core (else the least loaded one) of the backend that serves its
@@ -330,7 +330,7 @@ impl Engine {
             errors,
             ..
         } = batch;
-        let work = Work {
+        let work = PlannedBatch {
             backend: route.status.backend,
             dataset,
             origin: account.map(|account| (account.caller(), account.id())),
@@ -348,10 +348,10 @@ impl Engine {
         };
         match shard.inbox.deliver(Box::new(work)) {
             Ok(()) => Ok(Ticket { answer }),
-            Err(NotTaken::Full) => refuse(ReadError::Overloaded {
+            Err(SendError::Full) => refuse(ReadError::Overloaded {
                 resource: Resource::QueuedReads,
             }),
-            Err(NotTaken::Closed) => {
+            Err(SendError::Closed) => {
                 let draining = inner.draining.load(Ordering::Relaxed);
                 refuse(if draining {
                     ReadError::Draining
@@ -365,7 +365,7 @@ impl Engine {
     /// Exports a dataset's series from now on, at 0: a rate over a counter that appears with its first read would miss
     /// that read.
     pub fn introduce(&self, dataset: &Dataset) {
-        self.inner.board.introduce(dataset.name());
+        self.inner.metrics.introduce(dataset.name());
         let routes = self.inner.routes.load();
         let route = routes.of(dataset.name());
         show(&route.group, &[dataset.name().to_owned()], route.status.backend);
@@ -382,7 +382,7 @@ impl Engine {
     }
 
     /// Lets go of what the shards hold of datasets that nobody else holds any more (their places in a ring's table of
-    /// files): call it some time after a dataset was removed or replaced. A shard that is too busy to be told is told
+    /// files): call it some time after a dataset was removed or replaced. A shard that is too busy to be asked is asked
     /// by the next call.
     pub fn sweep(&self) {
         for group in self.inner.groups() {
@@ -426,7 +426,7 @@ impl Engine {
     pub fn shards(&self) -> Vec<ShardStatus> {
         let routes = self.inner.routes.load();
         let groups = self.inner.groups();
-        let status = |(group, shard): (&Arc<Group>, &ShardHandle)| {
+        let status = |(group, shard): (&Arc<ShardGroup>, &ShardHandle)| {
             let metrics = &shard.metrics;
             let mut routed = routes.own.iter().map(|(_, route)| route).chain([&routes.common]);
             ShardStatus {
@@ -448,7 +448,7 @@ impl Engine {
 
     /// Sums over the shards now.
     pub fn totals(&self) -> Totals {
-        self.inner.board.totals()
+        self.inner.metrics.totals()
     }
 
     /// Response memory: (in use, budget), bytes.
@@ -473,7 +473,7 @@ impl Engine {
     /// A name is taken.
     pub fn register_metrics(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
         self.inner.arena.register_metrics(registry)?;
-        registry.register(Box::new(EngineCollector::new(Arc::clone(&self.inner.board))?))
+        registry.register(Box::new(EngineCollector::new(Arc::clone(&self.inner.metrics))?))
     }
 
     /// Resolves when a shard has failed, which only a defect can cause: the process should then drain and end, so that
@@ -520,7 +520,7 @@ impl Engine {
             .cores
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .errands
+            .commands
             .clear();
         let mut threads = std::mem::take(&mut *inner.threads.lock().unwrap_or_else(PoisonError::into_inner));
         // Threads end within microseconds of their last read; joining them blocks, so it is looked at now and then.
@@ -565,11 +565,11 @@ impl Inner {
         Ok(Some(charged))
     }
 
-    fn groups(&self) -> Vec<Arc<Group>> {
+    fn groups(&self) -> Vec<Arc<ShardGroup>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn choose_shard<'a>(&self, group: &'a Group) -> Option<&'a ShardHandle> {
+    fn choose_shard<'a>(&self, group: &'a ShardGroup) -> Option<&'a ShardHandle> {
         if let (true, Some(core)) = (group.on_cores, cores::current()) {
             return group.shards.get(core);
         }

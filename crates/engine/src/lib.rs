@@ -22,11 +22,11 @@ pub mod geometry;
 mod metrics;
 pub mod pattern;
 mod plan;
-mod routes;
+mod planned_batch;
+mod routing;
 mod shard;
 pub mod share;
 mod start;
-mod work;
 
 pub use backend::probe;
 #[cfg(any(test, feature = "sim"))]

@@ -1,12 +1,12 @@
 //! The engine's counters. Each shard writes its own, on its own cache lines, with plain loads and stores; a scrape adds
 //! them up. Counting therefore costs the hot path no shared cache line and no locked instruction.
 //!
-//! A shard on a ring serves `uring` and `auto`: it counts each in a lane of its own. Names and labels, in `collector`, are
+//! A shard on a ring serves `uring` and `auto`: it counts each separately. Names and labels, in `collector`, are
 //! a contract.
 
 mod collector;
 
-pub(crate) use collector::{Board, EngineCollector};
+pub(crate) use collector::{EngineCollector, MetricsRegistry};
 
 use crate::config::BackendKind;
 use crate::engine::Totals;
@@ -161,7 +161,7 @@ impl DatasetCounters {
 
 /// What a shard counts of the reads that one backend serves.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct PerBackend {
     pub(crate) backend: BackendKind,
     /// Whether the backend was ever chosen: the others' series are not exported.
     shown: AtomicBool,
@@ -170,7 +170,7 @@ pub(crate) struct Lane {
     pub(crate) total_time: LocalHistogram<22>,
 }
 
-impl Lane {
+impl PerBackend {
     fn new(backend: BackendKind) -> Self {
         Self {
             backend,
@@ -189,7 +189,7 @@ pub(crate) struct ShardMetrics {
     pub(crate) shard: u32,
     pub(crate) queue_depth: u32,
     /// The backends that it serves; a batch says by which of them it is to be read.
-    lanes: [Lane; 2],
+    backends: [PerBackend; 2],
     pub(crate) in_flight: AtomicU32,
     /// Reads accepted and neither started nor served by another one. Submitters add, the shard subtracts.
     pub(crate) queued: AtomicI64,
@@ -207,7 +207,7 @@ pub(crate) struct ShardMetrics {
 impl ShardMetrics {
     /// Counters of a shard that serves `backend`, and with a ring the other one that a ring serves.
     pub(crate) fn new(shard: u32, backend: BackendKind, queue_depth: u32) -> Arc<Self> {
-        let lanes = if backend.uses_ring() {
+        let backends = if backend.uses_ring() {
             [BackendKind::Uring, BackendKind::Auto]
         } else {
             [backend, backend]
@@ -215,7 +215,7 @@ impl ShardMetrics {
         Arc::new(Self {
             shard,
             queue_depth,
-            lanes: lanes.map(Lane::new),
+            backends: backends.map(PerBackend::new),
             in_flight: AtomicU32::new(0),
             queued: AtomicI64::new(0),
             device_reads: AtomicU64::new(0),
@@ -230,9 +230,9 @@ impl ShardMetrics {
         })
     }
 
-    /// The lane of a backend: the first one for a backend that this shard does not serve.
-    pub(crate) fn lane(&self, backend: BackendKind) -> &Lane {
-        let [first, second] = &self.lanes;
+    /// The counters of a backend: the first one for a backend that this shard does not serve.
+    pub(crate) fn per_backend(&self, backend: BackendKind) -> &PerBackend {
+        let [first, second] = &self.backends;
         if second.backend == backend && first.backend != backend {
             second
         } else {
@@ -242,7 +242,7 @@ impl ShardMetrics {
 
     /// Exports a backend's series from now on.
     pub(crate) fn show(&self, backend: BackendKind) {
-        self.lane(backend).shown.store(true, Ordering::Relaxed);
+        self.per_backend(backend).shown.store(true, Ordering::Relaxed);
     }
 
     /// The counters of a dataset's reads by one backend on this shard; made when they are first asked for. A dataset
@@ -311,23 +311,35 @@ impl DeviceTimes {
     /// Counts what is not counted yet.
     pub(crate) fn tell(&mut self, metrics: &ShardMetrics) {
         if let Some((backend, _, took, reads)) = self.0.take() {
-            metrics.lane(backend).device_time.observe(took, reads);
+            metrics.per_backend(backend).device_time.observe(took, reads);
         }
     }
 }
 
-/// Sums over shards, for the status answer.
-pub(crate) fn totals(shards: &[Arc<ShardMetrics>]) -> Totals {
-    let mut totals = Totals {
-        reads: 0,
-        read_errors: 0,
-        read_bytes: 0,
-        total_seconds: Vec::new(),
-    };
+/// What was read, over datasets and backends.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ReadTotals {
+    reads: u64,
+    errors: u64,
+    bytes: u64,
+}
+
+impl ReadTotals {
+    pub(crate) fn add(&mut self, counters: &DatasetCounters) {
+        let failed = counters.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed: u64 = failed.values().sum();
+        self.reads += counters.ok.load(Ordering::Relaxed) + failed;
+        self.errors += failed;
+        self.bytes += counters.bytes.load(Ordering::Relaxed);
+    }
+}
+
+/// Sums over shards, for the status answer; `read` is what is counted on none of them any more.
+pub(crate) fn totals(shards: &[Arc<ShardMetrics>], mut read: ReadTotals) -> Totals {
     let mut time = HistogramTotal::default();
     for shard in shards {
-        for lane in &shard.lanes {
-            lane.total_time.merge_into(&mut time);
+        for per_backend in &shard.backends {
+            per_backend.total_time.merge_into(&mut time);
         }
         for dataset in shard
             .datasets
@@ -335,17 +347,15 @@ pub(crate) fn totals(shards: &[Arc<ShardMetrics>]) -> Totals {
             .unwrap_or_else(PoisonError::into_inner)
             .iter()
         {
-            let failed: u64 = dataset
-                .failed
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .values()
-                .sum();
-            totals.reads += dataset.ok.load(Ordering::Relaxed) + failed;
-            totals.read_errors += failed;
-            totals.read_bytes += dataset.bytes.load(Ordering::Relaxed);
+            read.add(dataset);
         }
     }
+    let mut totals = Totals {
+        reads: read.reads,
+        read_errors: read.errors,
+        read_bytes: read.bytes,
+        total_seconds: Vec::new(),
+    };
     let mut cumulative = 0;
     for (bound, count) in DURATION_BOUNDS_NS.iter().zip(&time.buckets) {
         cumulative += count;
@@ -421,7 +431,7 @@ mod tests {
         times.tell(&metrics);
         let told = |backend| {
             let mut total = HistogramTotal::default();
-            metrics.lane(backend).device_time.merge_into(&mut total);
+            metrics.per_backend(backend).device_time.merge_into(&mut total);
             (total.count, total.sum)
         };
         assert_eq!(told(uring), (5, 3 * 300_000 + 2 * 30_000));

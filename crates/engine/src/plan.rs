@@ -9,7 +9,7 @@ use crate::batch::{Batch, Segment};
 
 /// What the planner must respect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rules {
+pub(crate) struct PlanRules {
     /// Whether files that can be are read past the page cache.
     pub(crate) direct: bool,
     /// Whether neighbours are merged and duplicates dropped; a mapping gains nothing by it.
@@ -80,7 +80,7 @@ pub(crate) struct Plan {
 
 /// A segment, or the part of one that a single read may cover.
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct SegmentPart {
     segment: Segment,
     direct: bool,
     alignment: u32,
@@ -88,8 +88,8 @@ struct Part {
 }
 
 /// The read under construction.
-struct Open {
-    part: Part,
+struct OpenRead {
+    part: SegmentPart,
     start: u64,
     end: u64,
     needed_end: u64,
@@ -115,14 +115,14 @@ fn is_aligned(value: u32, alignment: u32) -> bool {
 /// The plan for a batch, if its memory `fits`; else one in which every read lands in place, through the page cache and
 /// unmerged, and which needs no more memory than the response has bytes. Worked: a million ranges of one byte, each
 /// in a sector of its own, are a response of 1 MB, and direct they would take 512 MB of scratch memory.
-pub(crate) fn plan_within(batch: &Batch, rules: Rules, fits: impl Fn(&Plan) -> bool) -> Plan {
+pub(crate) fn plan_within(batch: &Batch, rules: PlanRules, fits: impl Fn(&Plan) -> bool) -> Plan {
     let planned = plan(batch, rules);
     if planned.scratch_bytes < u32::MAX && fits(&planned) {
         return planned;
     }
     plan(
         batch,
-        Rules {
+        PlanRules {
             direct: false,
             merge: false,
             ..rules
@@ -132,7 +132,7 @@ pub(crate) fn plan_within(batch: &Batch, rules: Rules, fits: impl Fn(&Plan) -> b
 
 /// About how many reads the plan of a batch will have, at a fiftieth of what planning costs: items are merged only with
 /// the one that the request names before them. More than there will be where a request names neighbours in another order.
-pub(crate) fn expected_reads(batch: &Batch, rules: Rules) -> usize {
+pub(crate) fn expected_reads(batch: &Batch, rules: PlanRules) -> usize {
     let (mut reads, mut open) = (0, None);
     for segment in &batch.segments {
         let (start, end) = (segment.offset, segment.offset + u64::from(segment.length));
@@ -155,7 +155,7 @@ pub(crate) fn expected_reads(batch: &Batch, rules: Rules) -> usize {
 }
 
 /// The batch's `data_bytes` is below 2^32 (the engine checks), file offsets are below 2^63 (the kernel's own limit).
-pub(crate) fn plan(batch: &Batch, rules: Rules) -> Plan {
+pub(crate) fn plan(batch: &Batch, rules: PlanRules) -> Plan {
     let total = u32::try_from(batch.data_bytes()).unwrap_or(u32::MAX);
     let mut plan = Plan {
         data_bytes: total,
@@ -179,14 +179,14 @@ pub(crate) fn plan(batch: &Batch, rules: Rules) -> Plan {
     let data_end = plan.data_bytes;
     plan.reads.reserve(parts.len());
     plan.pieces.reserve(parts.len());
-    let mut open: Option<Open> = None;
+    let mut open: Option<OpenRead> = None;
     for part in parts {
         let merged = rules.merge && open.as_mut().is_some_and(|open| open.absorb(&part, rules));
         if !merged {
             if let Some(done) = open.take() {
                 done.close(&mut plan);
             }
-            open = Some(Open::new(part, plan.lead_bytes, data_end, plan.pieces.len()));
+            open = Some(OpenRead::new(part, plan.lead_bytes, data_end, plan.pieces.len()));
         }
         if let Some(open) = &open {
             plan.pieces.push(Piece {
@@ -208,7 +208,7 @@ pub(crate) fn plan(batch: &Batch, rules: Rules) -> Plan {
 }
 
 /// Cuts segments into parts that one read of at most `max_read_bytes` covers, at aligned file offsets.
-fn split(batch: &Batch, rules: Rules) -> Vec<Part> {
+fn split(batch: &Batch, rules: PlanRules) -> Vec<SegmentPart> {
     let mut parts = Vec::with_capacity(batch.segments.len());
     for segment in &batch.segments {
         let file = batch.file(segment.file);
@@ -226,7 +226,7 @@ fn split(batch: &Batch, rules: Rules) -> Vec<Part> {
             let available = cut - rest.offset;
             let segment = rest;
             if u64::from(rest.length) <= available {
-                parts.push(Part {
+                parts.push(SegmentPart {
                     segment,
                     direct,
                     alignment,
@@ -236,7 +236,7 @@ fn split(batch: &Batch, rules: Rules) -> Vec<Part> {
             }
             #[expect(clippy::cast_possible_truncation, reason = "available < rest.length, a u32")]
             let length = available as u32;
-            parts.push(Part {
+            parts.push(SegmentPart {
                 segment: Segment { length, ..segment },
                 direct,
                 alignment,
@@ -250,7 +250,7 @@ fn split(batch: &Batch, rules: Rules) -> Vec<Part> {
     parts
 }
 
-impl Part {
+impl SegmentPart {
     fn end(&self) -> u64 {
         self.segment.offset + u64::from(self.segment.length)
     }
@@ -264,8 +264,8 @@ impl Part {
     }
 }
 
-impl Open {
-    fn new(part: Part, lead: u32, data_end: u32, first_piece: usize) -> Self {
+impl OpenRead {
+    fn new(part: SegmentPart, lead: u32, data_end: u32, first_piece: usize) -> Self {
         let (start, end) = (part.aligned_start(), part.aligned_end());
         let segment = part.segment;
         // Bytes before the segment may be overwritten only in the lead, which is in front of everything.
@@ -289,7 +289,7 @@ impl Open {
     }
 
     /// Takes a further part into this read, if it is a neighbour and the read stays short enough.
-    fn absorb(&mut self, next: &Part, rules: Rules) -> bool {
+    fn absorb(&mut self, next: &SegmentPart, rules: PlanRules) -> bool {
         let (start, end) = (next.aligned_start(), next.aligned_end());
         if next.segment.file != self.part.segment.file
             || start > self.end + u64::from(rules.merge_gap_bytes)

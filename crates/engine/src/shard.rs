@@ -7,27 +7,27 @@
 //! of its batch is in flight, and leaked if the shard dies before that (TRAPS 2); no more than [`TURN_COPY_BYTES`] are
 //! copied before the thread's other tasks get their turn. No timers, no locks on the hot path, no task a read (TRAPS 3).
 
-mod active;
-mod answer;
-mod chores;
+mod active_batch;
+mod copy_tasks;
 mod in_flight;
 mod inbox;
 mod known;
+mod reply;
 #[cfg(test)]
 mod tests;
 mod turns;
 
-pub(crate) use inbox::{Control, Inbox, Mailbox, NotTaken, inbox};
+pub(crate) use inbox::{Control, Inbox, Mailbox, SendError, inbox};
 
-use crate::backend::{Attempt, Backend, Finished, Route};
+use crate::backend::{Attempt, Backend, Completion, ReadSource};
 use crate::cores::give_way;
 use crate::metrics::{DeviceTimes, RESULT_ABANDONED, ShardMetrics};
-use crate::work::{Shortfall, Work};
-use active::{Active, Reads};
-use answer::Answer;
-use chores::{Chore, Shared};
-use in_flight::{InFlight, Joinable, Over};
+use crate::planned_batch::{PlannedBatch, Shortfall};
+use active_batch::{ActiveBatch, ReadCounts};
+use copy_tasks::{CopyTask, SharedRead};
+use in_flight::{InFlight, Joinable, TrackedRead};
 use known::KnownDatasets;
+use reply::Reply;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -78,7 +78,7 @@ pub(crate) struct Shard<B: Backend> {
     inbox: Inbox,
     metrics: Arc<ShardMetrics>,
     eager_flush_reads: u32,
-    actives: Vec<Option<Active>>,
+    actives: Vec<Option<ActiveBatch>>,
     free_actives: Vec<usize>,
     /// Where the next look over waiting batches begins.
     look_from: usize,
@@ -90,8 +90,8 @@ pub(crate) struct Shard<B: Backend> {
     contended_until: Instant,
     in_flight: InFlight,
     attempts: Vec<Attempt>,
-    finished: Vec<Finished>,
-    chores: VecDeque<Chore>,
+    finished: Vec<Completion>,
+    copy_tasks: VecDeque<CopyTask>,
     /// Bytes copied since the thread's other tasks had their turn.
     copied: u64,
     known: KnownDatasets,
@@ -120,7 +120,7 @@ impl<B: Backend> Shard<B> {
             contended_until: Instant::now(),
             attempts: Vec::with_capacity(depth as usize),
             finished: Vec::with_capacity(depth as usize),
-            chores: VecDeque::new(),
+            copy_tasks: VecDeque::new(),
             copied: 0,
             known: KnownDatasets::default(),
             took: DeviceTimes::default(),
@@ -146,11 +146,11 @@ impl<B: Backend> Shard<B> {
     fn admit(&mut self, cx: &mut Context<'_>) -> bool {
         let mut now = None;
         for _ in 0..ADMITTED_MAX {
-            let Some(work) = self.inbox.poll_batch(cx) else {
+            let Some(batch) = self.inbox.poll_batch(cx) else {
                 return false;
             };
             let now = *now.get_or_insert_with(Instant::now);
-            self.take_up(work, now);
+            self.take_up(batch, now);
             if !self.turns.is_empty() {
                 self.look_over(LOOKED_OVER_PER_BATCH, now);
             }
@@ -158,17 +158,17 @@ impl<B: Backend> Shard<B> {
         true
     }
 
-    fn take_up(&mut self, work: Box<Work>, now: Instant) {
-        let reads = work.plan.reads.len();
-        let counters = self.known.counters_of(&work, &mut self.backend, &self.metrics);
-        self.metrics.batch_items.observe(work.items.len() as u64, 1);
-        if work.reply.is_closed() {
+    fn take_up(&mut self, batch: Box<PlannedBatch>, now: Instant) {
+        let reads = batch.plan.reads.len();
+        let counters = self.known.counters_of(&batch, &mut self.backend, &self.metrics);
+        self.metrics.batch_items.observe(batch.items.len() as u64, 1);
+        if batch.reply.is_closed() {
             self.unqueue(reads);
-            counters.count_failed(RESULT_ABANDONED, work.items.len() as u64);
+            counters.count_failed(RESULT_ABANDONED, batch.items.len() as u64);
             return;
         }
-        let mut active = Active {
-            work,
+        let mut active = ActiveBatch {
+            batch,
             counters,
             next_read: 0,
             planned: reads,
@@ -177,12 +177,12 @@ impl<B: Backend> Shard<B> {
             expired: false,
         };
         // Looked at before any read, so that a request whose caller gave up never reaches the disk (TRAPS 25).
-        active.expired = active.work.deadline.is_some_and(|deadline| deadline <= now);
+        active.expired = active.batch.deadline.is_some_and(|deadline| deadline <= now);
         if reads == 0 || active.expired {
             self.unqueue(reads);
             return self.answer(active, now);
         }
-        self.bound_in_flight(active.work.origin, now);
+        self.bound_in_flight(active.batch.origin, now);
         let key = self.free_actives.pop().unwrap_or_else(|| {
             self.actives.push(None);
             self.actives.len() - 1
@@ -219,7 +219,7 @@ impl<B: Backend> Shard<B> {
                 self.turns.took(&turn, bytes, false);
             }
             let origin = active
-                .work
+                .batch
                 .origin
                 .map_or(NOBODY, |(caller, connection)| Origin { caller, connection });
             self.turns.push(origin, key);
@@ -233,25 +233,26 @@ impl<B: Backend> Shard<B> {
             return false;
         };
         let (in_flight, metrics) = (&mut self.in_flight, &self.metrics);
-        let left = active.work.plan.reads.len() - active.next_read;
+        let left = active.batch.plan.reads.len() - active.next_read;
         if !in_flight.is_empty() && left <= JOINED_AT_ONCE_MAX && active.shares(&self.backend) {
-            let mut reads = std::mem::take(&mut active.work.plan.reads);
+            let mut reads = std::mem::take(&mut active.batch.plan.reads);
             let mut waiting = reads.split_off(active.next_read);
             let before = waiting.len();
             waiting.retain(|read| {
-                let address = active.address(read, in_flight);
-                !address.is_some_and(|address| active.join(key, read, address, Joinable::Covering, in_flight))
+                let index_key = active.index_key(read, in_flight);
+                !index_key
+                    .is_some_and(|index_key| active.join(key, read, index_key, Joinable::Covering, in_flight))
             });
-            let reads_taken_up = Reads {
+            let reads_taken_up = ReadCounts {
                 started: 0,
                 joined: (before - waiting.len()) as u64,
             };
             active.count_taken_up(reads_taken_up, metrics, now);
             reads.append(&mut waiting);
             active.planned = reads.len();
-            active.work.plan.reads = reads;
+            active.batch.plan.reads = reads;
         }
-        active.next_read < active.work.plan.reads.len()
+        active.next_read < active.batch.plan.reads.len()
     }
 
     /// Looks whether somebody still waits for the next `count` batches that wait, and closes those that nobody wants, so
@@ -317,37 +318,38 @@ impl<B: Backend> Shard<B> {
         };
         let allowance = u64::try_from(allowance).unwrap_or(0);
         let mut unqueued = active.drop_unwanted(now);
-        let total = active.work.plan.reads.len();
+        let total = active.batch.plan.reads.len();
         let shares = active.shares(&self.backend);
-        let mut taken_up = Reads::default();
+        let mut taken_up = ReadCounts::default();
         let mut bytes = 0_u64;
         while bytes < allowance
-            && let Some(read) = active.work.plan.reads.get(active.next_read).copied()
+            && let Some(read) = active.batch.plan.reads.get(active.next_read).copied()
         {
             let joinable = if active.next_read < active.planned {
                 Joinable::Covering
             } else {
                 Joinable::Same { batch: key }
             };
-            let address = if shares {
-                active.address(&read, &self.in_flight)
+            let index_key = if shares {
+                active.index_key(&read, &self.in_flight)
             } else {
                 None
             };
-            if address.is_some_and(|address| active.join(key, &read, address, joinable, &mut self.in_flight))
+            if index_key
+                .is_some_and(|index_key| active.join(key, &read, index_key, joinable, &mut self.in_flight))
             {
                 taken_up.joined += 1;
             } else {
                 let Some(number) = self.in_flight.room_for(read.length) else {
                     break;
                 };
-                if let Some(attempt) = active.work.attempt(number, &read, 0) {
+                if let Some(attempt) = active.batch.attempt(number, &read, 0) {
                     self.attempts.push(attempt);
-                    self.in_flight.start(key, &read, address, now);
+                    self.in_flight.start(key, &read, index_key, now);
                     active.outstanding += 1;
                     taken_up.started += 1;
                 } else {
-                    active.work.deliver(&read, 0, Shortfall::Defect);
+                    active.batch.deliver(&read, 0, Shortfall::Defect);
                 }
                 unqueued += 1;
             }
@@ -384,7 +386,7 @@ impl<B: Backend> Shard<B> {
         for attempt in self.attempts.drain(..) {
             depth += 1;
             let length = attempt.length;
-            if self.backend.start(attempt) == Route::Device {
+            if self.backend.start(attempt) == ReadSource::Device {
                 device_reads += 1;
                 device_bytes += u64::from(length);
             }
@@ -400,25 +402,26 @@ impl<B: Backend> Shard<B> {
     }
 
     /// Looks at one finished attempt: the read is done, goes on, or has failed.
-    fn finish(&mut self, finished: Finished, now: Instant) {
+    fn finish(&mut self, finished: Completion, now: Instant) {
         let Some(slot) = self.in_flight.get_mut(finished.slot) else {
             return;
         };
-        let Some(active) = self.actives.get(slot.over.active).and_then(Option::as_ref) else {
+        let Some(active) = self.actives.get(slot.tracked.active).and_then(Option::as_ref) else {
             return;
         };
-        let read = slot.over.read;
+        let read = slot.tracked.read;
         let again = match finished.result {
             Ok(bytes) => {
                 let reached = slot.from.saturating_add(bytes).min(read.length);
-                let progress = reached > slot.over.reached;
-                slot.over.reached = slot.over.reached.max(reached);
-                let goes_on = slot.over.reached < read.needed && progress;
+                let progress = reached > slot.tracked.reached;
+                slot.tracked.reached = slot.tracked.reached.max(reached);
+                let goes_on = slot.tracked.reached < read.needed && progress;
                 if goes_on {
                     // The next attempt begins on the alignment, of the file and of the memory, so it repeats some
                     // bytes; end of file is when it brings nothing new. Worked, alignment 512: 700 of 4096 arrive;
                     // again from 512, which brings 188: 700 once more, so the file ends there.
-                    slot.from = slot.over.reached - slot.over.reached % active.work.restart_alignment(&read);
+                    slot.from =
+                        slot.tracked.reached - slot.tracked.reached % active.batch.restart_alignment(&read);
                 }
                 goes_on
             }
@@ -428,48 +431,51 @@ impl<B: Backend> Shard<B> {
             }
             Err(_) => false,
         };
-        if again && let Some(attempt) = active.work.attempt(finished.slot, &read, slot.from) {
+        if again && let Some(attempt) = active.batch.attempt(finished.slot, &read, slot.from) {
             self.attempts.push(attempt);
             return;
         }
         self.took
-            .add(active.work.backend, slot.started, now, &self.metrics);
-        let (over, joiners) = (slot.over, std::mem::take(&mut slot.joiners));
+            .add(active.batch.backend, slot.started, now, &self.metrics);
+        let (tracked, joiners) = (slot.tracked, std::mem::take(&mut slot.joiners));
         self.in_flight.finish(finished.slot);
         let errno = finished.result.err();
         if joiners.is_empty() {
-            return self.settle(&over, errno, now);
+            return self.settle(&tracked, errno, now);
         }
         let joiners = joiners.into_iter();
-        self.chores
-            .push_back(Chore::Share(Box::new(Shared { over, errno, joiners })));
+        self.copy_tasks.push_back(CopyTask::Share(Box::new(SharedRead {
+            tracked,
+            errno,
+            joiners,
+        })));
     }
 
     /// Gives a batch what its own read brought.
-    fn settle(&mut self, over: &Over, errno: Option<i32>, now: Instant) {
-        let Some(active) = self.actives.get_mut(over.active).and_then(Option::as_mut) else {
+    fn settle(&mut self, tracked: &TrackedRead, errno: Option<i32>, now: Instant) {
+        let Some(active) = self.actives.get_mut(tracked.active).and_then(Option::as_mut) else {
             return;
         };
         active.outstanding -= 1;
-        if errno.is_some() && over.read.pieces > 1 {
+        if errno.is_some() && tracked.read.pieces > 1 {
             // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
             // that every backend fails the same items.
-            let singles = active.work.split_pieces(&over.read);
+            let singles = active.batch.split_pieces(&tracked.read);
             self.metrics
                 .queued
                 .fetch_add(i64::try_from(singles).unwrap_or(0), Ordering::Relaxed);
-            return self.wait_for_turn(over.active);
+            return self.wait_for_turn(tracked.active);
         }
         let shortfall = errno.map_or(Shortfall::EndOfFile, Shortfall::Errno);
-        self.copied += active.work.deliver(&over.read, over.reached, shortfall);
+        self.copied += active.batch.deliver(&tracked.read, tracked.reached, shortfall);
         if active.is_done() {
-            self.close(over.active, now);
+            self.close(tracked.active, now);
         }
     }
 
     fn close_if_done(&mut self, key: usize, now: Instant) {
         let active = self.actives.get(key).and_then(Option::as_ref);
-        if active.is_some_and(Active::is_done) {
+        if active.is_some_and(ActiveBatch::is_done) {
             self.close(key, now);
         }
     }
@@ -485,16 +491,16 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    fn answer(&mut self, active: Active, now: Instant) {
+    fn answer(&mut self, active: ActiveBatch, now: Instant) {
         // Counted before it is answered: whoever has the answer finds it in the metrics.
         self.took.tell(&self.metrics);
-        let mut answer = Answer::new(active.work, active.counters, active.expired);
-        let (copied, ready) = answer.advance(TURN_COPY_BYTES.saturating_sub(self.copied));
+        let mut reply = Reply::new(active.batch, active.counters, active.expired);
+        let (copied, ready) = reply.advance(TURN_COPY_BYTES.saturating_sub(self.copied));
         self.copied += copied;
         if ready {
-            answer.send(&self.metrics, now);
+            reply.send(&self.metrics, now);
         } else {
-            self.chores.push_back(Chore::Answer(Box::new(answer)));
+            self.copy_tasks.push_back(CopyTask::Reply(Box::new(reply)));
         }
     }
 
@@ -502,7 +508,7 @@ impl<B: Backend> Shard<B> {
         self.in_flight.is_empty()
             && self.turns.is_empty()
             && self.attempts.is_empty()
-            && self.chores.is_empty()
+            && self.copy_tasks.is_empty()
     }
 }
 
@@ -515,7 +521,7 @@ impl<B: Backend> Future for Shard<B> {
         loop {
             shard.obey();
             let more = shard.admit(cx);
-            shard.do_chores();
+            shard.run_copy_tasks();
             if !shard.turns.is_empty() && shard.in_flight.has_room() {
                 shard.start_reads(Instant::now());
             }
@@ -525,7 +531,7 @@ impl<B: Backend> Future for Shard<B> {
                 shard.metrics.count_submission(submissions);
             }
             let mut finished = std::mem::take(&mut shard.finished);
-            let polled = shard.backend.poll_finished(cx, &mut finished);
+            let polled = shard.backend.poll_completions(cx, &mut finished);
             shard.copied += shard.backend.take_copied();
             if !finished.is_empty() {
                 let now = Instant::now();
@@ -539,7 +545,7 @@ impl<B: Backend> Future for Shard<B> {
                     .store(shard.in_flight.len(), Ordering::Relaxed);
             }
             shard.finished = finished;
-            if polled.is_pending() && !more && shard.chores.is_empty() {
+            if polled.is_pending() && !more && shard.copy_tasks.is_empty() {
                 return if shard.is_idle() && shard.inbox.has_ended() {
                     Poll::Ready(())
                 } else {
@@ -567,8 +573,8 @@ impl<B: Backend> Drop for Shard<B> {
             .filter_map(Option::take)
             .filter(|active| active.outstanding > 0)
         {
-            let Active { work, .. } = active;
-            let Work { buffer, scratch, .. } = *work;
+            let ActiveBatch { batch, .. } = active;
+            let PlannedBatch { buffer, scratch, .. } = *batch;
             std::mem::forget(buffer);
             std::mem::forget(scratch);
         }

@@ -6,9 +6,9 @@ use crate::backend::probe::{self, UringRefusal};
 use crate::backend::{mmap::MmapBackend, pread::PreadBackend};
 use crate::buffer::Arena;
 use crate::config::{BackendKind, EngineConfig, OnUnavailable, Placement};
-use crate::cores::{self, Alarm, Errand, RingPlan, Unplaced};
+use crate::cores::{self, Alarm, CoreCommand, RingConfig, UnplacedShard};
 use crate::engine::{BackendStatus, ShardHandle, StartError};
-use crate::metrics::{Board, ShardMetrics};
+use crate::metrics::{MetricsRegistry, ShardMetrics};
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::thread::JoinHandle;
@@ -44,7 +44,7 @@ pub(crate) fn choose(config: &EngineConfig, requested: BackendKind) -> Result<Ba
     }
 }
 
-/// Whether `requested` can be had for a switch, and what is said of it; nothing else is taken in its place.
+/// Whether `requested` is available for a switch, and the reason; never falls back.
 pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError> {
     let reason = if requested.uses_ring() {
         let facts =
@@ -63,7 +63,7 @@ pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError>
     })
 }
 
-/// Starts the cores. Each has a ring where one is wanted now, or can be had for a switch later on (ADR 0010).
+/// Starts the cores. Each has a ring where one is wanted now, or is possible for a switch later on (ADR 0010).
 pub(crate) fn cores(
     config: &EngineConfig,
     backend: BackendKind,
@@ -80,17 +80,17 @@ pub(crate) fn cores(
     let start = |entries: Option<u32>| {
         let mut cores = Cores {
             rings: entries.is_some(),
-            errands: Vec::new(),
+            commands: Vec::new(),
         };
         let mut threads = Vec::new();
         for index in 0..count as usize {
-            let (sender, errands) = mpsc::unbounded_channel();
+            let (sender, commands) = mpsc::unbounded_channel();
             let cpu = cpus.get(index % cpus.len().max(1)).copied();
-            let thread = cores::start_core(index, cpu, errands, entries).map_err(|error| {
+            let thread = cores::start_core(index, cpu, commands, entries).map_err(|error| {
                 StartError(format!("core {index} cannot start: {error}{}", remedy(&error)))
             })?;
             threads.push(thread);
-            cores.errands.push(sender);
+            cores.commands.push(sender);
         }
         Ok((cores, threads))
     };
@@ -119,19 +119,19 @@ fn cpus_to_pin() -> Vec<usize> {
 pub(crate) struct Cores {
     /// Whether each has a ring.
     pub(crate) rings: bool,
-    pub(crate) errands: Vec<mpsc::UnboundedSender<Errand>>,
+    pub(crate) commands: Vec<mpsc::UnboundedSender<CoreCommand>>,
 }
 
 /// The shards that serve a backend: one a ring, or one a thread that blocks.
-pub(crate) struct Group {
-    /// `Uring` stands for a ring's shards, which serve `auto` too.
+pub(crate) struct ShardGroup {
+    /// `Uring` means a ring's shards, which serve `auto` too.
     pub(crate) backend: BackendKind,
     pub(crate) shards: Vec<ShardHandle>,
     /// Whether shard N runs on core N.
     pub(crate) on_cores: bool,
 }
 
-impl Group {
+impl ShardGroup {
     /// Whether its shards serve a backend.
     pub(crate) fn serves(&self, backend: BackendKind) -> bool {
         self.backend == backend || (self.backend.uses_ring() && backend.uses_ring())
@@ -169,7 +169,7 @@ impl Starter<'_> {
         match backend {
             BackendKind::Uring | BackendKind::Auto => {
                 let plan = self.ring_plan();
-                for (number, core) in cores.errands.iter().enumerate() {
+                for (number, core) in cores.commands.iter().enumerate() {
                     let shard = self.shard(backend, plan.queue_depth);
                     let alarm = self.alarm.clone();
                     let outcome = if on_cores {
@@ -221,12 +221,12 @@ impl Starter<'_> {
         self,
         backend: BackendKind,
         on_cores: bool,
-        board: &Board,
+        metrics: &MetricsRegistry,
         threads: &mut Vec<JoinHandle<()>>,
-    ) -> Group {
-        board.add_shards(self.shards.iter().map(|shard| Arc::clone(&shard.metrics)));
+    ) -> ShardGroup {
+        metrics.add_shards(self.shards.iter().map(|shard| Arc::clone(&shard.metrics)));
         threads.extend(self.threads);
-        Group {
+        ShardGroup {
             backend: if backend.uses_ring() {
                 BackendKind::Uring
             } else {
@@ -239,7 +239,7 @@ impl Starter<'_> {
 
     fn blocking<B: crate::backend::Backend + 'static>(
         &mut self,
-        shard: Unplaced,
+        shard: UnplacedShard,
         make: impl FnOnce() -> std::io::Result<B> + Send + 'static,
     ) -> Result<(), StartError> {
         let number = shard.metrics.shard;
@@ -249,7 +249,7 @@ impl Starter<'_> {
         Ok(())
     }
 
-    fn shard(&mut self, backend: BackendKind, depth: u32) -> Unplaced {
+    fn shard(&mut self, backend: BackendKind, depth: u32) -> UnplacedShard {
         let (mailbox, inbox) = crate::shard::inbox();
         let number = self.first_shard + u32::try_from(self.shards.len()).unwrap_or(u32::MAX);
         let metrics = ShardMetrics::new(number, backend, depth);
@@ -257,12 +257,12 @@ impl Starter<'_> {
             inbox: mailbox,
             metrics: Arc::clone(&metrics),
         });
-        Unplaced { inbox, metrics }
+        UnplacedShard { inbox, metrics }
     }
 
-    fn ring_plan(&self) -> RingPlan {
+    fn ring_plan(&self) -> RingConfig {
         let (base, bytes) = self.arena.region();
-        RingPlan {
+        RingConfig {
             queue_depth: queue_depth(self.config),
             eager_flush_reads: self.config.uring.eager_flush_reads,
             register: self
@@ -273,7 +273,7 @@ impl Starter<'_> {
         }
     }
 
-    fn report(ring: usize, outcome: cores::RingOutcome) {
+    fn report(ring: usize, outcome: cores::RegistrationOutcome) {
         if let Some(error) = outcome {
             tracing::warn!(
                 ring,
@@ -287,20 +287,20 @@ impl Starter<'_> {
 
 /// Puts a shard on a core that has a ring.
 fn place(
-    core: &mpsc::UnboundedSender<Errand>,
-    plan: RingPlan,
-    shard: Unplaced,
+    core: &mpsc::UnboundedSender<CoreCommand>,
+    plan: RingConfig,
+    shard: UnplacedShard,
     alarm: Alarm,
-) -> std::io::Result<cores::RingOutcome> {
+) -> std::io::Result<cores::RegistrationOutcome> {
     let (placed, answer) = std::sync::mpsc::sync_channel(1);
-    let errand = Errand::Shard {
+    let command = CoreCommand::Shard {
         plan,
         shard,
         alarm,
         placed,
     };
     let gone = || std::io::Error::other("the core has stopped");
-    core.send(errand).map_err(|_| gone())?;
+    core.send(command).map_err(|_| gone())?;
     answer.recv_timeout(PLACING_MAX).map_err(|error| match error {
         RecvTimeoutError::Timeout => std::io::Error::other("the core does not answer"),
         RecvTimeoutError::Disconnected => gone(),

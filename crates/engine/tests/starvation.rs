@@ -32,7 +32,7 @@ const FILE: &str = "RINGFETCH_STARVATION_FILE";
 const CHILD_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
-#[ignore = "needs strace"]
+#[ignore = "needs strace and io_uring"]
 fn reads_reach_the_kernel_beside_a_busy_task() {
     // Scenario: 2000 reads of one block, 32 in flight, on a core where another task yields in a loop; and on a core
     // that has nothing else to do. Expectation: both end, with fewer than two io_uring_enter calls a read, of which

@@ -1,6 +1,6 @@
 //! The switch of backends while reads are made: from threads outside and on the cores, without a failed or wrong read.
 
-#![allow(unsafe_code, reason = "a lease is had by fcntl only")]
+#![allow(unsafe_code, reason = "a lease needs fcntl")]
 #![expect(
     clippy::expect_used,
     reason = "a test fails by panicking, outside of its own function too"
@@ -142,13 +142,25 @@ fn drain(engine: &Engine) {
 
 #[test]
 fn switches_under_load_lose_nothing() {
-    // Scenario: a thread outside and a task on each core read batches without pause while the backend goes round 40
-    // times over uring, mmap, auto and pread. Expectation: every read right, on every backend some; the fortieth
-    // round needs no more descriptors than the second.
+    switches_lose_nothing(&[BackendKind::Mmap, BackendKind::Pread]);
+}
+
+#[test]
+#[ignore = "needs io_uring"]
+fn switches_to_and_from_rings_under_load_lose_nothing() {
+    use BackendKind::{Auto, Mmap, Pread, Uring};
+    switches_lose_nothing(&[Mmap, Auto, Pread, Uring]);
+}
+
+/// Scenario: a thread outside and a task on each core read batches without pause while the backend goes round 40 times
+/// over `round`. Expectation: every read right, on every backend some; the fortieth round needs no more descriptors than
+/// the second.
+fn switches_lose_nothing(round: &[BackendKind]) {
     let _alone = alone();
     let directory = directory();
     let dataset = open("d", &file(directory.path()));
-    let engine = Engine::start(&config(BackendKind::Uring)).expect("an engine");
+    let last = *round.last().expect("a round");
+    let engine = Engine::start(&config(last)).expect("an engine");
     engine.introduce(&dataset);
     let counts = Arc::new(Counts::default());
     let (ended, ends) = mpsc::channel();
@@ -188,15 +200,9 @@ fn switches_under_load_lose_nothing() {
             }
         }
     });
-    let round = [
-        BackendKind::Mmap,
-        BackendKind::Auto,
-        BackendKind::Pread,
-        BackendKind::Uring,
-    ];
     let mut after_second = 0;
     for number in 0..40 {
-        for backend in round {
+        for &backend in round {
             let status = engine.set_backend(backend).expect("a switch");
             assert_eq!((status.backend, engine.backend().backend), (backend, backend));
             let before = counts.right.load(Ordering::Relaxed);
@@ -225,7 +231,7 @@ fn switches_under_load_lose_nothing() {
     assert_eq!((wrong, failed), (0, 0), "of {right} right ones");
     let metrics = metrics_of(&engine);
     let mut sum = 0;
-    for backend in ["uring", "mmap", "auto", "pread"] {
+    for backend in round {
         let name = format!("ringfetch_reads_total{{dataset=\"d\",backend=\"{backend}\",result=\"ok\"}} ");
         let reads = metrics.lines().find_map(|line| line.strip_prefix(&name));
         let reads: u64 = reads
@@ -241,13 +247,13 @@ fn switches_under_load_lose_nothing() {
 
 #[test]
 fn a_dataset_may_have_a_backend_of_its_own() {
-    // Scenario: of two datasets one gets mmap, then the engine is switched to pread, then the one's own is taken away.
-    // Expectation: each is read by its own backend, which the metrics say; the bytes are right throughout.
+    // Scenario: of two datasets on mmap one gets mmap as its own, then the engine is switched to pread, then the one's own
+    // is taken away. Expectation: each is read by its own backend, which the metrics say; the bytes are right throughout.
     let _alone = alone();
     let directory = directory();
     let path = file(directory.path());
     let (one, other) = (open("one", &path), open("other", &path));
-    let engine = Engine::start(&config(BackendKind::Uring)).expect("an engine");
+    let engine = Engine::start(&config(BackendKind::Mmap)).expect("an engine");
     engine.introduce(&one);
     engine.introduce(&other);
     let read = |dataset: &Arc<Dataset>| {
@@ -261,10 +267,7 @@ fn a_dataset_may_have_a_backend_of_its_own() {
     engine
         .set_backend_of(&one, Some(BackendKind::Mmap))
         .expect("a switch");
-    assert_eq!(
-        (read(&one), read(&other)),
-        (BackendKind::Mmap, BackendKind::Uring)
-    );
+    assert_eq!((read(&one), read(&other)), (BackendKind::Mmap, BackendKind::Mmap));
     engine.set_backend(BackendKind::Pread).expect("a switch");
     assert_eq!(
         (read(&one), read(&other)),
@@ -313,13 +316,25 @@ fn what_cannot_be_had_changes_nothing() {
 
 #[test]
 fn a_dataset_that_is_gone_leaves_no_descriptor() {
-    // Scenario: 300 times, more than a ring's table has places, a dataset is opened, read through both rings, and
-    // dropped; then a sweep. Expectation: the kernel closes the file, which a lease that only an unopened file gives
-    // tells; and the last dataset is still read right.
+    for backend in [BackendKind::Mmap, BackendKind::Pread] {
+        no_descriptor_is_left(backend);
+    }
+}
+
+#[test]
+#[ignore = "needs io_uring"]
+fn a_dataset_that_is_gone_leaves_no_descriptor_in_a_ring() {
+    no_descriptor_is_left(BackendKind::Uring);
+}
+
+/// Scenario: 300 times, more than a ring's table has places, a dataset is opened, read on both cores, and dropped; then a
+/// sweep. Expectation: the kernel closes the file, which a lease that only an unopened file gives tells; and the last
+/// dataset is still read right.
+fn no_descriptor_is_left(backend: BackendKind) {
     let _alone = alone();
     let directory = directory();
     let path = file(directory.path());
-    let engine = Engine::start(&config(BackendKind::Uring)).expect("an engine");
+    let engine = Engine::start(&config(backend)).expect("an engine");
     let mut last = None;
     for number in 0..300 {
         let dataset = open("d", &path);
@@ -366,7 +381,17 @@ fn write_lease(file: &std::fs::File) -> bool {
 
 #[test]
 fn every_shard_gives_signs_of_life() {
-    // Scenario: an engine with a ring and a mapping started; then one whose only shard has a read that never ends,
+    every_shard_of_two_backends_gives_signs_of_life(BackendKind::Pread);
+}
+
+#[test]
+#[ignore = "needs io_uring"]
+fn every_shard_with_a_ring_gives_signs_of_life() {
+    every_shard_of_two_backends_gives_signs_of_life(BackendKind::Uring);
+}
+
+fn every_shard_of_two_backends_gives_signs_of_life(first: BackendKind) {
+    // Scenario: an engine with `first` and a mapping started; then one whose only shard has a read that never ends,
     // which must not count against it; then one whose shard has panicked. Expectation: life, life, the shard's number.
     use ringfetch_engine::sim::{Fault, FaultPlan, SimControl};
     let _alone = alone();
@@ -376,7 +401,7 @@ fn every_shard_gives_signs_of_life() {
         .enable_all()
         .build()
         .expect("a runtime");
-    let engine = Engine::start(&config(BackendKind::Uring)).expect("an engine");
+    let engine = Engine::start(&config(first)).expect("an engine");
     engine.set_backend(BackendKind::Mmap).expect("a switch");
     assert_eq!(runtime.block_on(engine.signs_of_life(WAIT)), Ok(()));
     drain(&engine);

@@ -14,7 +14,7 @@ pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
     0  drained after SIGTERM or SIGINT; or the command succeeded
     1  failed at run time, or the drain had to cut something off; not ready (healthcheck)
-    2  a mistake in the configuration, the command line, or a dataset: nothing was bound; mend it before starting again
+    2  a mistake in the configuration, the command line, or a dataset: no port was bound; fix it before starting again
     3  this host refuses what the configuration asks for: a port, io_uring with on_unavailable: fail, memory, threads
   130  a second signal ended the drain";
 

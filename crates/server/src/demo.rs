@@ -46,7 +46,7 @@ const COMPLETE_NAME: &str = ".ringfetch-demo-complete";
 pub struct DemoError {
     /// The directory.
     pub directory: PathBuf,
-    /// What is wrong and what would mend it.
+    /// What is wrong and how to fix it.
     pub problem: String,
 }
 

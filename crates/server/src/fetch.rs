@@ -198,29 +198,21 @@ impl Fetcher {
     }
 
     /// A place among the requests in flight, and when the request has to be answered.
-    fn admit(&self, context: &CallContext) -> Result<(Charge, Option<Instant>), FetchError> {
+    fn admit(&self, limits: &Limits, context: &CallContext) -> Result<(Charge, Option<Instant>), FetchError> {
         let entered = match &context.connection {
             Some(connection) => connection.requests().charge(1),
             None => self.inner.callers.requests().charge(1),
         };
         let entered = entered.map_err(|refused| FetchError::TooManyRequests {
-            max: self.limits().requests_in_flight,
+            max: limits.requests_in_flight,
             own: refused != Refused::Budget,
         })?;
-        let deadline = self.within(context.deadline);
-        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+        let arrived = context.arrived.unwrap_or_else(Instant::now);
+        let deadline = within(limits, arrived, context.deadline);
+        if deadline.is_some_and(|deadline| deadline <= arrived) {
             return Err(ReadError::DeadlineExceeded.into());
         }
         Ok((entered, deadline))
-    }
-
-    /// The caller's deadline, or the limit's where that is earlier.
-    pub(crate) fn within(&self, deadline: Option<Instant>) -> Option<Instant> {
-        let limit = self
-            .limits()
-            .deadline
-            .and_then(|limit| Instant::now().checked_add(limit));
-        [deadline, limit].into_iter().flatten().min()
     }
 
     /// Counts a refusal.
@@ -313,7 +305,7 @@ impl Fetcher {
         context: CallContext,
     ) -> Result<Fetched, FetchError> {
         check(items, &limits)?;
-        let (_in_flight, deadline) = self.admit(&context)?;
+        let (_in_flight, deadline) = self.admit(&limits, &context)?;
         // Whoever gives a deadline does not wait longer, wherever the batch is by then.
         until(deadline, async {
             let max = self.item_bytes_within(limits);
@@ -344,6 +336,12 @@ impl Fetcher {
         .await
         .unwrap_or_else(|| Err(ReadError::DeadlineExceeded.into()))
     }
+}
+
+/// The caller's deadline, or the limit's after the arrival where that is earlier.
+pub(crate) fn within(limits: &Limits, arrived: Instant, deadline: Option<Instant>) -> Option<Instant> {
+    let limit = limits.deadline.and_then(|limit| arrived.checked_add(limit));
+    [deadline, limit].into_iter().flatten().min()
 }
 
 /// The batch of a checked request, whose items have at most `max` bytes. Opens objects; touches nothing else.

@@ -1,7 +1,7 @@
 //! Starting, serving, draining: one state that readiness, the transports and the admin service read, and what moves it.
 //!
 //! The state only goes forward. Draining begins with a signal or with a failure of the engine, and tells everybody
-//! through one `watch` channel. Whether the configuration is being read again is told through another, for whoever
+//! through one `watch` channel. Whether the configuration is being read again goes through another, for whoever
 //! supervises the process. Deliberately absent: restarts in place, and pausing.
 
 use std::sync::{Arc, OnceLock};

@@ -110,7 +110,7 @@ pub enum NotSwitched {
     /// There is no such dataset.
     #[error(transparent)]
     NoDataset(#[from] FetchError),
-    /// The backend cannot be had.
+    /// The backend is unavailable.
     #[error("{0}")]
     Unavailable(String),
     /// The change broke down: a defect.
@@ -322,7 +322,7 @@ impl Inner {
 /// Gives each dataset the backend of its own that the configuration names, before it is served. Blocks.
 ///
 /// # Errors
-/// One cannot be had, and no other is to take its place.
+/// One is unavailable, and falling back is not allowed.
 pub fn start_own_backends(fetcher: &Fetcher, config: &Config) -> Result<(), StartError> {
     for dataset in fetcher.datasets() {
         let name = dataset.name();

@@ -44,7 +44,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_CONFIG: u8 = 2;
-/// A port that is taken, an engine that cannot be had. As with 2, starting again as it is does not help, and whoever
+/// A port that is taken, an engine that is unavailable. As with 2, starting again as it is does not help, and whoever
 /// restarts can tell it from a crash.
 const EXIT_HOST: u8 = 3;
 
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Who has to mend it: whoever wrote the configuration, whoever runs the host, or neither.
+/// Who has to fix it: whoever wrote the configuration, whoever runs the host, or neither.
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<Misconfigured>() {
         EXIT_CONFIG
@@ -178,8 +178,8 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         let _inside = runtime.enter();
         Hangups::install().context("catching SIGHUP")?
     };
-    // Ports before anything slow, so that a port in use is told at once; but a configured file that does not open is
-    // a mistake of the configuration, and those are told before any port is bound.
+    // Ports before anything slow, so that a port in use is reported at once; but a configured file that does not open is
+    // a mistake of the configuration, and those are reported before any port is bound.
     let open = || Catalogue::open(&config.datasets).map_err(misconfigured);
     let (ports, catalogue) = match &inputs.base {
         Base::File(_) => {

@@ -14,10 +14,10 @@ use clap_mangen::roff::{Roff, bold, roman};
 use crate::cli::{Cli, EXIT_CODES};
 
 const NAME: &str = "ringfetchd";
-/// Daemons' pages stand in section 8.
+/// Daemons' pages are in section 8.
 const SECTION: &str = "8";
 
-/// What stands at the end of the daemon's own page: heading, then (term, text).
+/// What ends the daemon's own page: heading, then (term, text).
 const SECTIONS: [(&str, &[(&str, &str)]); 3] = [
     (
         "SIGNALS",

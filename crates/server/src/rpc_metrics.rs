@@ -161,7 +161,7 @@ const GRPC_CODES: [&str; 17] = [
     "UNAUTHENTICATED",
 ];
 
-/// `code` labels of HTTP; the last stands for every status that is not listed.
+/// `code` labels of HTTP; the last is for every status that is not listed.
 const HTTP_CODES: [&str; 27] = [
     "200", "204", "206", "301", "304", "308", "400", "403", "404", "405", "406", "408", "411", "412", "413",
     "414", "415", "416", "421", "429", "431", "499", "500", "501", "503", "504", "other",

@@ -1,6 +1,6 @@
 //! The one table from an error to its gRPC code, HTTP status, problem type and retry hint.
 //!
-//! A retry hint stands exactly where the same request may succeed later. Messages are cut to a size that fits a
+//! A retry hint is given exactly where the same request may succeed later. Messages are cut to a size that fits a
 //! gRPC trailer, because clients choose part of what they say (names). No arm is a wildcard: a new error does not
 //! compile until it is decided how it is answered.
 
@@ -45,7 +45,7 @@ impl Answer {
 pub const ERROR_DOMAIN: &str = "ringfetch";
 
 /// Longest message that is sent, in bytes. grpc-core and grpc-java refuse more than 8 KiB of trailers, and a message
-/// stands in them up to three times (percent-encoded, and twice in base64 in the details).
+/// is in them up to three times (percent-encoded, and twice in base64 in the details).
 const MESSAGE_BYTES_MAX: usize = 512;
 
 /// A queue or the memory empties at the rate of the disk: thousands of reads in this time.
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn errno_decides_how_an_unreadable_object_is_answered() {
-        // No permission is the client's to mend, no descriptors passes, anything else is the server's.
+        // A missing permission is the client's to fix, a lack of descriptors passes, anything else is the server's.
         let of = |errno: Errno| {
             of_read(&ReadError::ObjectUnreadable {
                 name: "o".into(),

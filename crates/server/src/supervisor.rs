@@ -1,4 +1,4 @@
-//! What supervises this process and how it is told: sd_notify(3), datagrams to the socket that NOTIFY_SOCKET names.
+//! Notifications to the service manager: sd_notify(3), datagrams to the socket that NOTIFY_SOCKET names.
 //!
 //! Ready once serving, reloading while it reloads, stopping once it drains, and in between a line of status and signs of
 //! life. WATCHDOG=1 is only sent after every shard and every core has answered, so that a supervisor with a watchdog

@@ -14,7 +14,7 @@ const STACK: Check = Check {
 };
 const ROTATIONAL: Check = Check {
     id: "device.rotational",
-    why: "a disk that seeks does some hundred random reads a second, whatever the engine",
+    why: "a disk that seeks does a few hundred random reads a second, whatever the engine",
 };
 const SCHEDULER: Check = Check {
     id: "device.scheduler",
@@ -215,7 +215,7 @@ pub(super) fn checks(
 
 /// Where there should be a device.
 pub(super) fn unseen() -> Finding {
-    STACK.note("no single block device that can be seen (is /sys mounted?)")
+    STACK.note("no single block device found (is /sys mounted?)")
 }
 
 fn stack(device: &Device, partition: Option<&str>) -> Finding {
@@ -253,7 +253,7 @@ fn rotational(device: &Device) -> Finding {
     // Virtual disks say so whatever is beneath, unless their hypervisor is told otherwise.
     if ["vd", "xvd"].iter().any(|prefix| disk.name.starts_with(prefix)) {
         return ROTATIONAL.note_with(
-            format!("{found}, and is a virtual disk: what is beneath cannot be seen from here"),
+            format!("{found}, and is a virtual disk: what is beneath it is unknown"),
             format!("if it is flash: {told_wrong}"),
         );
     }
@@ -370,9 +370,9 @@ fn poll(view: &View, device: &Device) -> Finding {
             POLL.note_with(
                 format!(
                     "none ({module}.poll_queues is {})",
-                    set.map_or_else(|| "not told".to_owned(), |count| count.to_string())
+                    set.map_or_else(|| "unknown".to_owned(), |count| count.to_string())
                 ),
-                format!("only if something is to poll: boot with {module}.poll_queues=N"),
+                format!("only for polling: boot with {module}.poll_queues=N"),
             )
         }
         None => POLL.ok("none: its driver has no such queues"),
@@ -386,7 +386,7 @@ fn io_limit(group: &Cgroup, device: &Device) -> Finding {
         .iter()
         .find(|limit| all.iter().any(|device| device.number == limit.device));
     match limit {
-        None => IO_LIMIT.ok("none that can be seen"),
+        None => IO_LIMIT.ok("none found"),
         Some(limit) => IO_LIMIT.warning(
             format!("{} ({}, device {})", limit.limit, limit.file, limit.device),
             "lift it for the daemon (io.max, IOReadIOPSMax in systemd, --device-read-iops in Docker), or expect no more",

@@ -84,7 +84,7 @@ pub(super) struct Finding {
     pub(super) path: Option<String>,
     pub(super) verdict: Verdict,
     pub(super) found: String,
-    /// What would mend it; there is one for every warning and every problem.
+    /// How to fix it; there is one for every warning and every problem.
     pub(super) remedy: Option<String>,
 }
 
@@ -102,7 +102,7 @@ impl Finding {
         }
     }
 
-    /// A line, and why it matters and what would mend it where it is not ok.
+    /// A line, and why it matters and how to fix it where it is not ok.
     pub(super) fn write(&self, out: &mut dyn Write, width: usize, colour: bool) -> io::Result<()> {
         let word = self.verdict.as_str();
         let word = if colour {
@@ -114,7 +114,7 @@ impl Finding {
         if self.verdict > Verdict::Ok {
             writeln!(out, "             why: {}", self.check.why)?;
             if let Some(remedy) = &self.remedy {
-                writeln!(out, "             mend: {remedy}")?;
+                writeln!(out, "             fix: {remedy}")?;
             }
         }
         Ok(())

@@ -5,7 +5,7 @@ use super::view::View;
 
 const KERNEL: Check = Check {
     id: "kernel.release",
-    why: "newer kernels give the engine more to work with; the probes below say what really works",
+    why: "newer kernels give the engine more to work with; the probes below say what works",
 };
 const ENVIRONMENT: Check = Check {
     id: "host.environment",
@@ -17,7 +17,7 @@ const CLOCK: Check = Check {
 };
 const HUGE_PAGES: Check = Check {
     id: "memory.huge_pages",
-    why: "with `always`, memory that is touched here and there is backed by 2 MiB pages, and more is used than shows",
+    why: "with `always`, scattered memory is backed by 2 MiB pages, and more is used than the process touches",
 };
 #[cfg(test)]
 pub(super) const CHECKS: &[Check] = &[KERNEL, ENVIRONMENT, CLOCK, HUGE_PAGES];
@@ -44,7 +44,7 @@ pub(super) fn version(release: &str) -> Option<(u32, u32)> {
 
 pub(super) fn kernel(release: &str) -> Finding {
     let Some(version) = version(release) else {
-        return KERNEL.note(format!("{release}: no version that is known here"));
+        return KERNEL.note(format!("{release}: an unknown version"));
     };
     let missing: Vec<String> = FEATURES
         .iter()
@@ -53,11 +53,11 @@ pub(super) fn kernel(release: &str) -> Finding {
         .collect();
     let found = format!("{release}, without {}", missing.join(", "));
     if missing.is_empty() {
-        KERNEL.ok(format!("{release}: has all that the engine uses"))
+        KERNEL.ok(format!("{release}: has everything the engine uses"))
     } else if version < RELEASE_MIN {
         KERNEL.warning(
             found,
-            "use kernel 6.5 or newer; 5.11 is the least that io_uring needs here",
+            "use kernel 6.5 or newer; uring and auto need at least 5.11",
         )
     } else {
         KERNEL.note_with(found, "use kernel 6.5 or newer")
@@ -106,7 +106,7 @@ pub(super) fn in_user_namespace(view: &View) -> bool {
 pub(super) fn environment(view: &View, ring_refused: bool) -> Finding {
     let mut found = match container(view) {
         Some(name) => format!("in a {name} container"),
-        None => "in no container that can be seen".to_owned(),
+        None => "no container detected".to_owned(),
     };
     if in_user_namespace(view) {
         found.push_str(", in a user namespace (rootless)");
@@ -135,7 +135,7 @@ pub(super) fn environment(view: &View, ring_refused: bool) -> Finding {
 pub(super) fn clock_source(view: &View) -> Finding {
     const DIRECTORY: &str = "sys/devices/system/clocksource/clocksource0";
     let Some(source) = view.text(format!("{DIRECTORY}/current_clocksource")) else {
-        return CLOCK.note("not told (is /sys mounted?)");
+        return CLOCK.note("unknown (is /sys mounted?)");
     };
     // These are read in user space, by the vDSO: arch/*/include/asm/vdso/clocksource.h.
     let fast = [
@@ -163,7 +163,7 @@ pub(super) fn huge_pages(view: &View) -> Finding {
         return if view.exists("sys/kernel/mm") {
             HUGE_PAGES.ok("the kernel has no transparent huge pages")
         } else {
-            HUGE_PAGES.note("not told (is /sys mounted?)")
+            HUGE_PAGES.note("unknown (is /sys mounted?)")
         };
     };
     match chosen(&modes) {

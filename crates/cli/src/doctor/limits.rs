@@ -14,7 +14,7 @@ const CPUS: Check = Check {
 };
 const QUOTA: Check = Check {
     id: "cpu.quota",
-    why: "a group that has used up its quota stands still until the next period: latency in steps of it",
+    why: "a group that has used up its quota is stopped until the next period, which shows as latency",
 };
 const MEMORY: Check = Check {
     id: "memory.available",
@@ -26,7 +26,7 @@ const GROUP: Check = Check {
 };
 const OVERCOMMIT: Check = Check {
     id: "memory.overcommit",
-    why: "with vm.overcommit_memory=2 memory is refused when it is asked for, not when it is used",
+    why: "with vm.overcommit_memory=2 allocations fail early, before the memory is used",
 };
 const OPEN_FILES: Check = Check {
     id: "limits.open_files",
@@ -93,7 +93,7 @@ fn cpus(view: &View, usable: u32, needs: Needs) -> Finding {
     };
     if needs.cores > usable {
         CPUS.warning(
-            format!("{found}, and {} cores asked for", needs.cores),
+            format!("{found}, and {} cores requested", needs.cores),
             "set engine.cores to at most the CPUs, or auto: pinned threads on one CPU take turns",
         )
     } else if online.is_some_and(|online| u64::from(usable) < online) {
@@ -108,7 +108,7 @@ fn cpus(view: &View, usable: u32, needs: Needs) -> Finding {
 fn quota(group: &Cgroup) -> Finding {
     match group.cpus {
         None if group.seen => QUOTA.ok("no quota"),
-        None => QUOTA.ok("no control group that can be seen"),
+        None => QUOTA.ok("no control group found"),
         Some(cpus) if cpus < 1.0 => QUOTA.warning(
             format!("{cpus:.2} CPUs: even one core is throttled"),
             "give it 1 CPU at least (cpu.max, --cpus in Docker, resources.limits.cpu in Kubernetes)",
@@ -130,7 +130,7 @@ fn memory(view: &View, needs: Needs) -> Finding {
         view.kib_line("proc/meminfo", "MemTotal:"),
     );
     let (Some(available), Some(total)) = (available, total) else {
-        return MEMORY.note("not told (is /proc mounted?)");
+        return MEMORY.note("unknown (is /proc mounted?)");
     };
     let wanted = needs.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES);
     let found = format!(
@@ -187,7 +187,7 @@ fn overcommit(view: &View, needs: Needs) -> Finding {
             }
         }
         Some(mode) => OVERCOMMIT.ok(format!("vm.overcommit_memory is {mode}")),
-        None => OVERCOMMIT.note("not told (is /proc mounted?)"),
+        None => OVERCOMMIT.note("unknown (is /proc mounted?)"),
     }
 }
 
@@ -245,7 +245,7 @@ fn mappings(view: &View, needs: Needs) -> Finding {
             "`sysctl vm.max_map_count=65530` (the kernel's default), or more",
         ),
         Some(limit) => MAPPINGS.ok(format!("vm.max_map_count is {}", grouped(limit))),
-        None => MAPPINGS.note("not told (is /proc mounted?)"),
+        None => MAPPINGS.note("unknown (is /proc mounted?)"),
     }
 }
 

@@ -145,7 +145,7 @@ impl Opened {
         })?;
         let failed = |error: io::Error| {
             (
-                format!("opens, and cannot be read: {error}"),
+                format!("opens but cannot be read: {error}"),
                 "check the device (the kernel log says more) and the permissions".to_owned(),
             )
         };
@@ -196,7 +196,7 @@ impl Opened {
         checks.push(match mount {
             Some(mount) => file_system(mount),
             None if self.is_device => FILE_SYSTEM.ok("none: a block device"),
-            None => FILE_SYSTEM.note("not told (is /proc mounted?)"),
+            None => FILE_SYSTEM.note("unknown (is /proc mounted?)"),
         });
         let has_a_device = mount.is_none() || checks.iter().all(|finding| finding.verdict == Verdict::Ok);
         let in_memory = matches!(system, Some("tmpfs" | "ramfs"));
@@ -234,13 +234,13 @@ impl Opened {
         }
         if let Some(object) = &self.unreadable {
             return OPEN.warning(
-                format!("a directory, not all of whose objects can be opened: {object}"),
+                format!("a directory with objects that cannot be opened: {object}"),
                 "let the daemon's user read them; it answers PERMISSION_DENIED for those it cannot",
             );
         }
         match self.samples.len() {
             0 => OPEN.warning(
-                "a directory without objects that hold anything",
+                "a directory without objects, or with empty ones only",
                 "put objects there, or correct the path",
             ),
             OBJECTS_SAMPLED.. => OPEN.ok(format!(

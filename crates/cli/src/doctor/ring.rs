@@ -118,7 +118,7 @@ fn sysctl(view: &View, tried: &Tried) -> Finding {
             format!("{} (kernel.io_uring_group is {group})", refusal.cause()),
             refusal.remedy(),
         ),
-        (None, None) if !view.exists("proc/sys/kernel") => SYSCTL.note("not told (is /proc mounted?)"),
+        (None, None) if !view.exists("proc/sys/kernel") => SYSCTL.note("unknown (is /proc mounted?)"),
         (None, None) => SYSCTL.ok("there is no kernel.io_uring_disabled here, so it forbids nothing"),
         (Some(0), None) => SYSCTL.ok("kernel.io_uring_disabled is 0: allowed to all"),
         (Some(value), None) => SYSCTL.warning(
@@ -141,7 +141,7 @@ fn seccomp(view: &View, tried: &Tried) -> Finding {
         (_, Some("0")) => SECCOMP.ok("no filter"),
         (Ok(_), Some("2")) => SECCOMP.ok(format!("a filter that allows io_uring{filters}")),
         (_, Some(mode)) => SECCOMP.note(format!("mode {mode}{filters}; something else refuses io_uring")),
-        (_, None) => SECCOMP.note("not told (is /proc mounted, with CONFIG_SECCOMP?)"),
+        (_, None) => SECCOMP.note("unknown (is /proc mounted, with CONFIG_SECCOMP?)"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What it comes to: which backends can run here, which to take for these paths, and what to mend first.
+//! What it comes to: which backends can run here, which to take for these paths, and what to fix first.
 
 use super::finding::{Finding, Verdict};
 use super::paths::Facts;
@@ -18,7 +18,7 @@ pub(super) struct Summary {
     runs: Vec<(&'static str, bool)>,
     take: &'static str,
     because: String,
-    /// Name of the check, and what would mend it; the worst first.
+    /// Name of the check, and how to fix it; the worst first.
     pub(super) mend_first: Vec<(String, String)>,
 }
 
@@ -58,7 +58,7 @@ impl Summary {
         }
         writeln!(out, "take: {} ({})", self.take, self.because)?;
         if !self.mend_first.is_empty() {
-            writeln!(out, "mend first:")?;
+            writeln!(out, "fix first:")?;
         }
         for (place, (name, remedy)) in (1..).zip(&self.mend_first) {
             writeln!(out, "  {place}. {name}: {remedy}")?;
@@ -111,7 +111,7 @@ fn choose(files: &[Facts], ring: bool, room_bytes: Option<u64>) -> (&'static str
             size(room)
         ),
         None => format!(
-            "{}; how much memory there is to cache them is not told",
+            "{}; how much memory there is to cache them is unknown",
             size(total)
         ),
     };

@@ -250,7 +250,7 @@ fn a_host_that_tells_nothing_is_not_blamed() {
     );
     let notes = checks
         .iter()
-        .filter(|finding| finding.found.starts_with("not told"));
+        .filter(|finding| finding.found.starts_with("unknown (is"));
     assert_eq!(notes.count(), 5, "{checks:?}");
     assert_eq!(limits::cache_room(&view, &group, needs), None);
 }
@@ -291,7 +291,7 @@ fn the_report_is_text_for_people_and_json_for_scripts() {
     };
     let plain = text(false);
     let want = "\nhost\n  ok       kernel.release  6.18\n\n/a\n  warning  device.tags     8\n             why: few \
-                tags\n             mend: more\n\n/b\n  and of the device, as above: 1\n";
+                tags\n             fix: more\n\n/b\n  and of the device, as above: 1\n";
     assert!(plain.contains(want), "{plain}");
     assert!(
         plain.ends_with("problems: 0, warnings: 2, notes: 0, ok: 1\n"),

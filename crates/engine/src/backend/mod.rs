@@ -1,5 +1,5 @@
 //! A backend makes one attempt at a read: fill this memory from that place. It may return short. Continuation,
-//! end-of-file rules, errno mapping and metrics stand above it, in `shard`, written once.
+//! end-of-file rules, errno mapping and metrics are in `shard`, once for all backends.
 
 use crate::dataset::OpenFile;
 use crate::shard::IN_FLIGHT_BYTES_MAX;
@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 /// rather than free it earlier).
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
-    /// Chosen by the shard, below its queue depth; comes back in [`Finished`]. Unique among attempts in flight.
+    /// Chosen by the shard, below its queue depth; comes back in [`Completion`]. Unique among attempts in flight.
     pub(crate) slot: u32,
     /// What to read from. The attempt owns a reference, so the descriptor cannot be closed and reused under it.
     pub(crate) file: Arc<OpenFile>,
@@ -31,14 +31,14 @@ pub(crate) struct Attempt {
 
 /// An attempt that is over: bytes read (0 is end of file), or errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Finished {
+pub(crate) struct Completion {
     pub(crate) slot: u32,
     pub(crate) result: Result<u32, i32>,
 }
 
 /// Where an attempt's bytes come from, as far as the backend knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Route {
+pub(crate) enum ReadSource {
     /// From the device, or wherever the kernel finds them.
     Device,
     /// From the page cache, by a copy.
@@ -81,8 +81,8 @@ pub(crate) trait Backend {
         0
     }
 
-    /// Starts an attempt. A blocking backend makes it in a later `poll_finished`.
-    fn start(&mut self, attempt: Attempt) -> Route;
+    /// Starts an attempt. A blocking backend makes it in a later `poll_completions`.
+    fn start(&mut self, attempt: Attempt) -> ReadSource;
 
     /// Makes sure that every started attempt has reached the kernel (or the pool). Returns the submissions
     /// (system calls) that took.
@@ -90,7 +90,7 @@ pub(crate) trait Backend {
 
     /// Appends every attempt that is over to `finished`. `Pending` when there was none: the task is woken when there
     /// is. Attempts may finish in any order, each exactly once.
-    fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()>;
+    fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()>;
 }
 
 pub(crate) mod auto;

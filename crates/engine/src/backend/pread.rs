@@ -5,7 +5,7 @@
 //! backend is dropped are all made, for the threads are joined. The queue holds what the shard has in flight and no
 //! more, so its bound is the shard's queue depth. Deliberately absent: retries, and any order among attempts.
 
-use super::{Attempt, Backend, Finished, Route};
+use super::{Attempt, Backend, Completion, ReadSource};
 use crate::shard::IN_FLIGHT_BYTES_MAX;
 use std::collections::VecDeque;
 use std::io;
@@ -45,34 +45,34 @@ pub(crate) struct PreadBackend {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     /// Started and not yet handed to the pool: one lock a flush, not one an attempt.
-    started: Vec<Job>,
+    started: Vec<SendAttempt>,
 }
 
 /// An attempt on its way to a thread of the pool.
 #[derive(Debug)]
-struct Job(Attempt);
+struct SendAttempt(Attempt);
 
 // SAFETY: the pointer is what keeps `Attempt` from being Send. Its memory belongs to the attempt alone until it is
 // reported (see `Attempt`), on whichever thread it is made; the file's reference is Send.
-unsafe impl Send for Job {}
+unsafe impl Send for SendAttempt {}
 
 #[derive(Debug, Default)]
 struct Shared {
     queue: Mutex<Queue>,
     /// Something was queued, or the queue was closed.
     queued: Condvar,
-    done: Mutex<Done>,
+    done: Mutex<Completions>,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    attempts: VecDeque<SendAttempt>,
     closed: bool,
 }
 
 #[derive(Debug, Default)]
-struct Done {
-    finished: Vec<Finished>,
+struct Completions {
+    finished: Vec<Completion>,
     waker: Option<Waker>,
 }
 
@@ -80,7 +80,7 @@ impl PreadBackend {
     /// Starts the threads, `rf-pread-0` and on; at least one.
     ///
     /// # Errors
-    /// A thread cannot be had.
+    /// A thread cannot be started.
     pub(crate) fn new(threads: u32) -> io::Result<Self> {
         let mut backend = Self {
             shared: Arc::default(),
@@ -102,10 +102,10 @@ impl PreadBackend {
 impl Shared {
     /// A pool thread's life: until the queue is closed and empty.
     fn serve(&self) {
-        while let Some(Job(attempt)) = self.next() {
+        while let Some(SendAttempt(attempt)) = self.next() {
             // SAFETY: the shard keeps the memory until we report the attempt, below.
             let result = unsafe { pread_attempt(&attempt) };
-            let finished = Finished {
+            let finished = Completion {
                 slot: attempt.slot,
                 result,
             };
@@ -122,13 +122,13 @@ impl Shared {
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<SendAttempt> {
         let queue = lock(&self.queue);
         let mut queue = self
             .queued
-            .wait_while(queue, |queue| queue.jobs.is_empty() && !queue.closed)
+            .wait_while(queue, |queue| queue.attempts.is_empty() && !queue.closed)
             .unwrap_or_else(PoisonError::into_inner);
-        queue.jobs.pop_front()
+        queue.attempts.pop_front()
     }
 }
 
@@ -143,9 +143,9 @@ impl Backend for PreadBackend {
         IN_FLIGHT_BYTES_MAX.max(self.threads.len() as u64 * THREAD_BYTES)
     }
 
-    fn start(&mut self, attempt: Attempt) -> Route {
-        self.started.push(Job(attempt));
-        Route::Device
+    fn start(&mut self, attempt: Attempt) -> ReadSource {
+        self.started.push(SendAttempt(attempt));
+        ReadSource::Device
     }
 
     fn flush(&mut self) -> u32 {
@@ -153,7 +153,7 @@ impl Backend for PreadBackend {
         if count == 0 {
             return 0;
         }
-        lock(&self.shared.queue).jobs.extend(self.started.drain(..));
+        lock(&self.shared.queue).attempts.extend(self.started.drain(..));
         for _ in 0..count.min(self.threads.len()) {
             self.shared.queued.notify_one();
         }
@@ -161,7 +161,7 @@ impl Backend for PreadBackend {
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
+    fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()> {
         let mut done = lock(&self.shared.done);
         if done.finished.is_empty() {
             match &mut done.waker {

@@ -1,7 +1,7 @@
-//! Whether io_uring is to be had here, found by using it: set up a ring, a no-op, a read, a read into registered
+//! Whether io_uring is available here, found by using it: set up a ring, a no-op, a read, a read into registered
 //! memory. A kernel version says nothing (TRAPS 12): seccomp profiles, a sysctl and limits refuse it on new kernels.
 //!
-//! Invariants: the causes are told apart, and each names its remedy; "not available" may fall back to another
+//! Invariants: the causes are distinguished, and each names its remedy; "not available" may fall back to another
 //! backend, "out of memory or files" must not, for it would come back as a slower engine nobody asked for. Every
 //! wait has a bound. Deliberately absent: direct I/O (asked of each file at its opening) and polled mode. What is asked
 //! only by who examines a host, not at start, is in `abilities` and `residency`.
@@ -41,7 +41,7 @@ pub struct UringFacts {
 /// Tries io_uring with real operations. Blocks for well under a millisecond where all is well.
 ///
 /// # Errors
-/// Why it is not to be had, with the remedy.
+/// Why it is unavailable, with the remedy.
 pub fn probe() -> Result<UringFacts, UringRefusal> {
     let mut ring = IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?;
     one("a no-op", &mut ring, &opcode::Nop::new().build(), libc::ENOSYS)?;

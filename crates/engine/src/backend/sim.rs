@@ -1,4 +1,4 @@
-//! A simulated backend for the tests of what stands above backends: it reads real bytes, but a seeded plan makes
+//! A simulated backend for the tests of what uses backends: it reads real bytes, but a seeded plan makes
 //! attempts fail, fall short, stall or finish out of order, and the test decides when they finish.
 //!
 //! Invariants: what befalls the Nth attempt depends on the seed, the plan and N alone, never on time, so with one
@@ -7,7 +7,7 @@
 //! then depends on the threads' timing.
 
 use super::pread::pread_attempt;
-use super::{Attempt, Backend, Finished, Route};
+use super::{Attempt, Backend, Completion, ReadSource};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -304,7 +304,7 @@ impl SimBackend {
 }
 
 impl Backend for SimBackend {
-    fn start(&mut self, attempt: Attempt) -> Route {
+    fn start(&mut self, attempt: Attempt) -> ReadSource {
         let mut state = self.control.state();
         let number = state.started;
         state.started += 1;
@@ -322,14 +322,14 @@ impl Backend for SimBackend {
         });
         self.started_since_flush = true;
         self.control.shared.changed.notify_all();
-        Route::Device
+        ReadSource::Device
     }
 
     fn flush(&mut self) -> u32 {
         u32::from(std::mem::take(&mut self.started_since_flush))
     }
 
-    fn poll_finished(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Finished>) -> Poll<()> {
+    fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()> {
         let mut state = self.control.state();
         let mut over: Vec<Pending> = self
             .pending
@@ -349,7 +349,7 @@ impl Backend for SimBackend {
         }
         finished.extend(over.into_iter().map(|pending| {
             let slot = pending.attempt.slot;
-            Finished {
+            Completion {
                 slot,
                 result: make(&pending.attempt, pending.fate),
             }

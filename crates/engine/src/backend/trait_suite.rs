@@ -4,7 +4,7 @@
 use super::mmap::MmapBackend;
 use super::pread::PreadBackend;
 use super::sim::{SimBackend, SimControl};
-use super::{Attempt, Backend, Finished};
+use super::{Attempt, Backend, Completion};
 use crate::config::DirectIo;
 use crate::dataset::OpenFile;
 use std::fs::File;
@@ -101,14 +101,14 @@ pub(super) fn make_all(backend: &mut impl Backend, file: &Arc<OpenFile>, reads: 
 }
 
 /// Waits for `count` reports.
-pub(super) fn collect(backend: &mut impl Backend, reads: &mut [Read], count: usize) -> Vec<Finished> {
+pub(super) fn collect(backend: &mut impl Backend, reads: &mut [Read], count: usize) -> Vec<Completion> {
     let waker = unpark_waker();
     let mut cx = Context::from_waker(&waker);
     let deadline = Instant::now() + WAIT;
     let mut all = Vec::new();
     while all.len() < count {
         let before = all.len();
-        match backend.poll_finished(&mut cx, &mut all) {
+        match backend.poll_completions(&mut cx, &mut all) {
             Poll::Ready(()) => assert!(all.len() > before, "ready with nothing"),
             Poll::Pending => {
                 assert_eq!(all.len(), before, "pending with something");
@@ -118,7 +118,7 @@ pub(super) fn collect(backend: &mut impl Backend, reads: &mut [Read], count: usi
             }
         }
     }
-    for Finished { slot, result } in &all {
+    for Completion { slot, result } in &all {
         let read = &mut reads[*slot as usize];
         assert_eq!(read.result.replace(*result), None, "slot {slot} reported twice");
     }
@@ -255,7 +255,7 @@ fn an_idle_backend_is_pending(backend: &mut impl Backend) {
     // Scenario: nothing was started. Expectation: Pending, nothing reported, nothing submitted.
     let mut finished = Vec::new();
     let mut cx = Context::from_waker(Waker::noop());
-    assert_eq!(backend.poll_finished(&mut cx, &mut finished), Poll::Pending);
+    assert_eq!(backend.poll_completions(&mut cx, &mut finished), Poll::Pending);
     assert!(finished.is_empty());
     assert_eq!(backend.flush(), 0);
 }

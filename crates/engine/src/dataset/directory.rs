@@ -1,7 +1,7 @@
 //! Names resolved beneath one directory, and never outside it: `..`, absolute names and links that leave it are refused
 //! by the kernel (openat2, RESOLVE_BENEATH), not by looking at the text.
 //!
-//! Where openat2 cannot be had (kernel < 5.6, or a seccomp filter older than it), each part is opened in turn without
+//! Where openat2 is unavailable (kernel < 5.6, or a seccomp filter older than it), each part is opened in turn without
 //! following links: then no link works at all, inside or not.
 
 use super::file::{FileError, Identity, OPEN_FLAGS, describe};

@@ -90,7 +90,7 @@ pub(super) enum Accept {
 
 /// How a file is to be opened.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wish {
+pub(super) struct OpenOptions {
     pub(super) accept: Accept,
     pub(super) direct_io: DirectIo,
     /// The device on which a trial is not needed, because one was made there, and what it found.
@@ -124,12 +124,12 @@ impl OpenFile {
     /// # Errors
     /// errno of the open; `InvalidInput` when it is no file or block device, or direct I/O is required and refused.
     pub fn open(path: impl AsRef<Path>, direct_io: DirectIo) -> io::Result<Self> {
-        let wish = Wish {
+        let options = OpenOptions {
             accept: Accept::FilesAndDevices,
             direct_io,
             tried: None,
         };
-        match Self::open_path(path.as_ref(), wish) {
+        match Self::open_path(path.as_ref(), options) {
             Ok((file, _)) => Ok(file),
             Err(FileError::Open(error) | FileError::TrialRead(error)) => Err(error),
             Err(FileError::NotAFile(found)) => Err(io::Error::new(
@@ -141,25 +141,25 @@ impl OpenFile {
     }
 
     /// As [`OpenFile::open`]; with the reason when direct I/O was preferred and the file refuses it.
-    pub(super) fn open_path(path: &Path, wish: Wish) -> Result<(Self, Option<String>), FileError> {
-        Self::open_with(wish, |flags| {
+    pub(super) fn open_path(path: &Path, options: OpenOptions) -> Result<(Self, Option<String>), FileError> {
+        Self::open_with(options, |flags| {
             rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::empty()))
         })
     }
 
     /// Opens a file through `open`, which resolves a name with the flags it is given, once or twice.
     pub(super) fn open_with(
-        wish: Wish,
+        options: OpenOptions,
         open: impl Fn(OFlags) -> Result<OwnedFd, Errno>,
     ) -> Result<(Self, Option<String>), FileError> {
         for _ in 0..REPLACED_ATTEMPTS {
-            let mut file = Self::from_descriptor(open(OPEN_FLAGS)?, wish.accept)?;
-            if wish.direct_io == DirectIo::Off || file.length_bytes() == 0 {
+            let mut file = Self::from_descriptor(open(OPEN_FLAGS)?, options.accept)?;
+            if options.direct_io == DirectIo::Off || file.length_bytes() == 0 {
                 return Ok((file, None));
             }
-            match file.add_direct(&open, wish.tried)? {
+            match file.add_direct(&open, options.tried)? {
                 DirectOutcome::Added => return Ok((file, None)),
-                DirectOutcome::Refused(reason) if wish.direct_io == DirectIo::Required => {
+                DirectOutcome::Refused(reason) if options.direct_io == DirectIo::Required => {
                     return Err(FileError::DirectRefused(reason));
                 }
                 DirectOutcome::Refused(reason) => return Ok((file, Some(reason))),

@@ -2,7 +2,7 @@
 //! configuration says, and against the file's length to the byte.
 
 use super::file::OpenFile;
-use super::open::Blame;
+use super::open::ErrorContext;
 use super::{Dtype, Kind, Layout, OpenError, npy};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ const DIM_MAX: u32 = 1_000_000;
 
 /// A vectors dataset as configured.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct VectorSpec {
     pub(super) layout: Layout,
     pub(super) dim: Option<u32>,
     pub(super) dtype: Option<Dtype>,
@@ -21,17 +21,17 @@ pub(super) struct Wanted {
 
 /// The shape of the vectors in `files`, which together have `length_bytes`.
 pub(super) fn read_shape(
-    wanted: Wanted,
+    wanted: VectorSpec,
     files: &[OpenFile],
     paths: &[PathBuf],
     length_bytes: u64,
-    blame: Blame<'_>,
+    context: ErrorContext<'_>,
 ) -> Result<Kind, OpenError> {
     if wanted.layout == Layout::Raw {
-        return raw(wanted, files.len(), length_bytes, blame);
+        return raw(wanted, files.len(), length_bytes, context);
     }
     if wanted.header_bytes != 0 {
-        return Err(blame.field(
+        return Err(context.field(
             "header_bytes",
             format!(
                 "is for layout raw; {} says itself where its vectors begin: leave it out",
@@ -40,7 +40,7 @@ pub(super) fn read_shape(
         ));
     }
     let ([file], [path]) = (files, paths) else {
-        return Err(blame.field(
+        return Err(context.field(
             "path",
             format!(
                 "names {} files, and a file of layout {} has a header, so that it stands alone: make a dataset of \
@@ -50,15 +50,15 @@ pub(super) fn read_shape(
             ),
         ));
     };
-    let source = Source {
+    let source = VectorFile {
         wanted,
         file,
         path,
         length_bytes,
-        blame,
+        context,
     };
     match wanted.layout {
-        Layout::Raw => raw(wanted, files.len(), length_bytes, blame),
+        Layout::Raw => raw(wanted, files.len(), length_bytes, context),
         Layout::Fvecs => source.records(Dtype::F32),
         Layout::Bvecs => source.records(Dtype::U8),
         Layout::Ivecs => source.records(Dtype::I32),
@@ -71,22 +71,27 @@ pub(super) fn read_shape(
 
 /// Elements only, after `header_bytes`: 1000 bytes with a header of 40 and vectors of 96 bytes hold (1000 - 40) / 96 =
 /// 10 vectors.
-fn raw(wanted: Wanted, files: usize, length_bytes: u64, blame: Blame<'_>) -> Result<Kind, OpenError> {
+fn raw(
+    wanted: VectorSpec,
+    files: usize,
+    length_bytes: u64,
+    context: ErrorContext<'_>,
+) -> Result<Kind, OpenError> {
     let dim = wanted
         .dim
-        .ok_or_else(|| blame.field("dim", "is missing: layout raw does not say it"))?;
+        .ok_or_else(|| context.field("dim", "is missing: layout raw does not say it"))?;
     let dtype = wanted
         .dtype
-        .ok_or_else(|| blame.field("dtype", "is missing: layout raw does not say it"))?;
-    let vector_bytes = vector_bytes(dim, dtype, blame)?;
+        .ok_or_else(|| context.field("dtype", "is missing: layout raw does not say it"))?;
+    let vector_bytes = vector_bytes(dim, dtype, context)?;
     if files > 1 && wanted.header_bytes > 0 {
-        return Err(blame.field(
+        return Err(context.field(
             "header_bytes",
             "several files form one address space only without headers: set header_bytes: 0, or name one file",
         ));
     }
     let Some(data_bytes) = length_bytes.checked_sub(wanted.header_bytes) else {
-        return Err(blame.field(
+        return Err(context.field(
             "header_bytes",
             format!(
                 "{} bytes of header do not fit {length_bytes} bytes: set a smaller one",
@@ -96,7 +101,7 @@ fn raw(wanted: Wanted, files: usize, length_bytes: u64, blame: Blame<'_>) -> Res
     };
     let stride_bytes = u64::from(vector_bytes);
     if data_bytes % stride_bytes != 0 {
-        return Err(blame.field(
+        return Err(context.field(
             "dim",
             format!(
                 "{data_bytes} bytes of data are not a multiple of {stride_bytes} (dim {dim} of {dtype}): {} bytes \
@@ -107,7 +112,7 @@ fn raw(wanted: Wanted, files: usize, length_bytes: u64, blame: Blame<'_>) -> Res
     }
     let count = data_bytes / stride_bytes;
     if count == 0 {
-        return Err(blame.field("path", "holds no vectors: write some first"));
+        return Err(context.field("path", "holds no vectors: write some first"));
     }
     Ok(Kind::Vectors {
         layout: wanted.layout,
@@ -120,24 +125,24 @@ fn raw(wanted: Wanted, files: usize, length_bytes: u64, blame: Blame<'_>) -> Res
     })
 }
 
-fn vector_bytes(dim: u32, dtype: Dtype, blame: Blame<'_>) -> Result<u32, OpenError> {
+fn vector_bytes(dim: u32, dtype: Dtype, context: ErrorContext<'_>) -> Result<u32, OpenError> {
     if dim == 0 || dim > DIM_MAX {
-        return Err(blame.field("dim", format!("is {dim}: a vector has 1 to {DIM_MAX} elements")));
+        return Err(context.field("dim", format!("is {dim}: a vector has 1 to {DIM_MAX} elements")));
     }
     // At most 10^6 x 4 bytes.
     Ok(dim * dtype.bytes())
 }
 
 /// One file that describes itself.
-struct Source<'a> {
-    wanted: Wanted,
+struct VectorFile<'a> {
+    wanted: VectorSpec,
     file: &'a OpenFile,
     path: &'a Path,
     length_bytes: u64,
-    blame: Blame<'a>,
+    context: ErrorContext<'a>,
 }
 
-impl Source<'_> {
+impl VectorFile<'_> {
     /// `.fvecs` and its kin: each vector preceded by its dimension as i32. 100 dimensions of f32 make a stride of
     /// 4 + 400 bytes with the elements 4 bytes in.
     fn records(&self, dtype: Dtype) -> Result<Kind, OpenError> {
@@ -183,7 +188,7 @@ impl Source<'_> {
         let problem = |found: npy::Problem| match found.field {
             "path" => self.bad(found.problem),
             field => self
-                .blame
+                .context
                 .field(field, format!("{}: {}", self.path.display(), found.problem)),
         };
         let start = self.read(0, self.length_bytes.min(12))?;
@@ -228,7 +233,7 @@ impl Source<'_> {
             base_offset,
             count,
         } = shape;
-        let vector_bytes = vector_bytes(dim, dtype, self.blame)?;
+        let vector_bytes = vector_bytes(dim, dtype, self.context)?;
         Ok(Kind::Vectors {
             layout: self.wanted.layout,
             dim,
@@ -249,7 +254,7 @@ impl Source<'_> {
             ))
         })?;
         match self.wanted.dim {
-            Some(wanted) if wanted != dim => Err(self.blame.field(
+            Some(wanted) if wanted != dim => Err(self.context.field(
                 "dim",
                 format!(
                     "is {wanted}, but {} says {dim}: set dim: {dim}, or leave it out",
@@ -262,7 +267,7 @@ impl Source<'_> {
 
     fn check_dtype(&self, found: Dtype) -> Result<(), OpenError> {
         match self.wanted.dtype {
-            Some(wanted) if wanted != found => Err(self.blame.field(
+            Some(wanted) if wanted != found => Err(self.context.field(
                 "dtype",
                 format!(
                     "is {wanted}, but {} (layout {}) holds {found}: set dtype: {found}, or leave it out",
@@ -299,7 +304,7 @@ impl Source<'_> {
     }
 
     fn bad(&self, problem: String) -> OpenError {
-        self.blame
+        self.context
             .field("path", format!("{} {problem}", self.path.display()))
     }
 }

@@ -183,7 +183,7 @@ pub struct OpenError {
     pub dataset: String,
     /// The configuration field to look at: `path`, `dim`, `dtype`, `block_bytes`, `direct_io`, ...
     pub field: &'static str,
-    /// What is wrong and what would mend it.
+    /// What is wrong and how to fix it.
     pub problem: String,
 }
 

@@ -6,8 +6,8 @@
 
 use super::direct;
 use super::directory::{Directory, is_absent};
-use super::file::{Accept, FileError, Identity, OPEN_FLAGS, OpenFile, Wish};
-use super::open::{Blame, file_problem, refusal_reason};
+use super::file::{Accept, FileError, Identity, OPEN_FLAGS, OpenFile, OpenOptions};
+use super::open::{ErrorContext, file_problem, refusal_reason};
 use super::{DirectFacts, ObjectEntry, OpenError, listing, reaper};
 use crate::config::DirectIo;
 use crate::error::{ReadError, Resource};
@@ -39,7 +39,7 @@ pub(super) struct Objects {
     directory: Directory,
     cache: Mutex<LruCache<Box<str>, Cached>>,
     revalidate: Duration,
-    wish: Wish,
+    options: OpenOptions,
     pub(super) opens: Arc<Semaphore>,
     /// One permit for each descriptor of an object, whether the cache or a request holds it.
     descriptors: Arc<Semaphore>,
@@ -59,22 +59,22 @@ impl Objects {
         max_open_files: usize,
         revalidate: Duration,
         direct_io: DirectIo,
-        blame: Blame<'_>,
+        context: ErrorContext<'_>,
     ) -> Result<(Self, DirectFacts), OpenError> {
         let directory = Directory::open(path).map_err(|error| {
             if let FileError::NotAFile(found) = error {
                 let shown = path.display();
                 let problem =
                     format!("{shown} is {found}: objects need a directory; for one file set kind: blocks");
-                return blame.field("path", problem);
+                return context.field("path", problem);
             }
-            file_problem(path, error, blame)
+            file_problem(path, error, context)
         })?;
-        let (wish, facts) = try_direct(&directory, path, direct_io, blame)?;
+        let (options, facts) = try_direct(&directory, path, direct_io, context)?;
         // A file that is read directly has two descriptors: 1000 of them hold 500 files.
-        let each = descriptors_each(wish.direct_io) as usize;
+        let each = descriptors_each(options.direct_io) as usize;
         if max_open_files < each {
-            return Err(blame.field(
+            return Err(context.field(
                 "max_open_files",
                 format!("is {max_open_files}: one object takes {each} (one for each way to read): set more"),
             ));
@@ -85,7 +85,7 @@ impl Objects {
             // `new` would set the whole table aside at once, for a limit that may never be met.
             cache: Mutex::new(LruCache::sparse(files)),
             revalidate,
-            wish,
+            options,
             opens: Arc::new(Semaphore::new(OPENS_MAX)),
             descriptors: Arc::new(Semaphore::new(
                 max_open_files
@@ -165,9 +165,10 @@ impl Objects {
         }
         // Before the file is opened, so that there is never more open than the budget says.
         let permit = Arc::clone(&self.descriptors)
-            .try_acquire_many_owned(descriptors_each(self.wish.direct_io))
+            .try_acquire_many_owned(descriptors_each(self.options.direct_io))
             .map_err(|_| Failure::Budget)?;
-        let (mut file, _) = OpenFile::open_with(self.wish, |flags| self.directory.open_beneath(name, flags))?;
+        let (mut file, _) =
+            OpenFile::open_with(self.options, |flags| self.directory.open_beneath(name, flags))?;
         file.charge(permit);
         Ok(Arc::new(file))
     }
@@ -228,22 +229,22 @@ fn try_direct(
     directory: &Directory,
     path: &Path,
     direct_io: DirectIo,
-    blame: Blame<'_>,
-) -> Result<(Wish, DirectFacts), OpenError> {
-    let wish = |direct_io, tried| Wish {
+    context: ErrorContext<'_>,
+) -> Result<(OpenOptions, DirectFacts), OpenError> {
+    let options = |direct_io, tried| OpenOptions {
         accept: Accept::FilesOnly,
         direct_io,
         tried,
     };
     if direct_io == DirectIo::Off {
         return Ok((
-            wish(DirectIo::Off, None),
+            options(DirectIo::Off, None),
             DirectFacts::buffered("off by configuration"),
         ));
     }
     let tried = listing::some_file(directory, |name| {
         let open = |flags| directory.open_beneath(&name, flags);
-        match OpenFile::open_with(wish(direct_io, None), open) {
+        match OpenFile::open_with(options(direct_io, None), open) {
             Err(FileError::Open(error)) if is_out_of_descriptors(&error) => {
                 Some((name, Err(FileError::Open(error))))
             }
@@ -260,20 +261,20 @@ fn try_direct(
             offset_alignment_bytes: 4096,
             memory_alignment_bytes: 4096,
         };
-        return Ok((wish(direct_io, None), facts));
+        return Ok((options(direct_io, None), facts));
     };
     let tried = path.join(name);
-    let (file, refusal) = answer.map_err(|error| file_problem(&tried, error, blame))?;
+    let (file, refusal) = answer.map_err(|error| file_problem(&tried, error, context))?;
     if let Some(reason) = refusal {
         return Ok((
-            wish(DirectIo::Off, None),
+            options(DirectIo::Off, None),
             DirectFacts::buffered(refusal_reason(&tried, &reason)),
         ));
     }
     let in_memory = direct::is_on_tmpfs(file.buffered()).then_some(path);
     let facts = DirectFacts::aligned(file.alignment(), in_memory);
     Ok((
-        wish(direct_io, Some((file.identity().dev(), file.alignment()))),
+        options(direct_io, Some((file.identity().dev(), file.alignment()))),
         facts,
     ))
 }

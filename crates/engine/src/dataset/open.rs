@@ -1,8 +1,8 @@
 //! From a specification to an open dataset: files, then their shape, then one decision about direct I/O for all of
-//! them. Every error names the field of the configuration and what would mend it.
+//! them. Every error names the field of the configuration and how to fix it.
 
 use super::direct::{self, Alignment};
-use super::file::{self, Accept, FileError, OpenFile, Wish};
+use super::file::{self, Accept, FileError, OpenFile, OpenOptions};
 use super::objects::Objects;
 use super::{Dataset, DatasetSpec, DirectFacts, Kind, KindSpec, OpenError, PartialTail, layout};
 use crate::config::DirectIo;
@@ -15,11 +15,11 @@ use std::time::Duration;
 
 /// Makes the errors of one dataset.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Blame<'a> {
+pub(super) struct ErrorContext<'a> {
     pub(super) dataset: &'a str,
 }
 
-impl Blame<'_> {
+impl ErrorContext<'_> {
     pub(super) fn field(self, field: &'static str, problem: impl Into<String>) -> OpenError {
         OpenError {
             dataset: self.dataset.to_owned(),
@@ -69,10 +69,10 @@ fn missing(path: &Path) -> String {
 }
 
 pub(super) fn open(spec: &DatasetSpec) -> Result<Dataset, OpenError> {
-    let blame = Blame { dataset: &spec.name };
-    check_name(blame)?;
+    let context = ErrorContext { dataset: &spec.name };
+    check_name(context)?;
     if spec.paths.is_empty() {
-        return Err(blame.field(
+        return Err(context.field(
             "path",
             "is missing: name a file, or several that form one address space",
         ));
@@ -81,12 +81,12 @@ pub(super) fn open(spec: &DatasetSpec) -> Result<Dataset, OpenError> {
         KindSpec::Objects {
             max_open_files,
             revalidate,
-        } => objects(spec, max_open_files, revalidate, blame),
+        } => objects(spec, max_open_files, revalidate, context),
         KindSpec::Blocks {
             block_bytes,
             partial_tail,
-        } => address_space(spec, blame, |_, length_bytes| {
-            blocks(block_bytes, partial_tail, length_bytes, blame)
+        } => address_space(spec, context, |_, length_bytes| {
+            blocks(block_bytes, partial_tail, length_bytes, context)
         }),
         KindSpec::Vectors {
             layout,
@@ -94,14 +94,14 @@ pub(super) fn open(spec: &DatasetSpec) -> Result<Dataset, OpenError> {
             dtype,
             header_bytes,
         } => {
-            let wanted = layout::Wanted {
+            let wanted = layout::VectorSpec {
                 layout,
                 dim,
                 dtype,
                 header_bytes,
             };
-            address_space(spec, blame, |files, length_bytes| {
-                let kind = layout::read_shape(wanted, files, &spec.paths, length_bytes, blame)?;
+            address_space(spec, context, |files, length_bytes| {
+                let kind = layout::read_shape(wanted, files, &spec.paths, length_bytes, context)?;
                 Ok((kind, length_bytes))
             })
         }
@@ -111,12 +111,12 @@ pub(super) fn open(spec: &DatasetSpec) -> Result<Dataset, OpenError> {
 /// Files laid end to end; `shape` finds the kind and how many of their bytes are served.
 fn address_space(
     spec: &DatasetSpec,
-    blame: Blame<'_>,
+    context: ErrorContext<'_>,
     shape: impl FnOnce(&[OpenFile], u64) -> Result<(Kind, u64), OpenError>,
 ) -> Result<Dataset, OpenError> {
-    let (files, direct) = open_files(spec, blame)?;
+    let (files, direct) = open_files(spec, context)?;
     let span = FileSpan::new(files.iter().map(OpenFile::length_bytes)).ok_or_else(|| {
-        blame.field(
+        context.field(
             "path",
             "the files together hold more than 2^64 bytes: serve fewer",
         )
@@ -139,15 +139,15 @@ fn objects(
     spec: &DatasetSpec,
     max_open_files: usize,
     revalidate: Duration,
-    blame: Blame<'_>,
+    context: ErrorContext<'_>,
 ) -> Result<Dataset, OpenError> {
     let [path] = &spec.paths[..] else {
-        return Err(blame.field("path", "names several: objects are the files of one directory"));
+        return Err(context.field("path", "names several: objects are the files of one directory"));
     };
-    let (objects, direct) = Objects::open(path, max_open_files, revalidate, spec.direct_io, blame)?;
+    let (objects, direct) = Objects::open(path, max_open_files, revalidate, spec.direct_io, context)?;
     let identity = objects
         .identity()
-        .map_err(|errno| blame.io(path, &errno.into()))?;
+        .map_err(|errno| context.io(path, &errno.into()))?;
     Ok(Dataset {
         id: file::next_id(),
         spec: spec.clone(),
@@ -161,15 +161,15 @@ fn objects(
     })
 }
 
-fn check_name(blame: Blame<'_>) -> Result<(), OpenError> {
-    let mut bytes = blame.dataset.bytes();
-    let good = blame.dataset.len() <= 128
+fn check_name(context: ErrorContext<'_>) -> Result<(), OpenError> {
+    let mut bytes = context.dataset.bytes();
+    let good = context.dataset.len() <= 128
         && bytes.next().is_some_and(|first| first.is_ascii_alphanumeric())
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
     if good {
         return Ok(());
     }
-    Err(blame.field(
+    Err(context.field(
         "name",
         "must be 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-', and begin with a letter or a digit",
     ))
@@ -180,15 +180,15 @@ fn blocks(
     block_bytes: u32,
     partial_tail: PartialTail,
     length_bytes: u64,
-    blame: Blame<'_>,
+    context: ErrorContext<'_>,
 ) -> Result<(Kind, u64), OpenError> {
     let wide = u64::from(block_bytes);
     let (Some(count), Some(remainder)) = (length_bytes.checked_div(wide), length_bytes.checked_rem(wide))
     else {
-        return Err(blame.field("block_bytes", "is 0: a block has at least 1 byte"));
+        return Err(context.field("block_bytes", "is 0: a block has at least 1 byte"));
     };
     if remainder != 0 && partial_tail == PartialTail::Refuse {
-        return Err(blame.field(
+        return Err(context.field(
             "block_bytes",
             format!(
                 "{length_bytes} bytes are not a multiple of {block_bytes}: {remainder} bytes remain after {count} \
@@ -197,7 +197,7 @@ fn blocks(
         ));
     }
     if count == 0 {
-        return Err(blame.field(
+        return Err(context.field(
             "block_bytes",
             format!("the dataset has {length_bytes} bytes, not one block of {block_bytes}: set a smaller block_bytes"),
         ));
@@ -205,8 +205,11 @@ fn blocks(
     Ok((Kind::Blocks { block_bytes, count }, length_bytes - remainder))
 }
 
-fn open_files(spec: &DatasetSpec, blame: Blame<'_>) -> Result<(Vec<OpenFile>, DirectFacts), OpenError> {
-    let wish = Wish {
+fn open_files(
+    spec: &DatasetSpec,
+    context: ErrorContext<'_>,
+) -> Result<(Vec<OpenFile>, DirectFacts), OpenError> {
+    let options = OpenOptions {
         accept: Accept::FilesAndDevices,
         direct_io: spec.direct_io,
         tried: None,
@@ -215,9 +218,9 @@ fn open_files(spec: &DatasetSpec, blame: Blame<'_>) -> Result<(Vec<OpenFile>, Di
     let mut refusal = None;
     for path in &spec.paths {
         let (file, reason) =
-            OpenFile::open_path(path, wish).map_err(|error| file_problem(path, error, blame))?;
+            OpenFile::open_path(path, options).map_err(|error| file_problem(path, error, context))?;
         if file.length_bytes() == 0 {
-            return Err(blame.field(
+            return Err(context.field(
                 "path",
                 format!(
                     "{} is empty: there is nothing to serve; write it first, or leave it out",
@@ -298,25 +301,25 @@ impl DirectFacts {
     }
 }
 
-pub(super) fn file_problem(path: &Path, error: FileError, blame: Blame<'_>) -> OpenError {
+pub(super) fn file_problem(path: &Path, error: FileError, context: ErrorContext<'_>) -> OpenError {
     let shown = path.display();
     match error {
-        FileError::Open(error) => blame.io(path, &error),
-        FileError::NotAFile("a directory") => blame.field(
+        FileError::Open(error) => context.io(path, &error),
+        FileError::NotAFile("a directory") => context.field(
             "path",
             format!("{shown} is a directory: name a file or a block device, or set kind: objects to serve its files"),
         ),
         FileError::NotAFile(found) => {
-            blame.field("path", format!("{shown} is {found}: name a regular file or a block device"))
+            context.field("path", format!("{shown} is {found}: name a regular file or a block device"))
         }
-        FileError::DirectRefused(reason) => blame.field(
+        FileError::DirectRefused(reason) => context.field(
             "direct_io",
             format!(
                 "required, but the file system of {shown} refuses O_DIRECT ({reason}): set direct_io: preferred or \
                  off, or move the file to a local file system"
             ),
         ),
-        FileError::TrialRead(error) => blame.field(
+        FileError::TrialRead(error) => context.field(
             "path",
             format!("{shown}: its first block cannot be read: {error}; check the device (the kernel log says more)"),
         ),

@@ -1,4 +1,4 @@
-//! Opening datasets: what is found in good files, and which field and remedy each bad input is told.
+//! Opening datasets: what is found in good files, and which field and remedy are reported for bad input.
 
 mod vectors;
 
@@ -205,7 +205,7 @@ fn a_file_without_permission() {
     opening.join().unwrap();
 }
 
-/// Names that cannot stand in a request's path or a metric.
+/// Names that cannot be used in a request's path or a metric.
 #[test]
 fn names() {
     let dir = tempfile::tempdir().unwrap();

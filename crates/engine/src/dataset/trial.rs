@@ -50,7 +50,7 @@ impl std::fmt::Display for Misread {
 }
 
 /// The two ways to read a file, as a trial uses them.
-pub(super) trait Reads {
+pub(super) trait TrialFile {
     /// Reads from offset 0 past the page cache into `place` of `memory`; returns the bytes read.
     fn direct(&mut self, memory: &mut [u8], place: Range<usize>) -> io::Result<usize>;
 
@@ -64,7 +64,7 @@ pub(super) struct Descriptors<'a> {
     pub(super) buffered: &'a File,
 }
 
-impl Reads for Descriptors<'_> {
+impl TrialFile for Descriptors<'_> {
     fn direct(&mut self, memory: &mut [u8], place: Range<usize>) -> io::Result<usize> {
         let place = memory.get_mut(place).ok_or(io::ErrorKind::InvalidInput)?;
         uninterrupted(|| self.direct.read_at(place, 0))
@@ -99,7 +99,10 @@ fn uninterrupted(mut read: impl FnMut() -> io::Result<usize>) -> io::Result<usiz
 ///
 /// # Errors
 /// The device fails.
-pub(super) fn find(reads: &mut impl Reads, announced: Alignment) -> io::Result<Result<Alignment, String>> {
+pub(super) fn find(
+    reads: &mut impl TrialFile,
+    announced: Alignment,
+) -> io::Result<Result<Alignment, String>> {
     let Some(misread) = attempt(reads, announced.memory_bytes as usize)? else {
         return Ok(Ok(announced));
     };
@@ -129,7 +132,7 @@ fn describe(memory_bytes: u32, misread: Misread) -> String {
 /// Reads once into memory that is aligned to exactly `memory_bytes` and no better; `None` if all is well.
 ///
 /// Worked, 512: pages 2 to 4 of the memory are touched, by 8,192 bytes from 2 * 4096 + 512 on.
-fn attempt(reads: &mut impl Reads, memory_bytes: usize) -> io::Result<Option<Misread>> {
+fn attempt(reads: &mut impl TrialFile, memory_bytes: usize) -> io::Result<Option<Misread>> {
     let mut room = vec![0_u8; (PAGES + 1) * PAGE_BYTES];
     let skip = room.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
     let memory = room.get_mut(skip..).unwrap_or_default();
@@ -204,7 +207,7 @@ mod tests {
         }
     }
 
-    impl Reads for Device {
+    impl TrialFile for Device {
         fn direct(&mut self, memory: &mut [u8], place: Range<usize>) -> io::Result<usize> {
             if !place.start.is_multiple_of(self.demands) {
                 return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -300,7 +303,7 @@ mod tests {
         );
 
         struct Failing;
-        impl Reads for Failing {
+        impl TrialFile for Failing {
             fn direct(&mut self, _: &mut [u8], _: Range<usize>) -> io::Result<usize> {
                 Err(io::Error::from_raw_os_error(libc::EIO))
             }

@@ -1,6 +1,6 @@
 //! The switch from one backend to another while the engine serves.
 //!
-//! Invariants: what cannot be had is refused before anything changes; whatever is routed to is started, and exported,
+//! Invariants: what is unavailable is refused before anything changes; whatever is routed to is started, and exported,
 //! before a batch can find it. Switches come one at a time, and none once the engine ends.
 
 use super::{Engine, Inner};
@@ -8,8 +8,8 @@ use crate::config::BackendKind;
 use crate::cores::Alarm;
 use crate::dataset::Dataset;
 use crate::engine::{BackendStatus, StartError};
-use crate::routes::{Route, Routes};
-use crate::start::{self, Group, Starter};
+use crate::routing::{BackendRoute, RoutingTable};
+use crate::start::{self, ShardGroup, Starter};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 impl Engine {
@@ -18,18 +18,20 @@ impl Engine {
     /// seconds, the first time): call it where blocking is allowed, and never on a core.
     ///
     /// # Errors
-    /// The backend cannot be had, or the engine drains; nothing has changed then, whatever `on_unavailable` says.
+    /// The backend is unavailable, or the engine drains; nothing has changed then, whatever `on_unavailable` says.
     pub fn set_backend(&self, requested: BackendKind) -> Result<BackendStatus, StartError> {
         let _one_at_a_time = self.inner.switch();
         let status = start::admit(requested)?;
         let route = self.inner.route(status.clone())?;
         let routes = self.inner.routes.load();
-        let mut served = self.inner.board.datasets();
+        let mut served = self.inner.metrics.datasets();
         served.retain(|dataset| !routes.own.iter().any(|(own, _)| own == dataset));
         show(&route.group, &served, status.backend);
-        self.inner.board.set_backend(status.clone());
+        self.inner.metrics.set_backend(status.clone());
         let own = routes.own.clone();
-        self.inner.routes.store(Arc::new(Routes { common: route, own }));
+        self.inner
+            .routes
+            .store(Arc::new(RoutingTable { common: route, own }));
         Ok(status)
     }
 
@@ -47,10 +49,10 @@ impl Engine {
         self.route_own(dataset, status)
     }
 
-    /// As [`Engine::set_backend_of`] at the start of a daemon: where io_uring cannot be had, `on_unavailable` decides.
+    /// As [`Engine::set_backend_of`] at the start of a daemon: where io_uring is unavailable, `on_unavailable` decides.
     ///
     /// # Errors
-    /// The backend cannot be had, and no other is to take its place.
+    /// The backend is unavailable, and falling back is not allowed.
     pub fn choose_backend_of(
         &self,
         dataset: &Dataset,
@@ -68,7 +70,7 @@ impl Engine {
         let inner = &*self.inner;
         let _one_at_a_time = inner.switch();
         let route = status.clone().map(|status| inner.route(status)).transpose()?;
-        inner.board.set_backend_of(dataset.name(), status);
+        inner.metrics.set_backend_of(dataset.name(), status);
         let routes = inner.routes.load().with_own(dataset.name(), route);
         let now = routes.of(dataset.name());
         show(&now.group, &[dataset.name().to_owned()], now.status.backend);
@@ -78,10 +80,10 @@ impl Engine {
     }
 
     /// Takes a dataset that is no longer served out of `ringfetch_dataset_backend_info`, and its own backend away. Its
-    /// counters stay.
+    /// counters stay for as long as it is read.
     pub fn retire(&self, dataset: &str) {
         let _one_at_a_time = self.inner.switch();
-        self.inner.board.forget(dataset);
+        self.inner.metrics.forget(dataset);
         let routes = self.inner.routes.load().with_own(dataset, None);
         self.inner.routes.store(Arc::new(routes));
     }
@@ -94,7 +96,7 @@ impl Inner {
     }
 
     /// The route to a backend, whose shards are started where they are not yet: within [`Inner::switch`].
-    fn route(&self, status: BackendStatus) -> Result<Route, StartError> {
+    fn route(&self, status: BackendStatus) -> Result<BackendRoute, StartError> {
         let raised = self
             .alarm_raised
             .lock()
@@ -110,15 +112,15 @@ impl Inner {
             Some(group) => group,
             None => self.start_group(status.backend, alarm)?,
         };
-        Ok(Route::new(&self.config, group, status))
+        Ok(BackendRoute::new(&self.config, group, status))
     }
 
-    fn start_group(&self, backend: BackendKind, alarm: Alarm) -> Result<Arc<Group>, StartError> {
+    fn start_group(&self, backend: BackendKind, alarm: Alarm) -> Result<Arc<ShardGroup>, StartError> {
         let mut starter = Starter {
             config: &self.config,
             arena: &self.arena,
             alarm,
-            first_shard: self.board.shard_count(),
+            first_shard: self.metrics.shard_count(),
             threads: Vec::new(),
             shards: Vec::new(),
         };
@@ -129,7 +131,7 @@ impl Inner {
         let cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let on_cores = starter.start(backend, &cores, None)?;
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        let group = Arc::new(starter.finish(backend, on_cores, &self.board, &mut threads));
+        let group = Arc::new(starter.finish(backend, on_cores, &self.metrics, &mut threads));
         drop(threads);
         self.groups
             .lock()
@@ -140,7 +142,7 @@ impl Inner {
 }
 
 /// Exports the series of a backend, and of these datasets by it, from now on.
-pub(super) fn show(group: &Group, datasets: &[String], backend: BackendKind) {
+pub(super) fn show(group: &ShardGroup, datasets: &[String], backend: BackendKind) {
     for shard in &group.shards {
         shard.metrics.show(backend);
         for dataset in datasets {

@@ -2,29 +2,35 @@
 //!
 //! Names and labels are a contract (docs/METRICS.md). Labels are closed sets: never an offset, a client, a path.
 
-use super::{COUNT_BOUNDS, DURATION_BOUNDS_NS, HistogramTotal, RESULT_OK, ShardMetrics, float, totals};
+use super::{
+    COUNT_BOUNDS, DURATION_BOUNDS_NS, DatasetCounters, HistogramTotal, RESULT_OK, ReadTotals, ShardMetrics,
+    float, totals,
+};
 use crate::engine::{BackendStatus, Totals};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Everything that a scrape looks at. Written when an engine starts, is switched, or comes to know a dataset.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct MetricsRegistry {
     shards: RwLock<Vec<Arc<ShardMetrics>>>,
     backend: Mutex<BackendStatus>,
     /// Datasets by name, with the backend of each that has one of its own.
     datasets: Mutex<BTreeMap<String, Option<BackendStatus>>>,
+    /// Reads of datasets whose counters were dropped: the totals keep them.
+    dropped: Mutex<ReadTotals>,
 }
 
-impl Board {
+impl MetricsRegistry {
     pub(crate) fn new(backend: BackendStatus) -> Self {
         Self {
             shards: RwLock::default(),
             backend: Mutex::new(backend),
             datasets: Mutex::default(),
+            dropped: Mutex::default(),
         }
     }
 
@@ -45,7 +51,39 @@ impl Board {
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        totals(&self.shards())
+        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        self.drop_unused(&mut dropped);
+        totals(&self.shards(), *dropped)
+    }
+
+    /// Drops the counters of datasets that are neither served nor read any more. Those of all shards go at once: a sum
+    /// that loses one shard's part would look like a restarted counter.
+    fn drop_unused(&self, dropped: &mut ReadTotals) {
+        let served = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
+        let shards = self.shards();
+        let mut counters: Vec<_> = shards
+            .iter()
+            .map(|shard| shard.datasets.lock().unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        let is_used = |counters: &Arc<DatasetCounters>| {
+            // A shard holds what it counts, from the first read until it is swept.
+            served.contains_key(&counters.dataset) || Arc::strong_count(counters) > 1
+        };
+        let used: BTreeSet<String> = counters
+            .iter()
+            .flat_map(|counters| counters.iter())
+            .filter(|counters| is_used(counters))
+            .map(|counters| counters.dataset.clone())
+            .collect();
+        for counters in &mut counters {
+            counters.retain(|counters| {
+                let keeps = used.contains(&counters.dataset);
+                if !keeps {
+                    dropped.add(counters);
+                }
+                keeps
+            });
+        }
     }
 
     pub(crate) fn set_backend(&self, status: BackendStatus) {
@@ -83,7 +121,7 @@ impl Board {
 
 /// Adds the shards up at each scrape.
 pub(crate) struct EngineCollector {
-    board: Arc<Board>,
+    metrics: Arc<MetricsRegistry>,
     descriptions: Vec<Desc>,
 }
 
@@ -143,12 +181,15 @@ const HELP: [(&str, &str); 16] = [
 ];
 
 impl EngineCollector {
-    pub(crate) fn new(board: Arc<Board>) -> Result<Self, prometheus::Error> {
+    pub(crate) fn new(metrics: Arc<MetricsRegistry>) -> Result<Self, prometheus::Error> {
         let descriptions = HELP
             .iter()
             .map(|(name, help)| Desc::new((*name).to_owned(), (*help).to_owned(), Vec::new(), HashMap::new()))
             .collect::<Result<_, _>>()?;
-        Ok(Self { board, descriptions })
+        Ok(Self {
+            metrics,
+            descriptions,
+        })
     }
 }
 
@@ -224,6 +265,13 @@ impl Collector for EngineCollector {
 
     fn collect(&self) -> Vec<MetricFamily> {
         use MetricType::{COUNTER, GAUGE, HISTOGRAM};
+        let mut dropped = self
+            .metrics
+            .dropped
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.metrics.drop_unused(&mut dropped);
+        drop(dropped);
         let mut reads = Family::new("ringfetch_reads_total", COUNTER);
         let mut bytes = Family::new("ringfetch_read_bytes_total", COUNTER);
         let mut duration = Family::new("ringfetch_read_duration_seconds", HISTOGRAM);
@@ -245,7 +293,7 @@ impl Collector for EngineCollector {
         let mut by_dataset: BTreeMap<(String, BackendKindOrd), u64> = BTreeMap::new();
         let mut stages: BTreeMap<(BackendKindOrd, &str), HistogramTotal> = BTreeMap::new();
         let mut batches = HistogramTotal::default();
-        for shard in &self.board.shards() {
+        for shard in &self.metrics.shards() {
             let number = shard.shard.to_string();
             let labels = [("shard", number.as_str())];
             in_flight.gauge(&labels, f64::from(shard.in_flight.load(Ordering::Relaxed)));
@@ -262,17 +310,22 @@ impl Collector for EngineCollector {
             submissions.counter(&labels, shard.submissions.load(Ordering::Relaxed));
             failures.counter(&labels, shard.failures.load(Ordering::Relaxed));
             shard.batch_items.merge_into(&mut batches);
-            for lane in shard
-                .lanes
+            for per_backend in shard
+                .backends
                 .iter()
-                .filter(|lane| lane.shown.load(Ordering::Relaxed))
+                .filter(|per_backend| per_backend.shown.load(Ordering::Relaxed))
             {
-                let backend = BackendKindOrd(lane.backend.as_str());
+                let backend = BackendKindOrd(per_backend.backend.as_str());
                 let of = |stage| (backend, stage);
-                lane.queue_time.merge_into(stages.entry(of("queue")).or_default());
-                lane.device_time
+                per_backend
+                    .queue_time
+                    .merge_into(stages.entry(of("queue")).or_default());
+                per_backend
+                    .device_time
                     .merge_into(stages.entry(of("device")).or_default());
-                lane.total_time.merge_into(stages.entry(of("total")).or_default());
+                per_backend
+                    .total_time
+                    .merge_into(stages.entry(of("total")).or_default());
             }
             for dataset in shard
                 .datasets
@@ -314,7 +367,7 @@ impl Collector for EngineCollector {
         }
         items.histogram(&[], &batches, &COUNT_BOUNDS, 1.0);
         let status = self
-            .board
+            .metrics
             .backend
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -330,7 +383,7 @@ impl Collector for EngineCollector {
             1.0,
         );
         let datasets = self
-            .board
+            .metrics
             .datasets
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -114,7 +114,7 @@ fn invalid(problem: String) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, problem)
 }
 
-/// What stands before the first record; `None` when the layout's integers cannot say it.
+/// What precedes the first record; `None` when the layout's integers cannot say it.
 fn header(layout: Layout, dtype: Dtype, dim: u32, count: u64) -> Option<Vec<u8>> {
     match layout {
         Layout::Raw | Layout::Fvecs | Layout::Bvecs | Layout::Ivecs => Some(Vec::new()),

@@ -1,6 +1,6 @@
 //! The planner against a byte-array model: whatever the batch, executing the plan puts every item's bytes in place.
 
-use super::{Place, Plan, Rules, plan};
+use super::{Place, Plan, PlanRules, plan};
 use crate::batch::Batch;
 use crate::config::DirectIo;
 use crate::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
@@ -124,7 +124,7 @@ proptest! {
             batch.push_range(*offset as u64, *length as u64);
         }
         prop_assert!(batch.errors().is_empty());
-        let plan = plan(&batch, Rules { direct, merge, merge_gap_bytes, max_read_bytes });
+        let plan = plan(&batch, PlanRules { direct, merge, merge_gap_bytes, max_read_bytes });
         let files = [&world.model[..20_480], &world.model[20_480..]];
         let data = execute(&plan, &files);
         let mut place = plan.lead_bytes as usize;
@@ -143,7 +143,7 @@ fn planned(ranges: &[(u64, u64)]) -> Plan {
     }
     plan(
         &batch,
-        Rules {
+        PlanRules {
             direct: true,
             merge: true,
             merge_gap_bytes: 0,
@@ -208,7 +208,7 @@ fn scratch_memory_is_bounded() {
     for (offset, length) in &ranges {
         batch.push_range(*offset, *length);
     }
-    let rules = Rules {
+    let rules = PlanRules {
         direct: true,
         merge: true,
         merge_gap_bytes: 0,
@@ -233,7 +233,7 @@ fn scratch_memory_is_bounded() {
 /// and long items cut as the plan does.
 #[test]
 fn reads_are_expected_as_they_will_be_planned() {
-    let rules = |merge, merge_gap_bytes| Rules {
+    let rules = |merge, merge_gap_bytes| PlanRules {
         direct: false,
         merge,
         merge_gap_bytes,

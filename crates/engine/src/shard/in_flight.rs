@@ -16,7 +16,7 @@ const NONE: u32 = u32::MAX;
 
 /// Where a read's bytes come from: what reads that may be shared have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Source {
+pub(super) struct FileAccess {
     /// `OpenFile::id`.
     pub(super) file: u64,
     pub(super) direct: bool,
@@ -24,15 +24,15 @@ pub(super) struct Source {
 
 /// Where a read is looked for among those in flight, and kept.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Address {
-    source: Source,
+pub(super) struct IndexKey {
+    access: FileAccess,
     /// Index into `InFlight::heads`; [`NONE`] for one longer than a grain.
     chain: u32,
 }
 
 /// A read of another batch, or of the same, that waits for one in flight.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Joiner {
+pub(super) struct JoinedRead {
     /// Its batch.
     pub(super) active: usize,
     pub(super) read: PlannedRead,
@@ -42,8 +42,8 @@ pub(super) struct Joiner {
 #[derive(Debug)]
 pub(super) struct Slot {
     /// What is in it; of no meaning while the slot is free.
-    pub(super) over: Over,
-    source: Source,
+    pub(super) tracked: TrackedRead,
+    access: FileAccess,
     /// Where it is chained; `NONE` if it is not.
     chain: u32,
     /// Where in the read the current attempt begins.
@@ -54,14 +54,14 @@ pub(super) struct Slot {
     is_long: bool,
     pub(super) started: Instant,
     /// Reads that are served by this one.
-    pub(super) joiners: Vec<Joiner>,
+    pub(super) joiners: Vec<JoinedRead>,
     /// The next one in its chain.
     next: u32,
 }
 
 /// A read, and what became of it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Over {
+pub(super) struct TrackedRead {
     /// Its batch.
     pub(super) active: usize,
     pub(super) read: PlannedRead,
@@ -97,7 +97,7 @@ pub(super) struct InFlight {
     long: Vec<u32>,
 }
 
-impl Over {
+impl TrackedRead {
     /// Whether `read` asks for exactly the bytes of this one.
     pub(super) fn is_same_range(&self, read: &PlannedRead) -> bool {
         self.read.offset == read.offset && self.read.length == read.length
@@ -132,12 +132,12 @@ impl Slot {
             pieces: 0,
         };
         Self {
-            over: Over {
+            tracked: TrackedRead {
                 active: 0,
                 read,
                 reached: 0,
             },
-            source: Source {
+            access: FileAccess {
                 file: 0,
                 direct: false,
             },
@@ -180,7 +180,7 @@ impl InFlight {
         self.free.len() == self.slots.len()
     }
 
-    /// Whether any further read may be started. Where bytes are the limit, reads are started in lots: one as each
+    /// Whether any further read may be started. Where bytes are the limit, reads are started in groups: one as each
     /// finishes would take a system call each.
     pub(super) fn has_room(&mut self) -> bool {
         self.is_full &= self.bytes > self.bytes_max / 2;
@@ -204,22 +204,22 @@ impl InFlight {
         self.free.last().copied()
     }
 
-    /// The address of a read.
-    pub(super) fn address(&self, source: Source, read: &PlannedRead) -> Address {
+    /// The key of a read.
+    pub(super) fn index_key(&self, access: FileAccess, read: &PlannedRead) -> IndexKey {
         let chain = if read.length > GRAIN_BYTES {
             NONE
         } else {
-            self.chain(source, grain_of(read))
+            self.chain(access, grain_of(read))
         };
-        Address { source, chain }
+        IndexKey { access, chain }
     }
 
-    /// Puts a read into the slot that [`InFlight::room_for`] has told. Others may join it if it has an address.
+    /// Puts a read into the slot that [`InFlight::room_for`] has told. Others may join it if it has a key.
     pub(super) fn start(
         &mut self,
         active: usize,
         read: &PlannedRead,
-        address: Option<Address>,
+        index_key: Option<IndexKey>,
         now: Instant,
     ) {
         let Some(number) = self.free.pop() else { return };
@@ -227,19 +227,19 @@ impl InFlight {
         let Some(slot) = self.slots.get_mut(number as usize) else {
             return;
         };
-        slot.over.active = active;
-        slot.over.read = *read;
-        slot.over.reached = 0;
+        slot.tracked.active = active;
+        slot.tracked.read = *read;
+        slot.tracked.reached = 0;
         slot.from = 0;
         slot.interrupted = 0;
         slot.is_free = false;
         slot.is_long = false;
         slot.chain = NONE;
         slot.started = now;
-        let Some(Address { source, chain }) = address else {
+        let Some(IndexKey { access, chain }) = index_key else {
             return;
         };
-        slot.source = source;
+        slot.access = access;
         slot.chain = chain;
         if let Some(head) = self.heads.get_mut(chain as usize) {
             slot.next = std::mem::replace(head, number);
@@ -261,9 +261,9 @@ impl InFlight {
             return;
         };
         slot.is_free = true;
-        let (next, crossing) = (slot.next, is_crossing(&slot.over.read));
+        let (next, crossing) = (slot.next, is_crossing(&slot.tracked.read));
         self.free.push(number);
-        self.bytes = self.bytes.saturating_sub(u64::from(slot.over.read.length));
+        self.bytes = self.bytes.saturating_sub(u64::from(slot.tracked.read.length));
         if slot.is_long {
             self.long.retain(|long| *long != number);
         }
@@ -288,22 +288,22 @@ impl InFlight {
     /// The read in flight that brings the bytes of `read`.
     pub(super) fn serving(
         &mut self,
-        address: Address,
+        index_key: IndexKey,
         read: &PlannedRead,
         joinable: Joinable,
     ) -> Option<&mut Slot> {
         if self.is_empty() {
             return None;
         }
-        let number = self.find(address, read, joinable)?;
+        let number = self.find(index_key, read, joinable)?;
         self.get_mut(number)
     }
 
-    fn find(&self, address: Address, read: &PlannedRead, joinable: Joinable) -> Option<u32> {
-        let Address { source, chain } = address;
+    fn find(&self, index_key: IndexKey, read: &PlannedRead, joinable: Joinable) -> Option<u32> {
+        let IndexKey { access, chain } = index_key;
         let serving = |number: u32| {
             let slot = self.slots.get(number as usize)?;
-            let serves = slot.source == source && slot.over.serves(read, joinable);
+            let serves = slot.access == access && slot.tracked.serves(read, joinable);
             Some((serves, slot.next))
         };
         let in_chain = |chain: u32| {
@@ -326,7 +326,7 @@ impl InFlight {
         if chain != NONE
             && self.crossing > 0
             && let Some(before) = grain_of(read).checked_sub(1)
-            && let Some(found) = in_chain(self.chain(source, before))
+            && let Some(found) = in_chain(self.chain(access, before))
         {
             return Some(found);
         }
@@ -334,9 +334,9 @@ impl InFlight {
         long.find(|number| serving(*number).is_some_and(|(serves, _)| serves))
     }
 
-    fn chain(&self, source: Source, grain: u64) -> u32 {
+    fn chain(&self, access: FileAccess, grain: u64) -> u32 {
         // Fibonacci hashing: the high bits of the product are spread best.
-        let key = source.file.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ (grain << 1) ^ u64::from(source.direct);
+        let key = access.file.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ (grain << 1) ^ u64::from(access.direct);
         let product = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         u32::try_from(product).unwrap_or(0) & self.chain_mask
     }
@@ -373,7 +373,7 @@ mod tests {
         }
     }
 
-    const FILE: Source = Source {
+    const FILE: FileAccess = FileAccess {
         file: 7,
         direct: true,
     };
@@ -381,8 +381,8 @@ mod tests {
     fn started(in_flight: &mut InFlight, offset: u64, length: u32) -> u32 {
         let slot = in_flight.room_for(length).expect("room");
         let read = read(offset, length);
-        let address = in_flight.address(FILE, &read);
-        in_flight.start(0, &read, Some(address), Instant::now());
+        let index_key = in_flight.index_key(FILE, &read);
+        in_flight.start(0, &read, Some(index_key), Instant::now());
         slot
     }
 
@@ -393,10 +393,10 @@ mod tests {
         started(&mut in_flight, 64 << 10, 4096);
         started(&mut in_flight, 90 << 10, 20 << 10);
         started(&mut in_flight, 10 << 20, 1 << 20);
-        let mut joins = |source, offset, length, joinable| {
+        let mut joins = |access, offset, length, joinable| {
             let read = read(offset, length);
-            let address = in_flight.address(source, &read);
-            in_flight.serving(address, &read, joinable).is_some()
+            let index_key = in_flight.index_key(access, &read);
+            in_flight.serving(index_key, &read, joinable).is_some()
         };
         let covering = Joinable::Covering;
         assert!(joins(FILE, 64 << 10, 4096, covering), "the same");
@@ -418,12 +418,12 @@ mod tests {
         assert!(joins(FILE, 64 << 10, 4096, same));
         let own = Joinable::Same { batch: 0 };
         assert!(!joins(FILE, 64 << 10, 4096, own), "of the batch itself");
-        let buffered = Source {
+        let buffered = FileAccess {
             direct: false,
             ..FILE
         };
         assert!(!joins(buffered, 64 << 10, 4096, covering), "through the cache");
-        let other = Source { file: 8, ..FILE };
+        let other = FileAccess { file: 8, ..FILE };
         assert!(
             !joins(other, 64 << 10, 4096, covering),
             "another version of the file"
@@ -441,8 +441,8 @@ mod tests {
             let wanted = read(offset, length);
             let covers =
                 |at: u64, long: u32| at <= offset && offset + u64::from(length) <= at + u64::from(long);
-            let address = in_flight.address(FILE, &wanted);
-            let found = in_flight.serving(address, &wanted, Joinable::Covering);
+            let index_key = in_flight.index_key(FILE, &wanted);
+            let found = in_flight.serving(index_key, &wanted, Joinable::Covering);
             assert_eq!(
                 found.is_some(),
                 model.iter().any(|(_, at, long)| covers(*at, *long)),
@@ -452,7 +452,10 @@ mod tests {
                 model.push((started(&mut in_flight, offset, length), offset, length));
             } else if !model.is_empty() {
                 let (slot, at, _) = model.swap_remove(random.usize(..model.len()));
-                assert_eq!(in_flight.get_mut(slot).expect("in flight").over.read.offset, at);
+                assert_eq!(
+                    in_flight.get_mut(slot).expect("in flight").tracked.read.offset,
+                    at
+                );
                 in_flight.finish(slot);
             }
             assert_eq!(in_flight.len() as usize, model.len());

@@ -3,7 +3,7 @@
 //! One waker for both: a control message is followed by a nudge on the batches' channel. Where that has no room, the shard
 //! has been woken for what is in it.
 
-use crate::work::Work;
+use crate::planned_batch::PlannedBatch;
 use std::task::{Context, Poll};
 use tokio::sync::{mpsc, oneshot};
 
@@ -26,7 +26,7 @@ pub(crate) enum Control {
 }
 
 /// On the batches' channel; `None` is a nudge: look at the control messages.
-type Delivery = Option<Box<Work>>;
+type Delivery = Option<Box<PlannedBatch>>;
 
 /// The sending half.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ pub(crate) struct Inbox {
 
 /// Why a message was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NotTaken {
+pub(crate) enum SendError {
     /// There are as many as may wait.
     Full,
     /// The shard takes no more, or is gone.
@@ -69,10 +69,10 @@ impl Mailbox {
     ///
     /// # Errors
     /// It was not taken.
-    pub(crate) fn deliver(&self, work: Box<Work>) -> Result<(), NotTaken> {
-        self.batches.try_send(Some(work)).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => NotTaken::Full,
-            mpsc::error::TrySendError::Closed(_) => NotTaken::Closed,
+    pub(crate) fn deliver(&self, batch: Box<PlannedBatch>) -> Result<(), SendError> {
+        self.batches.try_send(Some(batch)).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => SendError::Full,
+            mpsc::error::TrySendError::Closed(_) => SendError::Closed,
         })
     }
 
@@ -87,8 +87,8 @@ impl Mailbox {
     ///
     /// # Errors
     /// The shard is gone.
-    pub(crate) async fn command(&self, control: Control) -> Result<(), NotTaken> {
-        self.control.send(control).await.map_err(|_| NotTaken::Closed)?;
+    pub(crate) async fn command(&self, control: Control) -> Result<(), SendError> {
+        self.control.send(control).await.map_err(|_| SendError::Closed)?;
         self.nudge();
         Ok(())
     }
@@ -115,13 +115,13 @@ impl Inbox {
     }
 
     /// The next batch. Without one the task is woken by the next message of either kind.
-    pub(super) fn poll_batch(&mut self, cx: &mut Context<'_>) -> Option<Box<Work>> {
+    pub(super) fn poll_batch(&mut self, cx: &mut Context<'_>) -> Option<Box<PlannedBatch>> {
         if self.ended {
             return None;
         }
         loop {
             match self.batches.poll_recv(cx) {
-                Poll::Ready(Some(Some(work))) => return Some(work),
+                Poll::Ready(Some(Some(batch))) => return Some(batch),
                 Poll::Ready(Some(None)) => {
                     if !self.control.is_empty() {
                         // Looked at in the turn that this asks for.

@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::config::BackendKind;
 use crate::dataset::Dataset;
 use crate::metrics::{DatasetCounters, ShardMetrics};
-use crate::work::Work;
+use crate::planned_batch::PlannedBatch;
 use std::sync::{Arc, Weak};
 
 /// See the module.
@@ -26,18 +26,18 @@ impl KnownDatasets {
     /// The counters of a batch's dataset and backend; introduces the dataset to the backend when it is new.
     pub(super) fn counters_of<B: Backend>(
         &mut self,
-        work: &Work,
+        batch: &PlannedBatch,
         backend: &mut B,
         metrics: &ShardMetrics,
     ) -> Arc<DatasetCounters> {
-        let id = work.dataset.id();
+        let id = batch.dataset.id();
         let index = self.0.iter().position(|known| known.id == id);
         let index = index.unwrap_or_else(|| {
-            let files = work.dataset.files();
+            let files = batch.dataset.files();
             backend.introduce(files);
             self.0.push(Known {
                 id,
-                dataset: Arc::downgrade(&work.dataset),
+                dataset: Arc::downgrade(&batch.dataset),
                 files: files.iter().map(|file| file.id).collect(),
                 counters: Vec::new(),
             });
@@ -46,13 +46,13 @@ impl KnownDatasets {
         let known = self.0.get_mut(index).map(|known| &mut known.counters);
         let found = known
             .as_ref()
-            .and_then(|known| known.iter().find(|(of, _)| *of == work.backend));
+            .and_then(|known| known.iter().find(|(of, _)| *of == batch.backend));
         match found {
             Some((_, counters)) => Arc::clone(counters),
             None => {
-                let counters = metrics.dataset(work.dataset.name(), work.backend);
+                let counters = metrics.dataset(batch.dataset.name(), batch.backend);
                 if let Some(known) = known {
-                    known.push((work.backend, Arc::clone(&counters)));
+                    known.push((batch.backend, Arc::clone(&counters)));
                 }
                 counters
             }

@@ -8,7 +8,7 @@ use crate::buffer::Arena;
 use crate::config::{BackendKind, DirectIo};
 use crate::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
 use crate::error::ReadError;
-use crate::plan::{Rules, plan};
+use crate::plan::{PlanRules, plan};
 use std::task::Waker;
 use tokio::sync::oneshot;
 
@@ -54,12 +54,12 @@ impl World {
     }
 
     /// Sends a range, read in pieces of 1 MiB; `change` spoils the plan.
-    fn send(&self, ranges: &[(u64, u64)], change: impl FnOnce(&mut Work)) -> Reply {
+    fn send(&self, ranges: &[(u64, u64)], change: impl FnOnce(&mut PlannedBatch)) -> Reply {
         let mut batch = Batch::new(Arc::clone(&self.dataset), ranges.len());
         for (offset, length) in ranges {
             batch.push_range(*offset, *length);
         }
-        let rules = Rules {
+        let rules = PlanRules {
             direct: false,
             merge: false,
             merge_gap_bytes: 0,
@@ -68,7 +68,7 @@ impl World {
         let plan = plan(&batch, rules);
         let (reply, answer) = oneshot::channel();
         let buffer = self.arena.reserve(plan.data_bytes.into(), None).expect("memory");
-        let mut work = Work {
+        let mut batch = PlannedBatch {
             backend: BackendKind::Sim,
             dataset: batch.dataset,
             origin: None,
@@ -84,10 +84,10 @@ impl World {
             fail_fast: false,
             reply,
         };
-        change(&mut work);
-        let reads = i64::try_from(work.plan.reads.len()).expect("few");
+        change(&mut batch);
+        let reads = i64::try_from(batch.plan.reads.len()).expect("few");
         self.metrics.queued.fetch_add(reads, Ordering::Relaxed);
-        self.mailbox.deliver(Box::new(work)).expect("room");
+        self.mailbox.deliver(Box::new(batch)).expect("room");
         answer
     }
 
@@ -102,10 +102,10 @@ fn a_read_that_cannot_be_attempted_fails_and_keeps_no_slot() {
     // More reads without memory to go to than there are slots, as a defect of the planner would make them.
     let mut world = World::new(2, 100_000);
     let mut broken: Vec<_> = (0..5)
-        .map(|number| world.send(&[(number * 10_000, 1000)], |work| work.buffer = None))
+        .map(|number| world.send(&[(number * 10_000, 1000)], |batch| batch.buffer = None))
         .collect();
-    let mut unknown = world.send(&[(50_000, 1000)], |work| {
-        for read in &mut work.plan.reads {
+    let mut unknown = world.send(&[(50_000, 1000)], |batch| {
+        for read in &mut batch.plan.reads {
             read.file = 7;
         }
     });
@@ -127,13 +127,13 @@ fn a_heartbeat_comes_before_the_copies_that_are_left() {
     // every 1 MiB, and a heartbeat its answer.
     let mut world = World::new(4, 33 << 20);
     let ranges: Vec<(u64, u64)> = (0..32).map(|item| ((item << 20) + 7, 1 << 20)).collect();
-    let mut answer = world.send(&ranges, |work| {
+    let mut answer = world.send(&ranges, |batch| {
         let failed = Item {
             offset: 0,
             length: 1 << 20,
         };
-        assert_eq!(work.items[0].length, failed.length);
-        work.errors.push(crate::error::ItemError {
+        assert_eq!(batch.items[0].length, failed.length);
+        batch.errors.push(crate::error::ItemError {
             item: 0,
             error: ReadError::ShardFailed,
         });

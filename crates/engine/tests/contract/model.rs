@@ -14,13 +14,13 @@ const BLOCK_BYTES: u64 = 1000;
 
 /// One item of a batch.
 #[derive(Debug, Clone, Copy)]
-enum Wish {
+enum ItemRequest {
     Range { offset: u64, length: u64 },
     Block(u64),
 }
 
-fn wishes() -> impl Strategy<Value = Vec<Wish>> {
-    let range = |(offset, length)| Wish::Range { offset, length };
+fn requests() -> impl Strategy<Value = Vec<ItemRequest>> {
+    let range = |(offset, length)| ItemRequest::Range { offset, length };
     let anywhere = (0..200_500_u64, 0..20_000_u64).prop_map(range);
     let small = (0..200_000_u64, 1..700_u64).prop_map(range);
     let aligned =
@@ -28,8 +28,8 @@ fn wishes() -> impl Strategy<Value = Vec<Wish>> {
     let run = (0..20_u64).prop_map(move |step| range((60_000 + step * 1000, 1000)));
     let long = (0..50_000_u64, 128_000..150_000_u64).prop_map(range);
     let absurd = (any::<u64>(), any::<u64>()).prop_map(range);
-    let block = (0..203_u64).prop_map(Wish::Block);
-    let wish = prop_oneof![
+    let block = (0..203_u64).prop_map(ItemRequest::Block);
+    let request = prop_oneof![
         4 => anywhere,
         8 => small,
         4 => aligned,
@@ -38,34 +38,34 @@ fn wishes() -> impl Strategy<Value = Vec<Wish>> {
         1 => absurd,
         4 => block
     ];
-    prop::collection::vec(wish, 0..60)
+    prop::collection::vec(request, 0..60)
 }
 
-fn batch_of(dataset: &Arc<Dataset>, wishes: &[Wish]) -> Batch {
-    let mut batch = Batch::new(Arc::clone(dataset), wishes.len());
-    for wish in wishes {
-        match *wish {
-            Wish::Range { offset, length } => batch.push_range(offset, length),
-            Wish::Block(index) => batch.push_block(index),
+fn batch_of(dataset: &Arc<Dataset>, requests: &[ItemRequest]) -> Batch {
+    let mut batch = Batch::new(Arc::clone(dataset), requests.len());
+    for request in requests {
+        match *request {
+            ItemRequest::Range { offset, length } => batch.push_range(offset, length),
+            ItemRequest::Block(index) => batch.push_block(index),
         }
     }
     batch
 }
 
 /// What the array says.
-fn answer_of<'a>(model: &'a [u8], wish: &Wish) -> Result<&'a [u8], ReadError> {
+fn answer_of<'a>(model: &'a [u8], request: &ItemRequest) -> Result<&'a [u8], ReadError> {
     let end = model.len() as u64;
-    let (offset, length) = match *wish {
-        Wish::Block(index) if index >= end / BLOCK_BYTES => {
+    let (offset, length) = match *request {
+        ItemRequest::Block(index) if index >= end / BLOCK_BYTES => {
             return Err(ReadError::IndexOutOfRange {
                 what: "block",
                 index,
                 count: end / BLOCK_BYTES,
             });
         }
-        Wish::Block(index) => (index * BLOCK_BYTES, BLOCK_BYTES),
-        Wish::Range { length: 0, .. } => return Err(ReadError::ZeroLength),
-        Wish::Range { offset, length } => (offset, length),
+        ItemRequest::Block(index) => (index * BLOCK_BYTES, BLOCK_BYTES),
+        ItemRequest::Range { length: 0, .. } => return Err(ReadError::ZeroLength),
+        ItemRequest::Range { offset, length } => (offset, length),
     };
     let range_end = offset
         .checked_add(length)
@@ -92,10 +92,10 @@ fn answers_what_the_model_says(variant: Variant) {
         failure_persistence: None,
         ..ProptestConfig::default()
     };
-    proptest!(config, |(wishes in wishes())| {
-        let found = harness.fetch(|| batch_of(&dataset, &wishes));
+    proptest!(config, |(requests in requests())| {
+        let found = harness.fetch(|| batch_of(&dataset, &requests));
         let found = found.unwrap_or_else(|error| panic!("{}: {error}", harness.name()));
-        let items: Vec<_> = wishes.iter().map(|wish| answer_of(&model, wish)).collect();
+        let items: Vec<_> = requests.iter().map(|request| answer_of(&model, request)).collect();
         assert_answer(&found, &expected(&items), harness.name());
     });
     harness.finish();

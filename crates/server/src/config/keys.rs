@@ -134,7 +134,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     }
 }
 
-/// A name as it may stand in `http.hosts`: a host's, `*.` and a domain, or `*`.
+/// A name as `http.hosts` accepts it: a host's, `*.` and a domain, or `*`.
 fn host_name(name: &str) -> Result<(), String> {
     let plain = name.strip_prefix("*.").unwrap_or(name);
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -254,7 +254,7 @@ fn engine(mut section: Section<'_>) -> (EngineConfig, DirectIo) {
         cores,
         pin,
         memory_budget_bytes,
-        // These two stand in `limits`, which is read next.
+        // These two are in `limits`, which is read next.
         queued_reads: default.queued_reads,
         connection_bytes: default.connection_bytes,
         uring,

@@ -17,7 +17,7 @@ pub const ENVIRONMENT_PREFIX: &str = "RINGFETCH__";
 /// A configuration file is read whole: no larger than this.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// What is said where a section belongs and something else stands.
+/// The message where a section is expected and something else is found.
 pub(super) const SECTION_ALLOWED: &str = "allowed: a section of keys";
 
 /// One setting from the command line.

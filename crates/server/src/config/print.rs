@@ -17,7 +17,7 @@ pub fn to_yaml(settings: &[Setting]) -> String {
             continue;
         };
         let shared = open.iter().zip(sections).take_while(|(a, b)| a == b).count();
-        // The first key of a list's entry stands on the line of its dash.
+        // The first key of a list's entry is on the line of its dash.
         let mut dash = false;
         for (depth, section) in sections.iter().enumerate().skip(shared) {
             if section.starts_with('[') {

@@ -37,7 +37,7 @@ pub struct Problem {
     pub key: String,
     /// What is wrong.
     pub problem: String,
-    /// What is allowed, or what would mend it.
+    /// What is allowed, or how to fix it.
     pub remedy: String,
     /// Where the value came from.
     pub source: Source,

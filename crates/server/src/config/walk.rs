@@ -143,7 +143,7 @@ fn without_indices(key: &str) -> String {
     out
 }
 
-/// The last part of a key's path and what stands before it.
+/// The last part of a key's path and what precedes it.
 fn split(key: &str) -> (&str, &str) {
     key.rsplit_once('.').unwrap_or(("", key))
 }

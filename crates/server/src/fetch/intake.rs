@@ -61,12 +61,17 @@ impl<'a> Intake<'a> {
         .await
     }
 
+    /// Whether nothing is charged for a request of so many bytes once it is whole.
+    pub(crate) fn is_free(bytes: usize) -> bool {
+        bytes <= SMALL_BYTES_MAX
+    }
+
     /// The request is whole: `bytes` long, with so many items. To be called before it is decoded.
     ///
     /// # Errors
     /// `RequestMemory`.
     pub(crate) fn whole(&mut self, bytes: usize, items: usize) -> Result<(), FetchError> {
-        if bytes <= SMALL_BYTES_MAX {
+        if Self::is_free(bytes) {
             return Ok(());
         }
         self.hold(bytes.saturating_add(items.saturating_mul(ITEM_BYTES)))

@@ -52,7 +52,7 @@ impl Fetcher {
         };
         let listed = async {
             let Opened(dataset) = self.find(dataset, Wanted::Objects)?;
-            let (_in_flight, deadline) = self.admit(&context)?;
+            let (_in_flight, deadline) = self.admit(&self.limits(), &context)?;
             let Some(permit) = self.try_walk() else {
                 return Err(FetchError::ListingsBusy { max: WALKS_MAX });
             };

@@ -35,6 +35,8 @@ pub enum Items<'a> {
 /// What a transport knows about a request.
 #[derive(Debug, Clone, Default)]
 pub struct CallContext {
+    /// When the request came; `None`: now. The clock is not read again for it.
+    pub arrived: Option<Instant>,
     /// When the answer stops being worth anything.
     pub deadline: Option<Instant>,
     /// Who asks.

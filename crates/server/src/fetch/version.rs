@@ -3,9 +3,10 @@
 
 use super::opened::{Opened, Wanted};
 use super::request::{CallContext, FetchError, Items};
-use super::{Fetcher, until};
+use super::{Fetcher, until, within};
 use bytes::Bytes;
 use ringfetch_engine::error::ReadError;
+use std::time::Instant;
 
 /// Bytes in one version.
 #[derive(Debug)]
@@ -84,7 +85,7 @@ impl Fetcher {
     ) -> Result<Version, FetchError> {
         let looked_up = async {
             let dataset = self.find(dataset, Wanted::Objects)?;
-            let (_in_flight, deadline) = self.admit(context)?;
+            let (_in_flight, deadline) = self.admit(&self.limits(), context)?;
             let file = until(deadline, dataset.0.object(name))
                 .await
                 .ok_or(ReadError::DeadlineExceeded)??;
@@ -124,7 +125,8 @@ impl Fetcher {
             offsets,
             lengths,
         };
-        let deadline = self.within(context.deadline);
+        let arrived = context.arrived.unwrap_or_else(Instant::now);
+        let deadline = within(&self.limits(), arrived, context.deadline);
         let result = self.read_part(dataset, items, context, part).await;
         // Looked at after the read: versions only go forward, so if this is still the one asked about, the read was of it
         // too. Before the result is: a shorter successor shows as a range past the end.

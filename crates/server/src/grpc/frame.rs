@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_body_that_ends_inside_a_message_is_cut_short() {
-        // A prefix without its message, and half a prefix: both are told at the end of the body.
+        // A prefix without its message, and half a prefix: both are reported at the end of the body.
         for bytes in [&[0, 0, 0, 0, 2, 9][..], &[0, 0]] {
             let mut deframer = Deframer::new(5);
             deframer.push(Bytes::copy_from_slice(bytes));

@@ -99,7 +99,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_follows_the_daemon_to_its_end() {
-        // Starting, serving, draining: each change is told, and after the drain the watch ends.
+        // Starting, serving, draining: each change is reported, and after the drain the watch ends.
         let lifecycle = Lifecycle::new();
         let health = Healthy::new(lifecycle.clone(), &["ringfetch.v1.FetchService"]);
         let mut watch = health

@@ -1,4 +1,4 @@
-//! The gRPC transport: which services stand on the public port, and what they connection.
+//! The gRPC transport: which services are on the public port.
 //!
 //! `service` is FetchService, written by hand for the sake of its answers' bytes; `datasets` and `health` are tonic's
 //! with our bodies. Whatever is not served is answered UNIMPLEMENTED. Connections, HTTP/2 settings and TLS are the
@@ -65,7 +65,7 @@ pub fn shortcut(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Arc<
     })
 }
 
-/// Adds health and reflection for these services, and counts every call of what stands in `routes`.
+/// Adds health and reflection for these services, and counts every call of the services in `routes`.
 pub(crate) fn finish(
     mut routes: RoutesBuilder,
     lifecycle: Lifecycle,

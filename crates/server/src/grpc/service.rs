@@ -11,7 +11,7 @@ use super::stream::{self, StreamBody};
 use super::wire::longest_list;
 use super::{connection_of, metadata};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, FetchError, Fetcher, Intake, until};
+use crate::fetch::{CallContext, FetchError, Fetcher, Intake, until, within};
 use crate::lifecycle::Lifecycle;
 use crate::listener::{Answer, ReceivedBody, Shortcut};
 use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
@@ -142,8 +142,8 @@ impl FetchService {
         metadata::check_encoding(&parts.headers)?;
         let to_status = |error: FetchError| status::to_status(&error, C::ITEMS_FIELD);
         // From the arrival of the head, reading the request included.
-        let deadline = self.fetcher.within(deadline_of(&parts.headers, started)?);
         let limits = self.fetcher.limits();
+        let deadline = within(&limits, started, deadline_of(&parts.headers, started)?);
         let mut intake = Intake::new(&self.fetcher, connection.as_ref());
         let reading = read_one(body, limits.request_bytes, &mut intake);
         let message = until(deadline, reading)
@@ -154,6 +154,7 @@ impl FetchService {
         intake.whole(message.len(), items).map_err(to_status)?;
         let call: C = decode(message)?;
         let context = CallContext {
+            arrived: Some(started),
             deadline,
             connection: connection.clone(),
             fail_fast: call.fail_fast(),

@@ -58,7 +58,12 @@ pub(super) fn respond(
     message: Message,
 ) -> Result<impl Future<Output = Result<Envelope, Status>> + Send, Status> {
     let Message { bytes, arrived } = message;
-    let counted = fetcher.counted(count(&bytes, fetcher.limits().items_per_request));
+    // The door counts the items of a short one, and nothing is charged for them.
+    let counted = if Intake::is_free(bytes.len()) {
+        Ok(0)
+    } else {
+        fetcher.counted(count(&bytes, fetcher.limits().items_per_request))
+    };
     let checked = match counted {
         Ok(items) => {
             let mut intake = Intake::new(&fetcher, connection.as_ref());
@@ -78,6 +83,7 @@ pub(super) fn respond(
     };
     let deadline = [own, call_deadline].into_iter().flatten().min();
     let context = CallContext {
+        arrived: Some(arrived),
         deadline,
         connection,
         fail_fast: false,

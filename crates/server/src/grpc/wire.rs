@@ -8,7 +8,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 pub(super) struct List {
     /// Its tag.
     pub(super) tag: u32,
-    /// Whether it is of varints, which may be packed: many in one field. Otherwise each stands alone.
+    /// Whether it is of varints, which may be packed: many in one field. Otherwise each has a field of its own.
     pub(super) varints: bool,
 }
 

@@ -9,7 +9,7 @@ use super::batch_answer::{LENGTHS_LISTED_MAX, Shape, encode};
 use super::batch_request::{BatchRequest, BlocksBatch, Call, ObjectsBatch, RangesBatch, VectorsBatch, parse};
 use super::negotiate::{Form, preferred, require_json};
 use super::problem::{Problem, Segments};
-use crate::fetch::{CallContext, FetchError, Intake, Kind, Wanted, until};
+use crate::fetch::{CallContext, FetchError, Intake, Kind, Wanted, until, within};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -84,7 +84,7 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     let limits = app.fetcher.limits();
     let mut intake = Intake::new(&app.fetcher, connection.as_ref());
     let reading = read_body(body, declared, limits.request_bytes, &mut intake);
-    let body = until(app.fetcher.within(None), reading)
+    let body = until(within(&limits, arrival, None), reading)
         .await
         .ok_or_else(not_sent_in_time)??;
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
@@ -106,6 +106,7 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
 
     let deadline = (call.deadline_ms > 0).then(|| arrival + Duration::from_millis(call.deadline_ms.into()));
     let context = CallContext {
+        arrived: Some(arrival),
         deadline,
         connection: connection.clone(),
         fail_fast: call.fail_fast,

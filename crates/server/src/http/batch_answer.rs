@@ -85,7 +85,7 @@ pub(super) struct ItemErrorView {
     item: u32,
     /// The problem type's last segment, such as `index-out-of-range`.
     code: &'static str,
-    /// What is wrong and what would mend it.
+    /// What is wrong and how to fix it.
     message: String,
 }
 

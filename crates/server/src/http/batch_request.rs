@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BlocksBatch {
-    /// Block indices from 0, in any order; the same one may stand more than once.
+    /// Block indices from 0, in any order; duplicates are allowed.
     #[serde(deserialize_with = "bounded_list::list")]
     indices: Vec<u64>,
     /// Answer the first item error as the request's.
@@ -27,7 +27,7 @@ pub(super) struct BlocksBatch {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VectorsBatch {
-    /// Vector ids from 0, in any order; the same one may stand more than once.
+    /// Vector ids from 0, in any order; duplicates are allowed.
     #[serde(deserialize_with = "bounded_list::list")]
     ids: Vec<u64>,
     /// Answer the first item error as the request's.

@@ -18,7 +18,7 @@ pub(super) enum Precondition {
     NotModified,
 }
 
-/// A strong entity tag as it stands in a header, quotes included.
+/// A strong entity tag as in a header, quotes included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ETag(HeaderValue);
 

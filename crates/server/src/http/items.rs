@@ -208,9 +208,9 @@ async fn fetch_one(
     connection: Option<Arc<Connection>>,
 ) -> Result<Bytes, Problem> {
     let context = CallContext {
-        deadline: None,
         connection,
         fail_fast: true,
+        ..CallContext::default()
     };
     Ok(fetcher.fetch_of(dataset, item, context).await?.data)
 }

@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn the_page_names_only_what_is_served_and_runs_nothing_inline() {
         // The markup: each src and href is a file of the page or a resource of the daemon, relative; no script, style or
-        // handler stands in it, which the policy would block.
+        // handler is in it, which the policy would block.
         let page = Page::new();
         let markup = page.find(INDEX).unwrap().text;
         let mut named = 0;
@@ -169,7 +169,7 @@ mod tests {
                 named += 1;
             }
         }
-        // What scripts import stands beside them.
+        // What scripts import is next to them.
         for asset in page.0.iter().filter(|asset| asset.name.ends_with(".js")) {
             for rest in asset.text.split(" from \"").skip(1) {
                 let target = rest.split('"').next().unwrap();

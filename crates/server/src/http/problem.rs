@@ -49,7 +49,7 @@ pub(super) struct ProblemBody<'a> {
     title: String,
     /// The HTTP status.
     status: u16,
-    /// What is wrong with this request, and what would mend it.
+    /// What is wrong with this request, and how to fix it.
     detail: &'a str,
     /// The path that was asked for.
     instance: &'a str,

@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn each_operation_has_one_resource() {
-        // The whole table: no operation and no pattern stands twice.
+        // The whole table: no operation and no pattern is there twice.
         for (i, route) in ROUTES.iter().enumerate() {
             for other in &ROUTES[i + 1..] {
                 assert!(

@@ -32,7 +32,7 @@ struct Reads {
 struct Target<'a> {
     operation: HttpRoute,
     dataset: &'a str,
-    /// Block or vector, as it stands in the path; empty for bytes.
+    /// Block or vector, as in the path; empty for bytes.
     item: &'a str,
 }
 

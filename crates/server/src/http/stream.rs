@@ -83,9 +83,9 @@ impl Reader {
         } else {
             {
                 let context = CallContext {
-                    deadline: None,
                     connection: self.connection.clone(),
                     fail_fast: true,
+                    ..CallContext::default()
                 };
                 let read = self
                     .fetcher

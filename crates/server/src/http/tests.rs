@@ -45,7 +45,7 @@ async fn answer(method: Method, path: &str) -> (StatusCode, http::HeaderMap, Str
 
 #[test]
 fn the_routes_do_not_clash() {
-    // The router of the service is built: axum panics where two patterns cannot stand side by side.
+    // The router of the service is built: axum panics where two patterns conflict.
     let _router = router();
 }
 

@@ -1,6 +1,6 @@
 //! Addresses: taken early, listened on late, told to whoever asked.
 //!
-//! A port is bound before the slow part of the start, so that a port in use is told at once, and listened on when the
+//! A port is bound before the slow part of the start, so that a port in use is reported at once, and listened on when the
 //! daemon is ready, so that nobody waits in a backlog for a daemon that may not come.
 
 use std::io;
@@ -37,7 +37,7 @@ impl Addresses {
     }
 }
 
-/// A port that cannot be had.
+/// A port that cannot be bound.
 #[derive(Debug, thiserror::Error)]
 #[error("{key}: cannot listen on {address}: {error}; {}", self.remedy())]
 pub struct BindError {
@@ -87,7 +87,7 @@ pub struct Bound {
 /// Takes an address; `key` is the configuration key it came from.
 ///
 /// # Errors
-/// Somebody else has it, or it cannot be had here.
+/// Another process has it, or it cannot be bound here.
 pub fn bind(key: &'static str, address: SocketAddr) -> Result<Bound, BindError> {
     let attempt = || {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;

@@ -8,6 +8,7 @@
 //! connections in between.
 //! Deliberately absent: timers. Nothing is ever held back beyond the turn it was written in.
 
+use super::progress::Progress;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use ringfetch_engine::cores::give_way;
 use std::cell::{Cell, RefCell};
@@ -15,19 +16,20 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 /// A write of more is not gathered: copying it would cost more than the write it saves.
 const COPIED_BYTES_MAX: usize = 20 << 10;
 
-/// Most that goes to the socket in one turn: some 50 us of copying. The connection's next turn comes after everybody
-/// else's.
-const TURN_BYTES_MAX: usize = 512 << 10;
+/// Most that goes to the socket in one turn: some 50 us, since on loopback the receiver's work is done in the same call. The
+/// connection's next turn comes after everybody else's.
+const TURN_BYTES_MAX: usize = 128 << 10;
 
-/// Most reads from the socket in one turn, of some 16 KiB each. To take up requests is what costs: tokio lets a task read 128
-/// times before others have their turn, and eight connections that send nothing but thousands of header fields kept a core for
-/// 30 ms a round.
-const TURN_READS_MAX: usize = 4;
+/// Once so much has come in one turn, the rest waits for the next. To take up requests is what costs: tokio lets a task read
+/// 128 times before others have their turn, and eight connections that send nothing but thousands of header fields kept a core
+/// for 30 ms a round.
+const TURN_RECEIVED_BYTES_MAX: u64 = 8 << 10;
 
 /// Most pieces of one write (as h2 and hyper have them).
 const PIECES_MAX: usize = 64;
@@ -48,8 +50,10 @@ struct Gathered<T> {
     written: usize,
     /// What large writes have put out in this turn.
     turn_bytes: usize,
-    /// Reads that brought something in this turn.
-    turn_reads: usize,
+    /// Counts what the socket brings.
+    progress: Arc<Progress>,
+    /// What it had brought when this turn began.
+    received_before: u64,
     /// The socket's first error: whatever hyper does next fails with it, so that no failed write goes unnoticed.
     failed: Option<io::ErrorKind>,
 }
@@ -113,7 +117,7 @@ impl<T: Write + Unpin> Gathered<T> {
 
     fn begin_turn(&mut self) {
         self.turn_bytes = 0;
-        self.turn_reads = 0;
+        self.received_before = self.progress.read_bytes();
     }
 
     fn gather<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
@@ -133,13 +137,14 @@ pub(super) struct Coalescing<T>(Rc<RefCell<Gathered<T>>>);
 
 impl<T: Read + Write + Unpin> Coalescing<T> {
     /// The socket for hyper, and the hand that writes what was gathered.
-    pub(super) fn new(io: T) -> (Self, Drain<T>) {
+    pub(super) fn new(io: T, progress: Arc<Progress>) -> (Self, Drain<T>) {
         let gathered = Rc::new(RefCell::new(Gathered {
             io,
             bytes: Vec::new(),
             written: 0,
             turn_bytes: 0,
-            turn_reads: 0,
+            received_before: progress.read_bytes(),
+            progress,
             failed: None,
         }));
         (
@@ -203,14 +208,13 @@ impl<T: Read + Write + Unpin> Read for Coalescing<T> {
     ) -> Poll<io::Result<()>> {
         let gathered = &mut *self.0.borrow_mut();
         gathered.check()?;
-        if gathered.turn_reads == TURN_READS_MAX {
+        let received = gathered.progress.read_bytes();
+        if received.saturating_sub(gathered.received_before) >= TURN_RECEIVED_BYTES_MAX {
             // Not woken by the socket, which may have more.
             give_way(cx);
             return Poll::Pending;
         }
-        ready!(Pin::new(&mut gathered.io).poll_read(cx, buffer))?;
-        gathered.turn_reads += 1;
-        Poll::Ready(Ok(()))
+        Pin::new(&mut gathered.io).poll_read(cx, buffer)
     }
 }
 
@@ -265,6 +269,8 @@ mod tests {
         /// `Some(n)`: takes at most n bytes; `None`: is full once. When it is over, takes everything.
         script: VecDeque<Result<Option<usize>, io::ErrorKind>>,
         got: Rc<RefCell<Vec<Vec<u8>>>>,
+        /// Each read brings 1 KiB.
+        progress: Arc<Progress>,
     }
 
     impl Read for Scripted {
@@ -273,6 +279,7 @@ mod tests {
             _: &mut Context<'_>,
             _: ReadBufCursor<'_>,
         ) -> Poll<io::Result<()>> {
+            self.progress.read(&[0; 1 << 10]);
             Poll::Ready(Ok(()))
         }
     }
@@ -314,8 +321,9 @@ mod tests {
         let socket = Scripted {
             script: script.into(),
             got: Rc::clone(&got),
+            ..Scripted::default()
         };
-        let (mut io, drain) = Coalescing::new(socket);
+        let (mut io, drain) = Coalescing::new(socket, Arc::default());
         let mut left = VecDeque::from(pieces);
         let connection = std::pin::pin!(std::future::poll_fn(move |cx| {
             while let Some(piece) = left.front() {
@@ -385,8 +393,9 @@ mod tests {
         let socket = Scripted {
             script: VecDeque::new(),
             got: Rc::clone(&got),
+            ..Scripted::default()
         };
-        let (mut io, drain) = Coalescing::new(socket);
+        let (mut io, drain) = Coalescing::new(socket, Arc::default());
         let answer = vec![7; BYTES];
         let mut sent = 0;
         let mut connection = std::pin::pin!(std::future::poll_fn(move |cx| {
@@ -416,10 +425,16 @@ mod tests {
     async fn who_sends_without_end_gives_way() {
         // Scenario: a socket that always has something, and a connection that reads ten times as often as a turn allows, beside
         // another task. Expectation: the other task has a turn in between each time; no read is lost.
-        let (mut io, drain) = Coalescing::new(Scripted::default());
+        let progress: Arc<Progress> = Arc::default();
+        let socket = Scripted {
+            progress: Arc::clone(&progress),
+            ..Scripted::default()
+        };
+        let (mut io, drain) = Coalescing::new(socket, progress);
+        let reads_max = (10 * TURN_RECEIVED_BYTES_MAX) >> 10;
         let (mut reads, others) = (0, Rc::new(Cell::new(0)));
         let connection = std::pin::pin!(std::future::poll_fn(move |cx| {
-            while reads < 10 * TURN_READS_MAX {
+            while reads < reads_max {
                 let mut bytes = [0; 8];
                 let mut buffer = hyper::rt::ReadBuf::new(&mut bytes);
                 ready!(Pin::new(&mut io).poll_read(cx, buffer.unfilled()))?;

@@ -108,7 +108,7 @@ impl Conversation {
         let (stream, returned) = lingering::lend(stream, Arc::clone(&progress));
         let (mut known, mut drains) = (None, false);
         let ended = {
-            let (stream, drain) = Coalescing::new(TokioIo::new(stream));
+            let (stream, drain) = Coalescing::new(TokioIo::new(stream), Arc::clone(&progress));
             let mut connection = pin!(builder.serve_connection(stream, service));
             loop {
                 // The connection first: asked to shut down before it has read anything, it would close without an answer.

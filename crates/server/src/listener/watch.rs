@@ -29,7 +29,7 @@ fn is_over(time: Duration, limit: Duration) -> bool {
     !limit.is_zero() && time >= limit
 }
 
-/// Finds out whether something stands still: a counter that ought to grow by so much in so long.
+/// Finds out whether something has stopped: a counter that ought to grow by so much in so long.
 #[derive(Debug, Default)]
 struct Standstill(Option<(Instant, u64)>);
 

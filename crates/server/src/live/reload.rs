@@ -28,7 +28,7 @@ pub struct Reloaded {
 pub struct Mistake {
     /// The key to look at.
     pub key: String,
-    /// What is wrong and what would mend it.
+    /// What is wrong and how to fix it.
     pub problem: String,
 }
 
@@ -47,7 +47,7 @@ pub enum Refused {
     /// The configuration, or the files it names, are at fault.
     #[error("{}", of_mistakes(.0))]
     Invalid(Vec<Mistake>),
-    /// A backend that it asks for cannot be had.
+    /// A backend that it asks for is unavailable.
     #[error("{0}")]
     Unavailable(String),
     /// The reload broke down: a defect.

@@ -33,7 +33,7 @@ impl<'a> Switches<'a> {
     /// Switches whatever the configuration wants otherwise.
     ///
     /// # Errors
-    /// A backend cannot be had: everything is as it was.
+    /// A backend is unavailable: everything is as it was.
     pub(super) fn make(
         inner: &'a Inner,
         in_force: &InForce,

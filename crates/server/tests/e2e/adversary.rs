@@ -153,7 +153,7 @@ async fn half_open_connections_keep_nobody_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs root and /dev/fuse"]
+#[ignore = "needs root, /dev/fuse and io_uring"]
 async fn a_herd_on_one_cold_block_is_one_read_a_shard() {
     // Scenario: a disk that holds its reads; 1,000 calls for one block on 50 connections; once all have come, the disk goes on.
     // Expectation: the disk has served at most one read for each of the two shards, and all answers are the same and right.

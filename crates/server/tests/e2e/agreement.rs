@@ -1,6 +1,6 @@
 //! Both transports, every kind of dataset and layout, every backend: the same bytes, and the ones in the files.
 
-use crate::daemon::{BACKENDS, Setup};
+use crate::daemon::{Setup, backends};
 use crate::data::{Everything, Space, Unit, everything};
 use crate::wire::{self, Http, escaped};
 use base64::Engine as _;
@@ -20,7 +20,7 @@ const JSON: &str = "application/json";
 async fn both_transports_serve_the_bytes_of_the_files() {
     // Scenario: each dataset read as unary calls, as a stream, item by item and in batches over HTTP. Expectation: the
     // files' bytes, every time, on each backend.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, everything) = everything(Setup::new(backend));
         let daemon = setup.start();
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());

@@ -1,7 +1,7 @@
 //! The bytes resource and objects over HTTP: ranges, several ranges, conditions, HEAD, on every backend; some of it as
 //! curl does it.
 
-use crate::daemon::{BACKENDS, Daemon, Setup};
+use crate::daemon::{Daemon, Setup, backends};
 use crate::data::everything;
 use crate::wire::{Answer, Http, curl};
 use http::Method;
@@ -10,7 +10,7 @@ use http::Method;
 async fn ranges_and_conditions_on_every_backend() {
     // Scenario: an address space of many files and an object of 3 MiB, asked for in every way that HTTP has.
     // Expectation: RFC 9110's answers, with the bytes of the files.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, everything) = everything(Setup::new(backend));
         let daemon = setup.start();
         let http = daemon.http_client();
@@ -164,7 +164,7 @@ async fn heads(http: &Http, path: &str, bytes: &[u8]) {
 #[ignore = "needs curl"]
 async fn curl_reads_what_it_asks_for_on_every_backend() {
     // Scenario: the same, by curl's own idea of ranges, of HEAD, of paths, and of HTTP/2. Expectation: the same.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, everything) = everything(Setup::new(backend));
         let daemon = setup.start();
         let joined = &everything.spaces[0];

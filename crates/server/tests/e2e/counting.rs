@@ -1,6 +1,6 @@
 //! The metrics are true: after a load whose every read was counted by its client, the daemon's numbers are the same.
 
-use crate::daemon::{BACKENDS, Daemon, Setup, eventually_async};
+use crate::daemon::{Daemon, Setup, backends, eventually_async};
 use crate::data::plain_blocks;
 use crate::exposition::Scrape;
 use crate::wire;
@@ -97,7 +97,7 @@ async fn the_metrics_are_what_the_clients_counted() {
     // Scenario: clients of every transport at once, with known numbers of good and bad reads, on each backend.
     // Expectation: reads, bytes and requests to the last one; nothing in flight; depth and latency observed as often as
     // there were reads.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), usize::try_from(COUNT).unwrap());
         let daemon = setup.start();
         let counted = Counted::default();
@@ -219,7 +219,7 @@ fn of_the_device(scrape: &Scrape, backend: &str) {
 async fn promtool_has_nothing_to_say_about_the_metrics() {
     // Scenario: good and bad reads by unary calls, on streams and over HTTP, on each backend; then /metrics. Expectation:
     // `promtool check metrics` accepts the page and has no remark.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), usize::try_from(COUNT).unwrap());
         let daemon = setup.start();
         let counted = Counted::default();

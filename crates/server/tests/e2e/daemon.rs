@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -14,8 +14,27 @@ use std::{fs, thread};
 pub(crate) const LISTEN: &str =
     "grpc: {listen: 127.0.0.1:0}\nhttp: {listen: 127.0.0.1:0}\nadmin: {listen: 127.0.0.1:0}\n";
 
-/// Every backend that serves; what matters is shown on each.
-pub(crate) const BACKENDS: [&str; 3] = ["uring", "mmap", "pread"];
+/// Every backend that this host allows; what matters is shown on each. What is about io_uring alone is a test of its own,
+/// with `#[ignore = "needs io_uring"]`.
+pub(crate) fn backends() -> &'static [&'static str] {
+    static URING: LazyLock<bool> = LazyLock::new(|| ringfetch_engine::probe::probe().is_ok());
+    if *URING {
+        &["uring", "mmap", "pread"]
+    } else {
+        &["pread", "mmap"]
+    }
+}
+
+/// [`backends`], and the one that chooses between two of them.
+pub(crate) fn backends_and_auto() -> Vec<&'static str> {
+    let uring = backends().iter().filter(|backend| **backend == "uring");
+    backends().iter().copied().chain(uring.map(|_| "auto")).collect()
+}
+
+/// For tests to which it does not matter.
+pub(crate) fn any_backend() -> &'static str {
+    backends()[0]
+}
 
 /// For anything that is to happen at once, on a machine that is busy with other tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,7 +1,7 @@
 //! Deadlines end the wait, and what nobody waits for does not reach the disk.
 
 use crate::backlog::{ITEMS, Load, slow};
-use crate::daemon::{Setup, eventually_async};
+use crate::daemon::{Setup, any_backend, eventually_async};
 use crate::data::plain_blocks;
 use crate::wire::{self, Narrow};
 use ringfetch_proto::v1;
@@ -139,7 +139,7 @@ async fn what_nobody_waits_for_is_not_read() {
 async fn a_deadline_that_has_passed_touches_nothing() {
     // Scenario: an idle daemon, and calls whose deadline is over when they arrive. Expectation: DEADLINE_EXCEEDED, and
     // not one read of the device; a timeout that is none is INVALID_ARGUMENT.
-    let (setup, _) = plain_blocks(Setup::new("uring"), 8);
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 8);
     let daemon = setup.start();
     let mut narrow = Narrow::connect(daemon.grpc, 1 << 20).await;
     let request = wire::blocks("blocks", &[3]);

@@ -1,6 +1,6 @@
 //! Block devices and files beyond 4 GiB. Needs root and losetup.
 
-use crate::daemon::{BACKENDS, Setup};
+use crate::daemon::{Setup, backends};
 use crate::data::noise;
 use crate::wire;
 use std::os::unix::fs::FileExt as _;
@@ -40,7 +40,7 @@ async fn devices_of_both_sector_sizes_are_served() {
     // Scenario: two loop devices, sectors of 512 and of 4096 bytes, as blocks and as raw vectors, read by every backend.
     // Expectation: their bytes over both transports, directly (but for mmap), and the alignment that each needs.
     let bytes = noise(30, 2 << 20);
-    for backend in BACKENDS {
+    for &backend in backends() {
         let mut setup = Setup::new(backend);
         let file = setup.file("disk", &bytes);
         // Attached in the same order that they stand in: the files beneath differ, since a device locks nothing.
@@ -133,7 +133,7 @@ async fn files_beyond_4_gib_are_read_where_they_are() {
     const GIB: u64 = 1 << 30;
     let length = 5 * GIB + 4096;
     let (around, end) = (noise(31, 12_288), noise(32, 4096));
-    for backend in BACKENDS {
+    for &backend in backends() {
         let setup = Setup::new(backend);
         let file = std::fs::File::create(setup.path("sparse")).unwrap();
         file.set_len(length).unwrap();

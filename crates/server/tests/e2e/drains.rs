@@ -2,7 +2,7 @@
 //! time. What one signal does to an idle daemon is shown beside the binary (`drain`).
 
 use crate::backlog::{batch, slow};
-use crate::daemon::{BACKENDS, Daemon, PATIENCE, Setup, eventually, eventually_async};
+use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends, eventually, eventually_async};
 use crate::data::plain_blocks;
 use crate::wire::{self, Http, Narrow, channel};
 use ringfetch_proto::v1;
@@ -154,11 +154,8 @@ async fn a_drain_under_load_breaks_no_answer() {
     // Scenario: clients of every kind read without pause when SIGTERM or SIGINT comes. Expectation: every answer that
     // arrives is whole and right; then UNAVAILABLE, 503, or a refused connection; the watch sees NOT_SERVING; exit 0
     // long before the drain's timeout.
-    for (backend, signal) in [
-        ("uring", Signal::TERM),
-        ("mmap", Signal::INT),
-        ("pread", Signal::TERM),
-    ] {
+    let signals = [Signal::TERM, Signal::INT, Signal::TERM];
+    for (&backend, signal) in backends().iter().zip(signals) {
         let (setup, bytes) = plain_blocks(Setup::new(backend), usize::try_from(COUNT).unwrap());
         let mut daemon = setup.set("shutdown.drain_timeout_ms", "60000").start();
         let (answered, signalled) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -231,7 +228,7 @@ async fn what_is_in_flight_is_answered_however_long_the_queue() {
 async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
     // Scenario: gRPC answers that are not read, on each backend, and a drain timeout of half a second. Expectation: gone
     // soon after, with exit code 1 and a line that names the key and what was cut off.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), 1024);
         let mut daemon = setup.set("shutdown.drain_timeout_ms", "500").start();
         let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
@@ -251,7 +248,7 @@ async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
 async fn a_second_signal_ends_it_at_once() {
     // Scenario: a drain that waits for a client for ten minutes, and a second signal of the other kind. Expectation: the
     // process is gone at once, with the exit code of an interrupted one.
-    let (setup, _) = plain_blocks(Setup::new("uring"), 1024);
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 1024);
     let mut daemon = setup.set("shutdown.drain_timeout_ms", "600000").start();
     let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
     let _held = narrow

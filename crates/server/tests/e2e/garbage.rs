@@ -1,6 +1,6 @@
 //! Bytes that are no requests: they cost their sender a connection, and nobody else anything.
 
-use crate::daemon::{Daemon, Setup, eventually_async};
+use crate::daemon::{Daemon, Setup, any_backend, eventually_async};
 use crate::data::{noise, plain_blocks};
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -100,7 +100,7 @@ async fn open(daemon: &Daemon, transport: &str) -> f64 {
 async fn garbage_ends_its_connection_and_nothing_else() {
     // Scenario: every port gets every volley, some at the same time, and then real requests. Expectation: no panic, real
     // requests are served in between, no connection and no memory is left behind.
-    let (setup, _) = plain_blocks(Setup::new("uring"), 16);
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let mut daemon = setup.start();
     for volley in volleys() {
         let ports = [daemon.grpc, daemon.http, daemon.admin];
@@ -125,7 +125,7 @@ async fn garbage_ends_its_connection_and_nothing_else() {
 async fn clients_that_never_finish_a_request_do_not_hold_the_others() {
     // Scenario: two hundred connections a port that say nothing, half a preface, half a head, or a byte of a body now and
     // then. Expectation: others are served meanwhile; a drain does not wait for them: exit 0 soon after the signal.
-    let (setup, _) = plain_blocks(Setup::new("uring"), 16);
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
     let mut daemon = setup.set("shutdown.drain_timeout_ms", "20000").start();
     let beginnings: [&[u8]; 5] = [
         b"",

@@ -20,7 +20,7 @@ fn vectors<'a>(name: &'a str, path: &'a str, more: &[&'a str]) -> Vec<String> {
 #[test]
 fn files_that_contradict_their_entry_are_told_all_at_once() {
     // Scenario: one daemon over datasets of which each has something wrong. Expectation: exit code 2, and every dataset
-    // named with its field, what is wrong and what would mend it.
+    // named with its field, what is wrong and how to fix it.
     let setup = Setup::new("uring");
     let array = npy("<f4", 10, 16, &noise(1, 640));
     setup.file("f32.npy", &array);

@@ -1,4 +1,4 @@
-//! Where io_uring cannot be had, or not all of it: the cause and the remedy are named, the fallback is seen everywhere,
+//! Where io_uring is unavailable, or not all of it: the cause and the remedy are named, the fallback is seen everywhere,
 //! and what is a fault of the set-up does not fall back.
 
 use crate::daemon::{Daemon, Setup};
@@ -102,10 +102,11 @@ async fn backends_without_a_ring_do_not_mind() {
 }
 
 #[tokio::test]
+#[ignore = "needs io_uring"]
 async fn a_limit_of_open_files_that_is_too_low_never_falls_back() {
     // Scenario: every limit of open files from too few for anything to enough, with `on_unavailable: mmap`. Expectation:
     // either the daemon serves on uring, or it ends with a message about descriptors; never a quiet mmap. At some
-    // limit it is the ring that cannot be had.
+    // limit it is the ring that is unavailable.
     let mut refused_by_ring = 0;
     let mut served = false;
     for limit in 4..64 {
@@ -155,10 +156,10 @@ async fn a_limit_of_open_files_that_is_too_low_never_falls_back() {
 }
 
 #[tokio::test]
-#[ignore = "needs root"]
+#[ignore = "needs root and io_uring"]
 async fn without_lockable_memory_it_goes_on_unregistered_and_says_so() {
     // Scenario: a user without privileges, 64 KiB of lockable memory and 32 MiB of response memory to register.
-    // Expectation: uring serves, and the log says that the memory is not registered and what would mend it; with
+    // Expectation: uring serves, and the log says that the memory is not registered and how to fix it; with
     // `registered_buffers: false` there is nothing to say.
     // What a user has locked is counted over all of the user's processes: nobody else may be this one.
     let user = (100_000 + std::process::id()).to_string();

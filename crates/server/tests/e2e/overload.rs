@@ -1,7 +1,7 @@
 //! Every bound that holds now: who is over it is told at once, with when to retry, and the service recovers.
 
 use crate::backlog::{Load, batch, slow};
-use crate::daemon::{BACKENDS, Daemon, Setup, eventually_async};
+use crate::daemon::{Daemon, Setup, backends, eventually_async};
 use crate::data::plain_blocks;
 use crate::wire::{self, Answer, Narrow};
 use bytes::Bytes;
@@ -140,7 +140,7 @@ async fn memory_that_slow_clients_hold_is_bounded_by_connection_and_by_caller() 
     // read. Expectation: a connection that has its share, and a caller that has its own, get RESOURCE_EXHAUSTED (429 over
     // HTTP); small answers are served all the time, to the greedy callers too; the memory is whole once the clients are gone.
     const ANSWER: u64 = 2 << 20;
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), 1024);
         let daemon = setup
             .set("engine.memory_budget", "8MiB")

@@ -1,6 +1,6 @@
 //! FetchStream: many requests at once, answers in any order, and a client that does not read.
 
-use crate::daemon::{BACKENDS, Setup, eventually_async};
+use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::everything;
 use crate::wire;
 use ringfetch_proto::v1;
@@ -13,7 +13,7 @@ use tonic::Code;
 async fn five_hundred_requests_are_answered_by_their_ids() {
     // Scenario: 500 requests of all four kinds on one stream, with an unknown dataset and an empty request in the middle,
     // on each backend. Expectation: each id once, with its bytes; the two bad ones have their errors; the rest goes on.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, everything) = everything(Setup::new(backend));
         let daemon = setup.start();
         let space = |name: &str| everything.spaces.iter().find(|space| space.name == name).unwrap();
@@ -107,7 +107,7 @@ async fn a_client_that_does_not_read_holds_its_share_and_no_more() {
     const BYTES: u64 = 64 << 10;
     // 8 in flight; the client's window of 1 MiB and the daemon's send buffer of 1 MiB hold 16 answers each.
     const TAKEN_MAX: f64 = 8.0 + 2.0 * 17.0;
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, bytes) = crate::data::plain_blocks(Setup::new(backend), 256);
         let daemon = setup.set("limits.stream_requests_in_flight", "8").start();
         let requests = (0..REQUESTS).map(|id| v1::FetchStreamRequest {

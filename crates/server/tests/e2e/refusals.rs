@@ -1,7 +1,7 @@
 //! Bad requests over both transports: the code, a message that names the field and the remedy, details that decode, and
 //! a daemon that goes on.
 
-use crate::daemon::{BACKENDS, Daemon, PATIENCE, Setup};
+use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends};
 use crate::data::{everything, plain_blocks};
 use crate::wire::{self, Answer, Http};
 use http::Method;
@@ -57,7 +57,7 @@ fn check(status: &Status, code: Code, reason: &str, field: Option<&str>, parts: 
 async fn a_request_that_is_wrong_as_a_whole_is_told_so_over_grpc() {
     // Scenario: each mistake that a request as a whole can have. Expectation: gRPC's code for it, google.rpc details
     // that name the field, a message with the remedy; the daemon serves on.
-    let daemon = serve("uring");
+    let daemon = serve(any_backend());
     let mut fetch = daemon.fetch().await;
 
     let status = fetch
@@ -245,7 +245,7 @@ const BAD_NAMES: [(&str, Code, &str, &str); 8] = [
 async fn a_bad_item_is_told_alike_by_both_transports() {
     // Scenario: batches with good items and each kind of bad one, on every backend. Expectation: the good items' bytes,
     // and for each bad one the same code and the same words over gRPC and HTTP; with fail_fast, the first is the call's.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let daemon = serve(backend);
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
 

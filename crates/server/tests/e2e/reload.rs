@@ -1,7 +1,9 @@
 //! The configuration is read again while clients read: what can change does at once, and nobody notices but by what is
 //! served.
 
-use crate::daemon::{BACKENDS, Daemon, LISTEN, PATIENCE, Setup, eventually, eventually_async};
+use crate::daemon::{
+    Daemon, LISTEN, PATIENCE, Setup, backends, backends_and_auto, eventually, eventually_async,
+};
 use crate::data::noise;
 use crate::flip::set;
 use crate::readers::{Known, Tally, ranges, streamed, unary};
@@ -61,7 +63,7 @@ async fn datasets_come_and_go_while_they_are_read() {
     // new one comes; by SIGHUP, on each backend. Meanwhile an answer of the replaced one has begun and is not read.
     // Expectation: no read fails; every answer is of one version, and calls in order never go back to the old one; the
     // begun answer ends in old bytes; listings, tags and names follow; as many files are open as before.
-    for backend in BACKENDS.into_iter().chain(["auto"]) {
+    for backend in backends_and_auto() {
         let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "renamed", "gone"]));
         let length = 2048 * 4096;
         let contents = |name: &str, seed| {
@@ -144,7 +146,7 @@ async fn what_is_left_alone_keeps_its_file_and_no_file_is_leaked() {
     // Scenario: twenty reloads, each with one dataset replaced by rename, one added or taken out again, and one left alone,
     // all of them read in between. Expectation: in the end as many files are open as after the first read; only those that
     // changed are opened anew; the counters go on.
-    for backend in BACKENDS.into_iter().chain(["auto"]) {
+    for backend in backends_and_auto() {
         let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "renamed"]));
         for name in ["same", "renamed", "extra"] {
             setup.file(&format!("{name}.bin"), &noise(9, 8 * 4096));
@@ -202,6 +204,41 @@ async fn what_is_left_alone_keeps_its_file_and_no_file_is_leaked() {
         let ok = [("dataset", "same"), ("result", "ok")];
         let counted = daemon.scrape().await.sum("ringfetch_reads_total", &ok);
         assert!((counted - 42.0).abs() < 0.5, "{backend}: {counted}");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_dataset_that_was_removed_leaves_the_metrics() {
+    // Scenario: two datasets are read, one of them also in vain; a reload removes that one. Expectation: no series names it
+    // any more; the other's go on, and the totals of the status keep its reads.
+    for &backend in backends() {
+        let setup = Setup::new(backend).whole(&file(&engine(backend), &["same", "gone"]));
+        for name in ["same", "gone"] {
+            setup.file(&format!("{name}.bin"), &noise(9, 8 * 4096));
+        }
+        let daemon = setup.start();
+        let mut fetch = daemon.fetch().await;
+        for _ in 0..10 {
+            for name in ["same", "gone"] {
+                fetch.fetch_blocks(wire::blocks(name, &[0, 5, 99])).await.unwrap();
+            }
+        }
+        daemon.rewrite(&file(&engine(backend), &["same"]));
+        assert_eq!(reload(&daemon).await.unwrap().datasets_removed, ["gone"]);
+        let scrape = eventually_async("no series of the dataset is left", async || {
+            let scrape = daemon.scrape().await;
+            (!scrape.text.contains("dataset=\"gone\"")).then_some(scrape)
+        })
+        .await;
+        let counted = scrape.sum("ringfetch_reads_total", &[("dataset", "same")]);
+        assert!((counted - 30.0).abs() < 0.5, "{backend}: {counted}");
+        let status = daemon.status().await;
+        assert_eq!(
+            (status.reads_total, status.read_errors_total),
+            (60, 20),
+            "{backend}"
+        );
         daemon.stop().await;
     }
 }
@@ -279,12 +316,12 @@ async fn the_files_word_ends_what_was_set_at_run_time() {
     // Scenario: the backend of the engine and of a dataset and the log filter are set at run time; the file is reloaded
     // unchanged; then with another backend for each. Expectation: the file's word is in force each time, and the answer says
     // what ended.
-    use v1::Backend::{Mmap, Pread, Uring};
+    use v1::Backend::{Mmap, Pread};
     let setup = Setup::new("mmap").whole(&file(&engine("mmap"), &["a", "b"]));
     setup.file("a.bin", &noise(9, 8 * 4096));
     setup.file("b.bin", &noise(9, 8 * 4096));
     let daemon = setup.start();
-    set(&daemon, Uring, None).await.unwrap();
+    set(&daemon, Pread, None).await.unwrap();
     set(&daemon, Pread, Some("b")).await.unwrap();
     let filter = v1::SetLogLevelRequest {
         filter: "debug".to_owned(),
@@ -294,7 +331,7 @@ async fn the_files_word_ends_what_was_set_at_run_time() {
     assert_eq!(
         told(&answer.applied),
         [
-            ("engine.backend", "uring", "mmap"),
+            ("engine.backend", "pread", "mmap"),
             ("datasets.b.backend", "pread", "inherit"),
             ("log.filter", "debug", "info"),
         ]
@@ -310,18 +347,18 @@ async fn the_files_word_ends_what_was_set_at_run_time() {
     assert_eq!(backends().await, (Mmap, (Mmap, false), (Mmap, false)));
 
     let text = file(&engine("pread"), &["b"])
-        + "  - {name: a, kind: blocks, block_bytes: 4KiB, path: a.bin, backend: uring}\n";
+        + "  - {name: a, kind: blocks, block_bytes: 4KiB, path: a.bin, backend: mmap}\n";
     daemon.rewrite(&text);
     let answer = reload(&daemon).await.unwrap();
     assert_eq!(
         told(&answer.applied),
         [
             ("engine.backend", "mmap", "pread"),
-            ("datasets.a.backend", "inherit", "uring")
+            ("datasets.a.backend", "inherit", "mmap")
         ]
     );
     assert_eq!(answer.datasets_unchanged, ["a", "b"]);
-    assert_eq!(backends().await, (Pread, (Uring, true), (Pread, false)));
+    assert_eq!(backends().await, (Pread, (Mmap, true), (Pread, false)));
     daemon.assert_serves("a").await;
     daemon.assert_serves("b").await;
     let again = reload(&daemon).await.unwrap();

@@ -1,6 +1,6 @@
 //! Clients that read as slowly as they can: they slow themselves.
 
-use crate::daemon::{BACKENDS, Setup, eventually_async};
+use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::noise;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -14,7 +14,7 @@ async fn slow_readers_hold_two_windows_each_and_stop_nobody() {
     // each holds at most two windows of 1 MiB, the process stays small, every block is served promptly; a slow reader
     // that goes on gets all of its bytes, and those that hang up leave nothing behind.
     let bytes = noise(90, LENGTH);
-    for backend in BACKENDS {
+    for &backend in backends() {
         let setup = Setup::new(backend).set("limits.connection_bytes", "8MiB");
         setup.file("blocks.bin", &bytes);
         let setup = setup.dataset(&[

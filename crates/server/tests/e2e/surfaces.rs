@@ -1,6 +1,6 @@
 //! What is there beside the data: health, reflection, OpenAPI, probes, and the admin service.
 
-use crate::daemon::{BACKENDS, Setup, eventually_async};
+use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::{everything, plain_blocks};
 use crate::wire::{self, channel};
 use ringfetch_proto::v1;
@@ -191,7 +191,7 @@ async fn openapi_has_every_path_and_each_is_there() {
 async fn the_status_is_plausible_after_a_load() {
     // Scenario: a few hundred reads with some errors, on each backend. Expectation: facts of the configuration, exact
     // totals, rates above zero, percentiles in order, shards that are idle again.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), 256);
         let daemon = setup.start();
         let mut fetch = daemon.fetch().await;

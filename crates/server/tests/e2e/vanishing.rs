@@ -1,7 +1,7 @@
 //! Files that are cut short, replaced or removed while they are served: the reads of what is gone are errors, everything
 //! else goes on, on every backend (a mapping included, where a lost page is a SIGBUS).
 
-use crate::daemon::{BACKENDS, Setup, eventually_async};
+use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::{noise, plain_blocks};
 use crate::wire;
 use ringfetch_proto::v1;
@@ -17,7 +17,7 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
     // Scenario: clients read random blocks while the file is truncated to half, in the middle of a block. Expectation:
     // never a wrong byte; blocks below the cut go on, those above are DATA_LOSS; the process lives; another dataset is
     // untouched.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let setup = Setup::new(backend);
         let (setup, bytes) = plain_blocks(setup, usize::try_from(COUNT).unwrap());
         setup.file("other.bin", &bytes);
@@ -133,7 +133,7 @@ async fn a_file_cut_short_under_load_loses_only_what_is_gone() {
 async fn a_file_that_grows_back_is_readable_again() {
     // Scenario: a file is cut to nothing and written anew with the same length. Expectation: all lost, then the new
     // bytes, on every backend; no old byte.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let (setup, _) = plain_blocks(Setup::new(backend), 64);
         let daemon = setup.start();
         let mut fetch = daemon.fetch().await;
@@ -167,7 +167,7 @@ async fn a_file_that_grows_back_is_readable_again() {
 async fn an_object_replaced_by_rename_is_read_anew() {
     // Scenario: an object is replaced by another file of another length, under load, and then removed. Expectation: after
     // `revalidate_ms` the new bytes and a new tag, never a mixture; after the removal NOT_FOUND and 404.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let setup = Setup::new(backend);
         let (old, new) = (noise(60, 70_000), noise(61, 90_001));
         setup.file("objects/a/o", &old);
@@ -235,7 +235,7 @@ async fn an_object_replaced_by_rename_is_read_anew() {
 async fn an_object_cut_short_is_lost_once_and_then_what_it_is() {
     // Scenario: an open object is truncated. Expectation: a read of the lost part is DATA_LOSS on every backend, and the
     // object is opened anew at once, without waiting for `revalidate_ms`: whole at its new length.
-    for backend in BACKENDS {
+    for &backend in backends() {
         let setup = Setup::new(backend);
         let bytes = noise(70, 50_000);
         setup.file("objects/o", &bytes);

@@ -4,7 +4,7 @@
 //! device: a network thread, with all of its connections. So a shard notes here what it has the ring read through the page
 //! cache, and every shard looks here before it copies.
 //!
-//! One counter for a [`GRAIN_BYTES`] of a file, by hashing: two that share one are told apart by nobody, which costs a
+//! One counter for a [`GRAIN_BYTES`] of a file, by hashing: two that share one cannot be told apart, which costs a
 //! system call (see `auto`), never a wait. Process-wide, as the page cache is and as file numbers are.
 
 use std::sync::atomic::{AtomicU32, Ordering};

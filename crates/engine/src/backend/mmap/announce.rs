@@ -14,13 +14,13 @@ const PIDFD_SELF: i32 = -10_000;
 
 #[derive(Debug)]
 pub(super) struct Announcer {
-    how: How,
+    call: AdviseCall,
     ranges: Vec<Range>,
     calls: u32,
 }
 
 #[derive(Debug)]
-enum How {
+enum AdviseCall {
     /// `process_madvise` on PIDFD_SELF.
     VectoredSelf,
     /// `process_madvise` on a pidfd of our own.
@@ -43,7 +43,7 @@ const _: () = assert!(align_of::<Range>() == align_of::<libc::iovec>());
 impl Announcer {
     pub(super) fn new() -> Self {
         Self {
-            how: How::VectoredSelf,
+            call: AdviseCall::VectoredSelf,
             ranges: Vec::new(),
             calls: 0,
         }
@@ -69,19 +69,22 @@ impl Announcer {
         let ranges = &self.ranges[start..end];
         // A single range needs no vector: madvise is the cheaper call.
         while ranges.len() > 1 {
-            let pidfd = match &self.how {
-                How::VectoredSelf => PIDFD_SELF,
-                How::Vectored(pidfd) => pidfd.as_raw_fd(),
-                How::Each => break,
+            let pidfd = match &self.call {
+                AdviseCall::VectoredSelf => PIDFD_SELF,
+                AdviseCall::Vectored(pidfd) => pidfd.as_raw_fd(),
+                AdviseCall::Each => break,
             };
             self.calls += 1;
-            match (process_madvise(pidfd, ranges), &self.how) {
+            match (process_madvise(pidfd, ranges), &self.call) {
                 (Ok(()), _) => return,
-                (Err(libc::EBADF), How::VectoredSelf) => {
-                    self.how = pidfd_open(getpid(), PidfdFlags::empty()).map_or(How::Each, How::Vectored);
+                (Err(libc::EBADF), AdviseCall::VectoredSelf) => {
+                    self.call = pidfd_open(getpid(), PidfdFlags::empty())
+                        .map_or(AdviseCall::Each, AdviseCall::Vectored);
                 }
                 // These say that it never works here.
-                (Err(libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::EBADF), _) => self.how = How::Each,
+                (Err(libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::EBADF), _) => {
+                    self.call = AdviseCall::Each;
+                }
                 // Anything else is about these pages, and is met again by the copy.
                 (Err(_), _) => return,
             }
@@ -181,7 +184,7 @@ mod tests {
         let mut announcer = Announcer::new();
         announcer.announce(pages[..2].iter().copied());
         assert!(announcer.take_calls() >= 1);
-        let vectored = !matches!(announcer.how, How::Each);
+        let vectored = !matches!(announcer.call, AdviseCall::Each);
         for (count, calls) in [(0, 0), (1, 1), (2, 1), (1024, 1), (1025, 2)] {
             announcer.announce(pages[..count].iter().copied());
             let expected = if vectored {
@@ -200,11 +203,11 @@ mod tests {
         // every batch is announced, by falling back where needed, without an error.
         let (_mapping, pages) = scattered(3);
         let not_a_pidfd = tempfile::tempfile().expect("temporary file").into();
-        let own = pidfd_open(getpid(), PidfdFlags::empty()).map_or(How::Each, How::Vectored);
-        for how in [How::Vectored(not_a_pidfd), own, How::Each] {
-            let case = format!("{how:?}");
+        let own = pidfd_open(getpid(), PidfdFlags::empty()).map_or(AdviseCall::Each, AdviseCall::Vectored);
+        for call in [AdviseCall::Vectored(not_a_pidfd), own, AdviseCall::Each] {
+            let case = format!("{call:?}");
             let mut announcer = Announcer {
-                how,
+                call,
                 ranges: Vec::new(),
                 calls: 0,
             };

@@ -30,7 +30,7 @@ pub struct Abilities {
 /// Tries each ability with a ring of its own.
 ///
 /// # Errors
-/// Why no ring is to be had at all.
+/// Why no ring can be made at all.
 pub fn abilities() -> Result<Abilities, UringRefusal> {
     // Without a plain ring, nothing is said by one with flags.
     drop(IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?);
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
     use crate::backend::probe::{probe, resident_pages};
 
-    /// Where no ring is to be had, everything here must answer what the probe does.
+    /// Where no ring can be made, everything here must answer what the probe does.
     fn assert_refused_alike(error: &io::Error, refusal: &UringRefusal) {
         assert_eq!(
             refused("io_uring_setup", error).label(),

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// Why io_uring is not to be had. Displays as one line: the cause, then the remedy.
+/// Why io_uring is unavailable. Displays as one line: the cause, then the remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UringRefusal {
     /// The kernel has no io_uring, or one too old.
@@ -47,7 +47,7 @@ pub enum UringRefusal {
 
 impl UringRefusal {
     /// Whether another backend may take over: io_uring is not available here, and a retry or a bigger limit would not
-    /// change that. Out of memory or of files is a fault of the set-up, and is to be mended (TRAPS 12).
+    /// change that. Out of memory or of files is a fault of the set-up, to be fixed (TRAPS 12).
     pub fn may_fall_back(&self) -> bool {
         match self {
             Self::Kernel { .. } | Self::Sysctl { .. } | Self::Seccomp { .. } | Self::Denied { .. } => true,
@@ -117,7 +117,7 @@ impl UringRefusal {
         }
     }
 
-    /// What would mend it.
+    /// How to fix it.
     pub fn remedy(&self) -> String {
         const PROFILE: &str = "run the container with --security-opt seccomp=deploy/seccomp/ringfetchd.json \
                                (it allows io_uring_setup, io_uring_enter and io_uring_register)";
@@ -193,7 +193,7 @@ impl Seen {
         let filtered = seccomp_mode == Some(2);
         match (errno, sysctl) {
             // The sysctl comes before the filter's turn in our judgement though not in the kernel's: with it set, no
-            // profile helps, so it is what must be mended first.
+            // profile helps, so fix that first.
             (libc::EPERM, Some(value @ 1..)) => UringRefusal::Sysctl { value },
             (libc::EPERM | libc::ENOSYS, _) if filtered => UringRefusal::Seccomp { errno },
             (libc::EPERM | libc::EACCES, _) => UringRefusal::Denied { errno },

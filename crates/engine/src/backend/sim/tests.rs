@@ -102,7 +102,7 @@ fn held_attempts_wait_for_their_release() {
     let waker = unpark_waker();
     let mut cx = Context::from_waker(&waker);
     let mut finished = Vec::new();
-    assert_eq!(backend.poll_finished(&mut cx, &mut finished), Poll::Pending);
+    assert_eq!(backend.poll_completions(&mut cx, &mut finished), Poll::Pending);
     let releaser = control.clone();
     let thread = std::thread::spawn(move || releaser.release(2));
     let reported = collect(&mut backend, &mut reads, 2);
@@ -112,7 +112,7 @@ fn held_attempts_wait_for_their_release() {
         [0, 1]
     );
     assert!(control.wait_in_flight(3, WAIT));
-    assert_eq!(backend.poll_finished(&mut cx, &mut finished), Poll::Pending);
+    assert_eq!(backend.poll_completions(&mut cx, &mut finished), Poll::Pending);
 
     assert_eq!(control.release_all(), 3);
     collect(&mut backend, &mut reads[..], 3);

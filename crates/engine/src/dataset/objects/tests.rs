@@ -24,12 +24,12 @@ fn open(dir: &TempDir, max_open_files: usize, revalidate: Duration) -> Arc<Datas
     Arc::new(Dataset::open(&spec(dir.path(), max_open_files, revalidate)).unwrap())
 }
 
-fn blame() -> Blame<'static> {
-    Blame { dataset: "objects" }
+fn context() -> ErrorContext<'static> {
+    ErrorContext { dataset: "objects" }
 }
 
 fn objects(dir: &TempDir, resolver: Resolver) -> Objects {
-    let (mut objects, _) = Objects::open(dir.path(), 100, LONG, DirectIo::Preferred, blame()).unwrap();
+    let (mut objects, _) = Objects::open(dir.path(), 100, LONG, DirectIo::Preferred, context()).unwrap();
     objects.directory = objects.directory.with_resolver(resolver);
     objects
 }
@@ -345,7 +345,7 @@ fn no_waker() -> std::task::Context<'static> {
     std::task::Context::from_waker(std::task::Waker::noop())
 }
 
-/// What is no directory, and limits that hold nothing, are told at open.
+/// A path that is no directory, and limits that allow nothing, are reported at open.
 #[test]
 fn bad_specifications() {
     let dir = tempfile::tempdir().unwrap();
@@ -429,7 +429,7 @@ async fn objects_that_refuse_direct_io() {
 }
 
 /// Requests hold as many descriptors as the budget has: a further object is refused as overloaded, while those that are
-/// held can be had again; idle ones in the cache give way first; and what is given back can be used.
+/// held are available again; idle ones in the cache give way first; and what is given back can be used.
 #[test]
 fn requests_and_cache_share_a_budget() {
     let dir = tempfile::tempdir().unwrap();
@@ -437,7 +437,7 @@ fn requests_and_cache_share_a_budget() {
         std::fs::write(dir.path().join(name), name).unwrap();
     }
     let mut objects = objects(&dir, Resolver::Openat2);
-    let each = descriptors_each(objects.wish.direct_io) as usize;
+    let each = descriptors_each(objects.options.direct_io) as usize;
     objects.descriptors = Arc::new(Semaphore::new(3 * each));
     for name in ["a", "b", "c"] {
         objects.look_up(name).unwrap();

@@ -1,4 +1,4 @@
-//! Vector files of every layout: the shape that is found, and what each bad file is told.
+//! Vector files of every layout: the shape that is found, and what is reported for each bad file.
 
 use super::*;
 

@@ -1,53 +1,53 @@
 //! Copying that is done in parts, between which the thread serves others: what a shared read brought to those who joined it,
 //! and the gaps that failed items leave.
 
-use super::answer::Answer;
-use super::in_flight::{Joiner, Over};
+use super::in_flight::{JoinedRead, TrackedRead};
+use super::reply::Reply;
 use super::{Shard, TURN_COPY_BYTES};
 use crate::backend::Backend;
-use crate::work::Shortfall;
+use crate::planned_batch::Shortfall;
 use std::time::Instant;
 
 /// See the module.
-pub(super) enum Chore {
-    Share(Box<Shared>),
-    Answer(Box<Answer>),
+pub(super) enum CopyTask {
+    Share(Box<SharedRead>),
+    Reply(Box<Reply>),
 }
 
 /// A read that is over, with readers that joined it.
-pub(super) struct Shared {
-    pub(super) over: Over,
+pub(super) struct SharedRead {
+    pub(super) tracked: TrackedRead,
     pub(super) errno: Option<i32>,
     /// Those that are still to be served.
-    pub(super) joiners: std::vec::IntoIter<Joiner>,
+    pub(super) joiners: std::vec::IntoIter<JoinedRead>,
 }
 
 impl<B: Backend> Shard<B> {
     /// Copies what is to be copied, as much as a turn allows.
-    pub(super) fn do_chores(&mut self) {
-        if self.chores.is_empty() {
+    pub(super) fn run_copy_tasks(&mut self) {
+        if self.copy_tasks.is_empty() {
             return;
         }
         let now = Instant::now();
         while self.copied < TURN_COPY_BYTES
-            && let Some(chore) = self.chores.pop_front()
+            && let Some(task) = self.copy_tasks.pop_front()
         {
-            match chore {
-                Chore::Share(mut shared) => {
+            match task {
+                CopyTask::Share(mut shared) => {
                     if let Some(joiner) = shared.joiners.next() {
-                        self.serve(&joiner, &shared.over, shared.errno, now);
-                        self.chores.push_front(Chore::Share(shared));
+                        self.serve(&joiner, &shared.tracked, shared.errno, now);
+                        self.copy_tasks.push_front(CopyTask::Share(shared));
                     } else {
-                        self.settle(&shared.over, shared.errno, now);
+                        self.settle(&shared.tracked, shared.errno, now);
                     }
                 }
-                Chore::Answer(mut answer) => {
-                    let (copied, ready) = answer.advance(TURN_COPY_BYTES - self.copied);
+                CopyTask::Reply(mut reply) => {
+                    let (copied, ready) = reply.advance(TURN_COPY_BYTES - self.copied);
                     self.copied += copied;
                     if ready {
-                        answer.send(&self.metrics, now);
+                        reply.send(&self.metrics, now);
                     } else {
-                        self.chores.push_back(Chore::Answer(answer));
+                        self.copy_tasks.push_back(CopyTask::Reply(reply));
                     }
                 }
             }
@@ -55,24 +55,27 @@ impl<B: Backend> Shard<B> {
     }
 
     /// Gives a read that joined another one what that one brought, or has it read on its own.
-    fn serve(&mut self, joiner: &Joiner, over: &Over, errno: Option<i32>, now: Instant) {
+    fn serve(&mut self, joiner: &JoinedRead, tracked: &TrackedRead, errno: Option<i32>, now: Instant) {
         let read = &joiner.read;
-        let reached = over.reached.saturating_sub(over.distance(read)).min(read.length);
+        let reached = tracked
+            .reached
+            .saturating_sub(tracked.distance(read))
+            .min(read.length);
         // Short of what it wants itself, a read without an error has met the end of the file.
-        let at_end = errno.is_none() && over.reached < over.read.needed;
-        let shared_error = errno.filter(|_| read.pieces == 1 && over.is_same_range(read));
-        let owner = self.actives.get(over.active).and_then(Option::as_ref);
+        let at_end = errno.is_none() && tracked.reached < tracked.read.needed;
+        let shared_error = errno.filter(|_| read.pieces == 1 && tracked.is_same_range(read));
+        let owner = self.actives.get(tracked.active).and_then(Option::as_ref);
         let active = self.actives.get(joiner.active).and_then(Option::as_ref);
         let (Some(owner), Some(active)) = (owner, active) else {
             return;
         };
-        let wanted = !active.work.reply.is_closed();
+        let wanted = !active.batch.reply.is_closed();
         let served = reached >= read.needed || at_end || shared_error.is_some();
         if wanted && served {
-            let distance = over.distance(read);
+            let distance = tracked.distance(read);
             owner
-                .work
-                .share(&over.read, distance, &active.work, read, reached);
+                .batch
+                .share(&tracked.read, distance, &active.batch, read, reached);
             self.copied += u64::from(reached);
         }
         let Some(active) = self.actives.get_mut(joiner.active).and_then(Option::as_mut) else {
@@ -81,12 +84,12 @@ impl<B: Backend> Shard<B> {
         active.outstanding -= 1;
         if wanted && !served {
             // It failed, perhaps for the sake of other bytes. Still queued, as before.
-            active.work.plan.reads.push(*read);
+            active.batch.plan.reads.push(*read);
             return self.wait_for_turn(joiner.active);
         }
         if wanted {
             let shortfall = shared_error.map_or(Shortfall::EndOfFile, Shortfall::Errno);
-            self.copied += active.work.deliver(read, reached, shortfall);
+            self.copied += active.batch.deliver(read, reached, shortfall);
         }
         self.unqueue(1);
         self.close_if_done(joiner.active, now);

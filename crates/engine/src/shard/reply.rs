@@ -7,31 +7,32 @@ use crate::batch::{Fetched, Item, Lengths};
 use crate::buffer::PooledBuffer;
 use crate::error::{ItemError, ReadError};
 use crate::metrics::{DatasetCounters, RESULT_ABANDONED, ShardMetrics, nanoseconds};
-use crate::work::Work;
+use crate::planned_batch::PlannedBatch;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// See the module.
-pub(super) struct Answer {
-    work: Box<Work>,
+pub(super) struct Reply {
+    batch: Box<PlannedBatch>,
     counters: Arc<DatasetCounters>,
     expired: bool,
     compaction: Option<Compaction>,
 }
 
-impl Answer {
+impl Reply {
     /// `expired`: the batch's deadline passed before all of its reads were started.
-    pub(super) fn new(mut work: Box<Work>, counters: Arc<DatasetCounters>, expired: bool) -> Self {
+    pub(super) fn new(mut batch: Box<PlannedBatch>, counters: Arc<DatasetCounters>, expired: bool) -> Self {
         // Of an item in several reads one error is reported, whichever read finished first: the device's before the end
         // of the file.
-        work.errors
+        batch
+            .errors
             .sort_by_key(|error| (error.item, matches!(error.error, ReadError::Truncated { .. })));
-        work.errors.dedup_by_key(|error| error.item);
-        let has_bytes = work.buffer.is_some() && !work.errors.is_empty();
-        let compacts = has_bytes && !expired && !work.fail_fast && !work.reply.is_closed();
-        let compaction = compacts.then(|| Compaction::new(work.plan.lead_bytes as usize, work.items.len()));
+        batch.errors.dedup_by_key(|error| error.item);
+        let has_bytes = batch.buffer.is_some() && !batch.errors.is_empty();
+        let compacts = has_bytes && !expired && !batch.fail_fast && !batch.reply.is_closed();
+        let compaction = compacts.then(|| Compaction::new(batch.plan.lead_bytes as usize, batch.items.len()));
         Self {
-            work,
+            batch,
             counters,
             expired,
             compaction,
@@ -41,9 +42,9 @@ impl Answer {
     /// Does a part of what is left to do, of at most `bytes` copied. Returns how many were copied, and whether the answer
     /// is ready to be sent.
     pub(super) fn advance(&mut self, bytes: u64) -> (u64, bool) {
-        match (&mut self.compaction, &self.work.buffer) {
+        match (&mut self.compaction, &self.batch.buffer) {
             (Some(compaction), Some(buffer)) => {
-                compaction.advance(buffer, &self.work.items, &self.work.errors, bytes)
+                compaction.advance(buffer, &self.batch.items, &self.batch.errors, bytes)
             }
             _ => (0, true),
         }
@@ -52,12 +53,12 @@ impl Answer {
     /// Counts the batch, and sends what became of it.
     pub(super) fn send(self, metrics: &ShardMetrics, now: Instant) {
         let Self {
-            work,
+            batch,
             counters,
             expired,
             compaction,
         } = self;
-        let Work {
+        let PlannedBatch {
             items,
             errors,
             plan,
@@ -67,7 +68,7 @@ impl Answer {
             reply,
             backend,
             ..
-        } = *work;
+        } = *batch;
         let count = items.len() as u64;
         if reply.is_closed() {
             counters.count_failed(RESULT_ABANDONED, count);
@@ -98,7 +99,7 @@ impl Answer {
             counters.count_failed(error.error.label(), 1);
         }
         metrics
-            .lane(backend)
+            .per_backend(backend)
             .total_time
             .observe(nanoseconds(now.saturating_duration_since(accepted)), count);
         if let (Some(first), true) = (errors.first(), fail_fast) {

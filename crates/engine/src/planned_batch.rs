@@ -28,7 +28,7 @@ pub(crate) enum Shortfall {
 
 /// A planned batch with its memory.
 #[derive(Debug)]
-pub(crate) struct Work {
+pub(crate) struct PlannedBatch {
     /// The backend that it was accepted for.
     pub(crate) backend: BackendKind,
     pub(crate) dataset: Arc<Dataset>,
@@ -50,7 +50,7 @@ pub(crate) struct Work {
     pub(crate) reply: oneshot::Sender<Result<Fetched, ReadError>>,
 }
 
-impl Work {
+impl PlannedBatch {
     /// The attempt at a read from `from` on.
     pub(crate) fn attempt(&self, slot: u32, read: &PlannedRead, from: u32) -> Option<Attempt> {
         let file = Arc::clone(file_of(&self.dataset, &self.objects, read.file)?);
