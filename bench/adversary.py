@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Careless and hostile clients against a release daemon with its default configuration, and what a friendly one gets.
+"""Careless and hostile clients against a release daemon that gives answers of up to 16 MiB, and what a friendly one gets.
 
     bench/adversary.py                                 every case, 10 s each: about 15 minutes
     bench/adversary.py --seconds 60 --out bench/results/adversary.md
@@ -192,7 +192,7 @@ def markdown(rows, bench, facts):
         f"`{command_line(options)}`", "",
         f"{facts['cpus']} CPUs ({facts['cpu']}), {facts['memory_gib']} GiB; kernel {facts['kernel']}; a file of "
         f"{facts['file_gib']} GiB on {facts['file_system']}; load average at the start {facts['load_at_start']:.2f}. "
-        f"Daemon: {run([options.daemon, '--version']).strip()}, release build, default configuration.", "",
+        f"Daemon: {run([options.daemon, '--version']).strip()}, release build, default configuration with answers of up to 16 MiB.", "",
         f"Attacker, victim and daemon share these CPUs; the attacker runs at nice {ATTACKERS_NICE}, since a real one has a "
         f"machine of its own. Each case {options.seconds:g} s, once with the attacker on another "
         "loopback address than the victim (other) and once on the same one. The victim is a reader of single blocks with "

@@ -1,4 +1,4 @@
-"""The daemon that is attacked, with its default configuration and a supervisor that listens, and the slow disk."""
+"""The daemon that is attacked, with answers of up to 16 MiB and a supervisor that listens, and the slow disk."""
 
 import json
 import os
@@ -54,7 +54,8 @@ class Victimised(Server):
         loopback = {"listen": "127.0.0.1:0"}
         datasets = [{"name": name, "path": str(path), "kind": "blocks", "block_bytes": 4096}
                     for name, path in self.datasets.items()]
-        config = {"grpc": loopback, "http": loopback, "admin": loopback, "datasets": datasets}
+        config = {"grpc": loopback, "http": loopback, "admin": loopback, "datasets": datasets,
+                  "limits": {"response_bytes": "16MiB"}}
         if self.engine:
             config["engine"] = self.engine
         file = self.directory / "ringfetchd.yaml"

@@ -63,7 +63,8 @@ class Daemon(Server):
         return self.file.exists()
 
     def _check_read_path(self):
-        served = json.loads(urllib.request.urlopen(f"{self.http}/v1/datasets/data").read())["read_path"]
+        status = json.loads(urllib.request.urlopen(f"{self.http}/v1/status").read())
+        served = next(dataset for dataset in status["datasets"] if dataset["name"] == "data")
         wanted = self.engine["backend"]
         # A mapping is never direct; everything else here is.
         if served["backend"] != wanted or served["direct_io"] != (wanted != "mmap"):

@@ -35,7 +35,9 @@ def _stubs():
         from grpc_tools import protoc
 
         os.makedirs(BUILD, exist_ok=True)
-        arguments = ["protoc", f"--proto_path={PROTO}", f"--python_out={BUILD}", f"--grpc_python_out={BUILD}"]
+        # google/protobuf/any.proto comes with grpcio-tools, the stubs of google/rpc with googleapis-common-protos.
+        paths = [f"--proto_path={path}" for path in (PROTO, Path(protoc.__file__).parent / "_proto")]
+        arguments = ["protoc", *paths, f"--python_out={BUILD}", f"--grpc_python_out={BUILD}"]
         if protoc.main(arguments + [str(source) for source in sources]) != 0:
             raise RuntimeError(f"protoc could not compile {PROTO}: see its messages above")
     if str(BUILD) not in sys.path:
@@ -68,6 +70,8 @@ class Vectors(NamedTuple):
     """One bool an item of the request: whether it is in `values`."""
     errors: list
     """The items that are not, as (item, grpc.StatusCode number, message)."""
+    etag: str
+    """The version of the dataset: `if_match` of a later call, which then reads this version or fails."""
 
 
 class Client:
@@ -92,9 +96,9 @@ class Client:
         """Returns when the channel is connected; raises grpc.FutureTimeoutError after `timeout_s`."""
         grpc.channel_ready_future(self.channel).result(timeout=timeout_s)
 
-    def fetch_vectors(self, dataset: str, ids, timeout_s: float = 30.0) -> Vectors:
-        """Fetches vectors by id. Raises grpc.RpcError for what fails the whole call."""
-        request = fetch_pb2.FetchVectorsRequest(dataset=dataset, ids=ids)
+    def fetch_vectors(self, dataset: str, ids, timeout_s: float = 30.0, if_match: str = "") -> Vectors:
+        """Fetches vectors by id, of the version `if_match` if it is given. Raises grpc.RpcError for what fails the call."""
+        request = fetch_pb2.FetchVectorsRequest(dataset=dataset, ids=ids, if_match=if_match)
         return vectors(self.fetch.FetchVectors(request, timeout=timeout_s), len(request.ids))
 
     def fetch_blocks(self, dataset: str, indices, timeout_s: float = 30.0):
@@ -116,4 +120,4 @@ def vectors(response, items: int) -> Vectors:
     values = np.frombuffer(response.data, dtype=NUMPY_DTYPES[response.dtype]).reshape(-1, response.dim)
     present = np.ones(items, dtype=bool)
     present[[error.item for error in response.errors]] = False
-    return Vectors(values, present, errors(response))
+    return Vectors(values, present, errors(response), response.etag)

@@ -13,6 +13,7 @@ import urllib.request
 import grpc
 import numpy as np
 import pattern
+from google.rpc import error_details_pb2, status_pb2
 from ringfetch_client import Client, dataset_pb2, fetch_pb2
 
 SEED = 42
@@ -145,6 +146,28 @@ class DemoDaemon(unittest.TestCase):
         blocks, _ = self.client.fetch_blocks("blocks", [1])
         self.assertEqual(blocks[0].tobytes(), pattern.stream(SEED, BLOCK_BYTES, BLOCK_BYTES))
 
+    def test_a_version_is_read_or_refused(self):
+        # Scenario: vectors of the version of an answer, and of another. Expectation: the same version, and the one there is in
+        # the refusal's metadata.
+        etag = self.client.fetch_vectors("vectors", [1]).etag
+        self.assertEqual(self.client.fetch_vectors("vectors", [2], if_match=etag).etag, etag)
+        request = fetch_pb2.FetchVectorsRequest(dataset="vectors", ids=[1], if_match="0")
+        error = self.fails_with(grpc.StatusCode.FAILED_PRECONDITION, self.client.fetch.FetchVectors, request)
+        status = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+        info = error_details_pb2.ErrorInfo()
+        self.assertTrue(status.details[0].Unpack(info))
+        self.assertEqual((info.reason, dict(info.metadata)), ("PRECONDITION_FAILED", {"etag": etag}))
+
+    def test_an_object_is_streamed(self):
+        # Scenario: each object by ReadObject. Expectation: version and length, then the bytes that a batch has.
+        names = [info.name for info in self.client.datasets.ListObjects(dataset_pb2.ListObjectsRequest(dataset="objects")).objects]
+        for name in names[:20]:
+            request = fetch_pb2.ReadObjectRequest(dataset="objects", name=name)
+            first, *rest = self.client.fetch.ReadObject(request, timeout=30)
+            batch = self.client.fetch.FetchObjects(fetch_pb2.FetchObjectsRequest(dataset="objects", names=[name]), timeout=30)
+            self.assertEqual((first.etag, first.object_length_bytes), (batch.etags[0], len(batch.data)))
+            self.assertEqual(b"".join(message.data for message in rest), batch.data)
+
     def test_a_stream_answers_every_request_by_its_id(self):
         # Scenario: 300 requests on one stream, one of them bad. Expectation: each answered once, by id, in any order.
         bad = 150
@@ -157,7 +180,11 @@ class DemoDaemon(unittest.TestCase):
 
         answers = {answer.id - 1000: answer for answer in self.client.fetch.FetchStream(requests(), timeout=60)}
         self.assertEqual(sorted(answers), list(range(300)))
-        self.assertEqual(answers.pop(bad).error.code, NOT_FOUND)
+        refused = answers.pop(bad).status
+        self.assertEqual(refused.code, NOT_FOUND)
+        info = error_details_pb2.ErrorInfo()
+        self.assertTrue(refused.details[0].Unpack(info))
+        self.assertEqual(info.reason, "DATASET_NOT_FOUND")
         for number, answer in answers.items():
             expected = np.concatenate([pattern.f32(SEED, i * DIM, DIM) for i in (number, number * 7)])
             self.assertEqual(answer.vectors.data, expected.astype("<f4").tobytes(), f"request {number}")

@@ -12,6 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         // `Bytes` instead of `Vec<u8>`: a client slices the items out of one response without copying them.
         .bytes(".")
+        .extern_path(".google.rpc.Status", "::tonic_types::Status")
         .compile_fds(descriptors)?;
     println!("cargo:rerun-if-changed={}", root.display());
     Ok(())

@@ -155,6 +155,7 @@ pub(crate) fn fetch_blocks(target: &Target, indices: impl IntoIterator<Item = u6
         dataset: target.dataset.clone(),
         indices,
         fail_fast: false,
+        ..Default::default()
     }
     .encode_to_vec()
 }

@@ -12,7 +12,7 @@ use ringfetch_proto::v1::{
     Dataset, FetchBlocksRequest, FetchBlocksResponse, FetchObjectsRequest, FetchObjectsResponse,
     FetchRangesRequest, FetchRangesResponse, FetchStreamRequest, FetchStreamResponse, FetchVectorsRequest,
     FetchVectorsResponse, GetDatasetRequest, GetDatasetResponse, Kind, ListDatasetsRequest,
-    ListDatasetsResponse, ListObjectsRequest, ListObjectsResponse,
+    ListDatasetsResponse, ListObjectsRequest, ListObjectsResponse, ReadObjectRequest, ReadObjectResponse,
 };
 use std::io::Write as _;
 use std::sync::Arc;
@@ -63,6 +63,7 @@ impl FetchService for Memory {
             lengths: Vec::new(),
             errors: Vec::new(),
             data: data.freeze(),
+            ..Default::default()
         }))
     }
 
@@ -93,6 +94,15 @@ impl FetchService for Memory {
     ) -> Result<Response<Self::FetchStreamStream>, Status> {
         Err(not_served())
     }
+
+    type ReadObjectStream = tokio_stream::Empty<Result<ReadObjectResponse, Status>>;
+
+    async fn read_object(
+        &self,
+        _: Request<ReadObjectRequest>,
+    ) -> Result<Response<Self::ReadObjectStream>, Status> {
+        Err(not_served())
+    }
 }
 
 #[tonic::async_trait]
@@ -114,7 +124,6 @@ impl DatasetService for Memory {
             length_bytes: self.blocks() * BLOCK_BYTES as u64,
             count: self.blocks(),
             block_bytes: 4096,
-            files: 1,
             ..Dataset::default()
         };
         Ok(Response::new(GetDatasetResponse {

@@ -96,15 +96,19 @@ fn table(status: &wire::GetStatusResponse) -> Table {
     for dataset in &status.datasets {
         let path = dataset.read_path.clone().unwrap_or_default();
         let by = if path.own_backend { "itself" } else { "engine" };
-        row(&dataset.name, path.backend, path.requested, by, &path.reason);
+        row(name_of(dataset), path.backend, path.requested, by, &path.reason);
     }
     table
 }
 
-fn dataset_json(dataset: &wire::Dataset) -> Value {
+fn name_of(status: &wire::DatasetStatus) -> &str {
+    status.dataset.as_ref().map_or("", |dataset| &dataset.name)
+}
+
+fn dataset_json(dataset: &wire::DatasetStatus) -> Value {
     let path = dataset.read_path.clone().unwrap_or_default();
     json!({
-        "name": dataset.name,
+        "name": name_of(dataset),
         "backend": backend_name(path.backend),
         "requested": backend_name(path.requested),
         "own": path.own_backend,

@@ -13,7 +13,7 @@ use std::io::Write as _;
 
 /// Longer ranges are fetched in parts of this length, so that any length works whatever one answer may hold. A
 /// multiple of 16, so that a hex dump goes on where the part before ended.
-const PART_BYTES: u64 = 4 << 20;
+const PART_BYTES: u64 = 2 << 20;
 
 pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
     let (Get::Block { out, .. } | Get::Vector { out, .. } | Get::Range { out, .. } | Get::Object { out, .. }) =

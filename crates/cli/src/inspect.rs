@@ -14,14 +14,18 @@ use std::time::Duration;
 
 pub(crate) async fn datasets(global: &Global) -> Result<(), Failure> {
     let client = client(global)?;
-    let answer: wire::ListDatasetsResponse = client
-        .call(
-            "/ringfetch.v1.DatasetService/ListDatasets",
-            &wire::ListDatasetsRequest::default(),
-        )
-        .await
-        .map_err(|error| Failure::call(&error, "grpc", &global.grpc))?;
-    let datasets = answer.datasets;
+    let (mut datasets, mut request) = (Vec::new(), wire::ListDatasetsRequest::default());
+    loop {
+        let page: wire::ListDatasetsResponse = client
+            .call("/ringfetch.v1.DatasetService/ListDatasets", &request)
+            .await
+            .map_err(|error| Failure::call(&error, "grpc", &global.grpc))?;
+        datasets.extend(page.datasets);
+        request.page_token = page.next_page_token;
+        if request.page_token.is_empty() {
+            break;
+        }
+    }
     let mut out = Sink::open(None)?;
     if global.json {
         let datasets: Vec<Value> = datasets.iter().map(dataset_json).collect();
@@ -29,7 +33,7 @@ pub(crate) async fn datasets(global: &Global) -> Result<(), Failure> {
     } else if datasets.is_empty() {
         writeln!(out, "The daemon serves no datasets.")?;
     } else {
-        dataset_table(&datasets).write(&mut out)?;
+        dataset_table(datasets.iter().map(|dataset| (dataset, None))).write(&mut out)?;
     }
     out.finish()
 }
@@ -66,7 +70,9 @@ pub(crate) async fn status(global: &Global) -> Result<(), Failure> {
         }
         if !status.datasets.is_empty() {
             writeln!(out)?;
-            dataset_table(&status.datasets).write(&mut out)?;
+            let datasets = status.datasets.iter();
+            let rows = datasets.filter_map(|each| Some((each.dataset.as_ref()?, each.read_path.as_ref())));
+            dataset_table(rows).write(&mut out)?;
         }
     }
     out.finish()
@@ -97,17 +103,23 @@ fn dtype_name(dtype: i32) -> &'static str {
     Dtype::from_wire(dtype).map_or("unknown", Dtype::as_str)
 }
 
-fn dataset_table(datasets: &[wire::Dataset]) -> Table {
+/// Datasets, and how they are read where that is known.
+fn dataset_table<'a>(
+    datasets: impl Iterator<Item = (&'a wire::Dataset, Option<&'a wire::ReadPath>)>,
+) -> Table {
     let mut table = Table::new(&[2, 3]);
-    table.row(["NAME", "KIND", "COUNT", "SIZE", "SHAPE", "BACKEND", "DIRECT"]);
-    for dataset in datasets {
+    let mut rows = datasets.peekable();
+    let paths = rows.peek().is_some_and(|(_, path)| path.is_some());
+    let head = ["NAME", "KIND", "COUNT", "SIZE", "SHAPE", "BACKEND", "DIRECT"];
+    table.row(head.into_iter().take(if paths { 7 } else { 5 }));
+    for (dataset, path) in rows {
         let objects = dataset.kind == i32::from(wire::Kind::Objects);
         let shape = match &dataset.vectors {
             Some(shape) => format!("{} x {} ({})", shape.dim, dtype_name(shape.dtype), shape.layout),
             None if dataset.block_bytes > 0 => format!("{} bytes", dataset.block_bytes),
             None => "-".to_owned(),
         };
-        let (backend, direct) = match &dataset.read_path {
+        let (backend, direct) = match path {
             Some(path) if path.direct_io => (backend_name(path.backend), "yes".to_owned()),
             Some(path) if path.direct_io_reason.is_empty() => (backend_name(path.backend), "no".to_owned()),
             Some(path) => (
@@ -116,23 +128,17 @@ fn dataset_table(datasets: &[wire::Dataset]) -> Table {
             ),
             None => ("unknown", "-".to_owned()),
         };
-        table.row([
-            dataset.name.clone(),
-            kind_name(dataset.kind).to_owned(),
-            if objects {
-                "-".to_owned()
-            } else {
-                grouped(dataset.count)
-            },
-            if objects {
-                "-".to_owned()
-            } else {
-                size(dataset.length_bytes)
-            },
-            shape,
-            backend.to_owned(),
-            direct,
-        ]);
+        let mut cells = vec![dataset.name.clone(), kind_name(dataset.kind).to_owned()];
+        if objects {
+            cells.extend(["-".to_owned(), "-".to_owned()]);
+        } else {
+            cells.extend([grouped(dataset.count), size(dataset.length_bytes)]);
+        }
+        cells.push(shape);
+        if paths {
+            cells.extend([backend.to_owned(), direct]);
+        }
+        table.row(cells);
     }
     table
 }
@@ -223,11 +229,23 @@ fn dataset_json(dataset: &wire::Dataset) -> Value {
             "dtype": dtype_name(shape.dtype),
             "layout": shape.layout,
             "vector_bytes": shape.vector_bytes,
-            "stride_bytes": shape.stride_bytes,
-            "base_offset": shape.base_offset,
         })
     });
-    let read_path = dataset.read_path.as_ref().map(|path| {
+    json!({
+        "name": dataset.name,
+        "kind": kind_name(dataset.kind),
+        "length_bytes": dataset.length_bytes,
+        "count": dataset.count,
+        "block_bytes": dataset.block_bytes,
+        "vectors": vectors,
+        "etag": dataset.etag,
+    })
+}
+
+/// A dataset as the status has it: how it is read beside what it is.
+fn dataset_status_json(status: &wire::DatasetStatus) -> Value {
+    let mut value = status.dataset.as_ref().map_or_else(|| json!({}), dataset_json);
+    let read_path = status.read_path.as_ref().map(|path| {
         json!({
             "backend": backend_name(path.backend),
             "requested": backend_name(path.requested),
@@ -239,17 +257,14 @@ fn dataset_json(dataset: &wire::Dataset) -> Value {
             "own_backend": path.own_backend,
         })
     });
-    json!({
-        "name": dataset.name,
-        "kind": kind_name(dataset.kind),
-        "length_bytes": dataset.length_bytes,
-        "count": dataset.count,
-        "block_bytes": dataset.block_bytes,
-        "vectors": vectors,
-        "etag": dataset.etag,
-        "files": dataset.files,
-        "read_path": read_path,
-    })
+    value["read_path"] = json!(read_path);
+    value["files"] = json!(status.files);
+    value["stride_bytes"] = json!(status.stride_bytes);
+    value["base_offset"] = json!(status.base_offset);
+    value["reads_total"] = json!(status.reads_total);
+    value["read_errors_total"] = json!(status.read_errors_total);
+    value["read_bytes_total"] = json!(status.read_bytes_total);
+    value
 }
 
 fn status_json(status: &wire::GetStatusResponse) -> Value {
@@ -281,7 +296,7 @@ fn status_json(status: &wire::GetStatusResponse) -> Value {
         "memory_budget_bytes": status.memory_budget_bytes,
         "memory_in_use_bytes": status.memory_in_use_bytes,
         "shards": shards,
-        "datasets": status.datasets.iter().map(dataset_json).collect::<Vec<_>>(),
+        "datasets": status.datasets.iter().map(dataset_status_json).collect::<Vec<_>>(),
         "reads_per_second": status.reads_per_second,
         "read_bytes_per_second": status.read_bytes_per_second,
         "rates_window_ms": status.rates_window_ms,

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::items::{Blocks, Items};
 use crate::message::{Encoded, frame};
 use crate::pool::Avoid;
-use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request};
+use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request, other_kind};
 use crate::retry::Retries;
 use crate::stream::FetchStream;
 use crate::vectors::Vectors;
@@ -131,6 +131,7 @@ impl Client {
             WireRequest::Vectors(request) => (&FETCH_VECTORS, frame(request)?),
             WireRequest::Ranges(request) => (&FETCH_RANGES, frame(request)?),
             WireRequest::Objects(request) => (&FETCH_OBJECTS, frame(request)?),
+            WireRequest::Cancel(_) => return Err(Error::invalid("request", "a cancel belongs on a stream")),
         };
         // Freed while it is in the CPU's cache, not when the answer comes.
         drop(request);
@@ -148,6 +149,7 @@ impl Client {
             Asked::Objects => answer
                 .decode()
                 .map(|(answer, data)| (WireAnswer::Objects(answer), data)),
+            Asked::Cancel => Err(other_kind()),
         }?;
         Answer::from_wire(&expected, answer, data)
     }
@@ -166,11 +168,22 @@ impl Client {
     /// # Cancel safety
     /// As [`Self::fetch_blocks`].
     pub async fn list_datasets(&self) -> Result<Vec<Dataset>, Error> {
-        let request = wire::ListDatasetsRequest::default();
-        let answer: wire::ListDatasetsResponse = self
-            .unary("/ringfetch.v1.DatasetService/ListDatasets", &request)
-            .await?;
-        Ok(answer.datasets.into_iter().map(Dataset::from).collect())
+        let (mut datasets, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let request = wire::ListDatasetsRequest {
+                page_size: 0,
+                page_token,
+            };
+            let page: wire::ListDatasetsResponse = self
+                .unary("/ringfetch.v1.DatasetService/ListDatasets", &request)
+                .await?;
+            let more = !page.datasets.is_empty();
+            datasets.extend(page.datasets.into_iter().map(Dataset::from));
+            page_token = page.next_page_token;
+            if page_token.is_empty() || !more {
+                return Ok(datasets);
+            }
+        }
     }
 
     /// One dataset: kind, lengths, shape.

@@ -47,11 +47,9 @@ pub struct Dataset {
     pub vectors: Option<VectorShape>,
     /// Strong entity tag of the address space, without quotes. Empty for objects.
     pub etag: String,
-    /// How many files or devices make up the address space.
-    pub files: u32,
 }
 
-/// What vectors look like, and where they lie in their file.
+/// What vectors look like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VectorShape {
@@ -63,10 +61,6 @@ pub struct VectorShape {
     pub layout: String,
     /// Bytes of one vector's elements.
     pub vector_bytes: u32,
-    /// Distance between the beginnings of two vectors in the file.
-    pub stride_bytes: u64,
-    /// Where vector 0 begins.
-    pub base_offset: u64,
 }
 
 /// An object of a dataset of kind objects.
@@ -102,8 +96,6 @@ impl From<wire::Dataset> for Dataset {
             dtype: Dtype::from_wire(shape.dtype),
             layout: shape.layout,
             vector_bytes: shape.vector_bytes,
-            stride_bytes: shape.stride_bytes,
-            base_offset: shape.base_offset,
         };
         Self {
             kind,
@@ -113,7 +105,6 @@ impl From<wire::Dataset> for Dataset {
             block_bytes: dataset.block_bytes,
             vectors: dataset.vectors.map(shape),
             etag: dataset.etag,
-            files: dataset.files,
         }
     }
 }

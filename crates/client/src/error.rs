@@ -3,11 +3,12 @@
 
 use crate::code::Code;
 use http::{HeaderMap, StatusCode};
-use ringfetch_proto::v1 as wire;
+use ringfetch_proto::RpcStatus;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::Status;
-use tonic_types::StatusExt as _;
+use tonic_types::{ErrorDetails, RpcStatusExt as _, StatusExt as _};
 
 /// Why a call or a stream's request failed as a whole.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -64,6 +65,11 @@ pub struct StatusError {
     pub retry_after: Option<Duration>,
     /// Which fields of the request are wrong (`google.rpc.BadRequest`).
     pub field_violations: Vec<FieldViolation>,
+    /// What went wrong, for programs (`google.rpc.ErrorInfo`): `TOO_MANY_ITEMS`, `PRECONDITION_FAILED`, ...; empty where
+    /// the server does not say.
+    pub reason: String,
+    /// What belongs to the reason: with `PRECONDITION_FAILED` the `etag` of the version there is.
+    pub metadata: HashMap<String, String>,
 }
 
 /// A field of the request that is wrong.
@@ -175,7 +181,7 @@ impl Error {
             _ => Code::Unknown,
         };
         let message = format!("HTTP status {status}; is this the gRPC address?");
-        Some(Self::status(code, message, None, Vec::new()))
+        Some(Self::of_server(code, message, &ErrorDetails::new()))
     }
 
     /// What trailers say, if it is an error.
@@ -192,6 +198,10 @@ impl Error {
         };
         let code = Code::from_number(status.code().into())?;
         let details = status.get_error_details();
+        Some(Self::of_server(code, status.message().to_owned(), &details))
+    }
+
+    fn of_server(code: Code, message: String, details: &ErrorDetails) -> Self {
         let retry_after = details.retry_info().and_then(|info| info.retry_delay);
         let field_violations = details
             .bad_request()
@@ -203,36 +213,24 @@ impl Error {
                 description: violation.description.clone(),
             })
             .collect();
-        Some(Self::status(
-            code,
-            status.message().to_owned(),
-            retry_after,
-            field_violations,
-        ))
-    }
-
-    /// A request of a stream that failed as a whole.
-    pub(crate) fn from_request_error(error: wire::RequestError) -> Self {
-        let Some(code) = Code::from_number(error.code) else {
-            return Self::protocol("a request of the stream failed with code OK");
-        };
-        let retry_after =
-            (error.retry_after_ms > 0).then(|| Duration::from_millis(error.retry_after_ms.into()));
-        Self::status(code, error.message, retry_after, Vec::new())
-    }
-
-    fn status(
-        code: Code,
-        message: String,
-        retry_after: Option<Duration>,
-        field_violations: Vec<FieldViolation>,
-    ) -> Self {
+        let info = details.error_info();
         Self::Status(Box::new(StatusError {
             code,
             message,
             retry_after,
             field_violations,
+            reason: info.map_or_else(String::new, |info| info.reason.clone()),
+            metadata: info.map_or_else(HashMap::new, |info| info.metadata.clone()),
         }))
+    }
+
+    /// A request of a stream that failed as a whole.
+    pub(crate) fn from_rpc_status(status: RpcStatus) -> Self {
+        let Some(code) = Code::from_number(status.code) else {
+            return Self::protocol("a request of the stream failed with code OK");
+        };
+        let details = status.get_error_details();
+        Self::of_server(code, status.message, &details)
     }
 }
 

@@ -45,6 +45,8 @@ pub struct Items {
     places: Places,
     /// In item order.
     errors: Vec<ItemError>,
+    etag: String,
+    etags: Vec<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -76,7 +78,31 @@ impl Items {
         } else {
             check_lengths(expected, items, item_bytes, lengths, &errors, data.len())?
         };
-        Ok(Self { data, places, errors })
+        Ok(Self {
+            data,
+            places,
+            errors,
+            etag: String::new(),
+            etags: Vec::new(),
+        })
+    }
+
+    pub(crate) fn of_version(self, etag: String) -> Self {
+        Self { etag, ..self }
+    }
+
+    pub(crate) fn of_versions(self, etags: Vec<String>) -> Self {
+        Self { etags, ..self }
+    }
+
+    /// The version of the dataset that all of them are of; empty for objects, which have one each.
+    pub fn etag(&self) -> &str {
+        &self.etag
+    }
+
+    /// Of objects, the version of each item; empty for one that could not be opened.
+    pub fn etags(&self) -> &[String] {
+        &self.etags
     }
 
     /// Number of items, failed ones included.
@@ -273,6 +299,7 @@ impl Blocks {
             answer.errors,
             data,
         )?;
+        let items = items.of_version(answer.etag);
         Ok(Self { items, block_bytes })
     }
 

@@ -35,6 +35,8 @@ pub struct ObjectPart {
     pub offset: u64,
     /// Bytes, at least 1; `None`: to the object's end.
     pub length: Option<u64>,
+    /// The version that it must be of, as [`Items::etags`] names it; empty: any.
+    pub if_match: String,
 }
 
 impl ObjectPart {
@@ -49,6 +51,7 @@ impl ObjectPart {
             name: name.into(),
             offset,
             length: length.into(),
+            if_match: String::new(),
         }
     }
 }
@@ -57,6 +60,7 @@ impl ObjectPart {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     dataset: String,
+    if_match: String,
     items: Batch,
 }
 
@@ -106,13 +110,22 @@ impl Request {
     fn new(dataset: impl Into<String>, items: Batch) -> Self {
         Self {
             dataset: dataset.into(),
+            if_match: String::new(),
             items,
         }
     }
 
+    /// Read only this version of the dataset, as an answer's [`Items::etag`] names it; FAILED_PRECONDITION if there is
+    /// another one. Objects have a version each: [`ObjectPart::if_match`].
+    #[must_use]
+    pub fn if_match(mut self, etag: impl Into<String>) -> Self {
+        self.if_match = etag.into();
+        self
+    }
+
     /// What goes over the wire, and what its answer is held against.
     pub(crate) fn into_wire(self, fail_fast: bool) -> Result<(WireRequest, Expected), Error> {
-        let dataset = self.dataset;
+        let (dataset, if_match) = (self.dataset, self.if_match);
         Ok(match self.items {
             Batch::Blocks(indices) => {
                 let expected = Expected::Uniform { items: indices.len() };
@@ -121,6 +134,7 @@ impl Request {
                         dataset,
                         indices,
                         fail_fast,
+                        if_match,
                     }),
                     expected,
                 )
@@ -132,6 +146,7 @@ impl Request {
                         dataset,
                         ids,
                         fail_fast,
+                        if_match,
                     }),
                     expected,
                 )
@@ -145,6 +160,7 @@ impl Request {
                         offsets,
                         lengths,
                         fail_fast,
+                        if_match,
                     }),
                     expected,
                 )
@@ -165,6 +181,10 @@ impl Request {
                 if parts.iter().any(|part| part.length.is_some()) {
                     lengths = parts.iter().map(|part| part.length.unwrap_or(0)).collect();
                 }
+                let mut if_match = Vec::new();
+                if parts.iter().any(|part| !part.if_match.is_empty()) {
+                    if_match = parts.iter().map(|part| part.if_match.clone()).collect();
+                }
                 let names = parts.into_iter().map(|part| part.name).collect();
                 let request = wire::FetchObjectsRequest {
                     dataset,
@@ -172,6 +192,7 @@ impl Request {
                     offsets,
                     lengths,
                     fail_fast,
+                    if_match,
                 };
                 (WireRequest::Objects(request), expected)
             }
@@ -187,12 +208,14 @@ impl Answer {
             WireAnswer::Blocks(answer) => Blocks::check(expected, answer, data).map(Self::Blocks),
             WireAnswer::Vectors(answer) => Vectors::check(expected, answer, data).map(Self::Vectors),
             WireAnswer::Ranges(answer) => {
-                Items::check(expected, None, &answer.lengths, answer.errors, data).map(Self::Ranges)
+                let items = Items::check(expected, None, &answer.lengths, answer.errors, data)?;
+                Ok(Self::Ranges(items.of_version(answer.etag)))
             }
             WireAnswer::Objects(answer) => {
-                Items::check(expected, None, &answer.lengths, answer.errors, data).map(Self::Objects)
+                let items = Items::check(expected, None, &answer.lengths, answer.errors, data)?;
+                Ok(Self::Objects(items.of_versions(answer.etags)))
             }
-            WireAnswer::Error(error) => Err(Error::from_request_error(error)),
+            WireAnswer::Status(status) => Err(Error::from_rpc_status(status)),
         }
     }
 
@@ -249,6 +272,8 @@ pub(crate) enum Asked {
     Vectors,
     Ranges,
     Objects,
+    /// Which has no answer of its own.
+    Cancel,
 }
 
 impl Asked {
@@ -258,6 +283,7 @@ impl Asked {
             WireRequest::Vectors(_) => Self::Vectors,
             WireRequest::Ranges(_) => Self::Ranges,
             WireRequest::Objects(_) => Self::Objects,
+            WireRequest::Cancel(_) => Self::Cancel,
         }
     }
 }

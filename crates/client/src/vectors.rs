@@ -84,7 +84,7 @@ impl Vectors {
         let vector_bytes = u64::from(answer.dim) * u64::from(dtype.size_bytes());
         let items = Items::check(expected, Some(vector_bytes), &answer.lengths, answer.errors, data)?;
         Ok(Self {
-            items,
+            items: items.of_version(answer.etag),
             dim: answer.dim,
             dtype,
         })

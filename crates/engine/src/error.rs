@@ -39,7 +39,9 @@ pub enum ReadError {
     #[error("length is 0: ask for at least one byte")]
     ZeroLength,
     /// An item larger than one response may be.
-    #[error("the item has {length} bytes and one response holds at most {max}: fetch it in ranges")]
+    #[error(
+        "the item has {length} bytes and one response holds at most {max}: fetch it in ranges, or an object by ReadObject (HTTP: GET)"
+    )]
     ItemTooLarge {
         /// The item's length.
         length: u64,
@@ -67,6 +69,12 @@ pub enum ReadError {
         name: String,
         /// errno of the attempt.
         errno: i32,
+    },
+    /// It is of another version than the one asked for.
+    #[error("another version was asked for than the one there is, whose etag is {etag}")]
+    VersionMismatch {
+        /// The version there is.
+        etag: String,
     },
     /// The file was cut short after it was opened: these bytes are gone.
     #[error("bytes {offset}..{} are gone: the file was truncated after it was opened", .offset.saturating_add(*.length))]
@@ -170,7 +178,8 @@ impl ReadError {
             | Self::ZeroLength
             | Self::ItemTooLarge { .. }
             | Self::ObjectNameInvalid { .. } => "invalid",
-            Self::ObjectNotFound { .. } => "not_found",
+            // The version asked for is not there.
+            Self::ObjectNotFound { .. } | Self::VersionMismatch { .. } => "not_found",
             Self::ObjectUnreadable { .. } => "unreadable",
             Self::Truncated { .. } => "truncated",
             Self::Device { .. } => "device_error",

@@ -12,5 +12,8 @@ pub mod v1 {
     tonic::include_proto!("ringfetch.v1");
 }
 
+/// `google.rpc.Status`, as a stream's answers hold it.
+pub use tonic_types::Status as RpcStatus;
+
 /// The encoded `google.protobuf.FileDescriptorSet` of `proto/`, for server reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptor_set.bin"));

@@ -21,6 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Spread over a file of 10 GiB, so that most need three or four bytes.
         indices: (0..BATCH).map(|item| item * 40_009).collect(),
         fail_fast: false,
+        ..Default::default()
     };
     let request = Bytes::from(request.encode_to_vec());
     let data = Bytes::from(vec![7; 64 * 4096]);

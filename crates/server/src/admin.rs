@@ -6,14 +6,15 @@
 
 mod change;
 
-use crate::fetch::Fetcher;
+use crate::door::{Fetcher, Reading};
+use crate::figures::{DatasetFigures, Figures, ShardView, as_f64};
 use crate::grpc::{self, describe};
 use crate::lifecycle::Lifecycle;
 use crate::live::Live;
 use crate::rpc_metrics::RpcMetrics;
 use crate::status::ERROR_DOMAIN;
 use crate::telemetry::Telemetry;
-use ringfetch_engine::engine::{ShardStatus, Totals};
+use ringfetch_engine::engine::Totals;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::admin_service_server::{AdminService, AdminServiceServer};
 use std::collections::{HashMap, VecDeque};
@@ -58,22 +59,21 @@ struct Admin {
     lifecycle: Lifecycle,
     telemetry: Telemetry,
     live: Live,
-    started: Instant,
+    figures: Figures,
     samples: Arc<Mutex<Samples>>,
     sampling: AtomicBool,
 }
 
 impl Admin {
     fn new(fetcher: Fetcher, lifecycle: Lifecycle, telemetry: Telemetry, live: Live) -> Self {
-        let started = Instant::now();
         let mut samples = Samples::default();
-        samples.push(Sample::of(started, &fetcher.engine().totals()));
+        samples.push(Sample::of(Instant::now(), &fetcher.engine().totals()));
         let admin = Self {
+            figures: Figures::of(&fetcher),
             fetcher,
             lifecycle,
             telemetry,
             live,
-            started,
             samples: Arc::new(Mutex::new(samples)),
             sampling: AtomicBool::new(false),
         };
@@ -161,36 +161,35 @@ impl Samples {
     }
 }
 
-/// The upper bound, in microseconds, of the bucket that a quantile falls into: of a histogram of (upper bound in
-/// seconds, how many at or below it). 0 when nothing was counted; infinite when it is beyond the last finite bound.
-fn quantile_us(buckets: &[(f64, u64)], quantile: f64) -> f64 {
-    let total = buckets.last().map_or(0, |(_, count)| *count);
-    if total == 0 {
-        return 0.0;
-    }
-    let rank = as_f64(total) * quantile;
-    let bucket = buckets.iter().find(|(_, count)| as_f64(*count) >= rank);
-    bucket.map_or(f64::INFINITY, |(bound, _)| bound * 1e6)
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "rates and ranks need no more than 53 bits"
-)]
-fn as_f64(count: u64) -> f64 {
-    count as f64
-}
-
-fn shard(status: ShardStatus) -> v1::ShardStatus {
+fn shard(shard: ShardView) -> v1::ShardStatus {
     v1::ShardStatus {
-        shard: status.shard,
-        in_flight: status.in_flight,
-        queued: status.queued,
-        queue_depth: status.queue_depth,
-        device_reads_total: status.device_reads_total,
-        submissions_total: status.submissions_total,
-        backend: describe::backend(status.backend).into(),
-        routed: status.routed,
+        shard: shard.shard,
+        in_flight: shard.in_flight,
+        queued: shard.queued,
+        queue_depth: shard.queue_depth,
+        device_reads_total: shard.device_reads_total,
+        submissions_total: shard.submissions_total,
+        backend: describe::backend(shard.backend).into(),
+        routed: shard.routed,
+    }
+}
+
+fn dataset(figures: DatasetFigures) -> v1::DatasetStatus {
+    let Reading {
+        path,
+        files,
+        stride_bytes,
+        base_offset,
+    } = figures.reading;
+    v1::DatasetStatus {
+        dataset: Some(describe::dataset(figures.dataset)),
+        read_path: Some(describe::read_path(path)),
+        files: u32::try_from(files).unwrap_or(u32::MAX),
+        stride_bytes: stride_bytes.unwrap_or(0),
+        base_offset: base_offset.unwrap_or(0),
+        reads_total: figures.reads_total,
+        read_errors_total: figures.read_errors_total,
+        read_bytes_total: figures.read_bytes_total,
     }
 }
 
@@ -201,38 +200,38 @@ impl AdminService for Admin {
         _: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         self.keep_sampling();
-        let engine = self.fetcher.engine();
-        let backend = engine.backend();
-        let totals = engine.totals();
-        let now = Sample::of(Instant::now(), &totals);
+        let taken = self.figures.take(&self.fetcher, self.lifecycle.state());
+        let now = Sample {
+            at: Instant::now(),
+            reads: taken.totals.reads_total,
+            bytes: taken.totals.read_bytes_total,
+        };
         let rates = self
             .samples
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .rates(now);
-        let (memory_in_use_bytes, memory_budget_bytes) = engine.memory();
-        let datasets = self.fetcher.describe_all();
         Ok(Response::new(v1::GetStatusResponse {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
-            state: self.lifecycle.state().as_str().to_owned(),
-            backend: describe::backend(backend.backend).into(),
-            requested: describe::backend(backend.requested).into(),
-            fallback: backend.is_fallback(),
-            cores: u32::try_from(engine.core_count()).unwrap_or(u32::MAX),
-            memory_budget_bytes,
-            memory_in_use_bytes,
-            shards: engine.shards().into_iter().map(shard).collect(),
-            datasets: datasets.into_iter().map(describe::dataset).collect(),
-            reason: backend.reason,
+            version: taken.version.to_owned(),
+            uptime_ms: taken.uptime_ms,
+            state: taken.state.to_owned(),
+            backend: describe::backend(taken.backend.backend).into(),
+            requested: describe::backend(taken.backend.requested).into(),
+            fallback: taken.backend.fallback,
+            reason: taken.backend.reason,
+            cores: u32::try_from(taken.cores).unwrap_or(u32::MAX),
+            memory_budget_bytes: taken.memory.budget_bytes,
+            memory_in_use_bytes: taken.memory.in_use_bytes,
+            shards: taken.shards.into_iter().map(shard).collect(),
+            datasets: taken.datasets.into_iter().map(dataset).collect(),
             reads_per_second: rates.reads_per_second,
             read_bytes_per_second: rates.bytes_per_second,
             rates_window_ms: rates.window_ms,
-            reads_total: totals.reads,
-            read_errors_total: totals.read_errors,
-            latency_p50_us: quantile_us(&totals.total_seconds, 0.5),
-            latency_p99_us: quantile_us(&totals.total_seconds, 0.99),
-            latency_p999_us: quantile_us(&totals.total_seconds, 0.999),
+            reads_total: taken.totals.reads_total,
+            read_errors_total: taken.totals.read_errors_total,
+            latency_p50_us: taken.read_duration.quantile_us(0.5),
+            latency_p99_us: taken.read_duration.quantile_us(0.99),
+            latency_p999_us: taken.read_duration.quantile_us(0.999),
             last_reload: self.live.last_reload().map(change::last_reload),
         }))
     }
@@ -294,18 +293,6 @@ fn invalid_filter(problem: &str) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantiles_are_upper_bounds() {
-        // A hundred reads: 50 within 1 us, 49 more within 10 us, one beyond every bound.
-        let buckets = [(1e-6, 50), (1e-5, 99), (f64::INFINITY, 100)];
-        let close = |found: f64, expected: f64| (found - expected).abs() < 1e-9;
-        assert!(close(quantile_us(&buckets, 0.5), 1.0));
-        assert!(close(quantile_us(&buckets, 0.99), 10.0));
-        assert!(quantile_us(&buckets, 0.999).is_infinite());
-        assert!(close(quantile_us(&[(1e-6, 0), (f64::INFINITY, 0)], 0.5), 0.0));
-        assert!(close(quantile_us(&[], 0.5), 0.0));
-    }
 
     #[test]
     fn rates_are_over_the_samples_that_are_kept() {

@@ -12,7 +12,7 @@ use ringfetch_engine::engine::Engine;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::fetch::Fetcher;
+use crate::door::Fetcher;
 use crate::listener::Remaining;
 
 /// What the daemon is doing. It only moves down this list.

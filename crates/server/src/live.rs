@@ -13,7 +13,7 @@ mod switches;
 
 use crate::catalogue::Catalogue;
 use crate::config::{Config, Inputs, Loaded, Setting};
-use crate::fetch::{FetchError, Fetcher};
+use crate::door::{FetchError, Fetcher};
 use crate::lifecycle::{Hangups, Lifecycle, State};
 use crate::listener::ConnectionBounds;
 use crate::telemetry::Telemetry;

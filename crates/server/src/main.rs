@@ -24,7 +24,7 @@ use ringfetch_engine::device::queue_tags;
 use ringfetch_engine::engine::{Engine, StartError};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use ringfetch_server::config::{self, Base, Config, Inputs};
-use ringfetch_server::fetch::Fetcher;
+use ringfetch_server::door::Fetcher;
 use ringfetch_server::lifecycle::{self, Hangups, Lifecycle, Signals};
 use ringfetch_server::listener::{
     self, Addresses, Bound, ConnectionBounds, Cores, Hosts, Listener, Port, Role,

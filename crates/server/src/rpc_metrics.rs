@@ -27,6 +27,8 @@ pub enum GrpcMethod {
     FetchObjects,
     /// FetchService.FetchStream, counted once, when it ends.
     FetchStream,
+    /// FetchService.ReadObject, counted once, when it ends.
+    ReadObject,
     /// DatasetService.ListDatasets.
     ListDatasets,
     /// DatasetService.GetDataset.
@@ -97,12 +99,13 @@ pub enum HttpRoute {
 }
 
 /// `method` labels, by `GrpcMethod as usize`.
-const GRPC_METHODS: [&str; 17] = [
+const GRPC_METHODS: [&str; 18] = [
     "FetchBlocks",
     "FetchVectors",
     "FetchRanges",
     "FetchObjects",
     "FetchStream",
+    "ReadObject",
     "ListDatasets",
     "GetDataset",
     "ListObjects",

@@ -4,9 +4,10 @@
 //! gRPC trailer, because clients choose part of what they say (names). No arm is a wildcard: a new error does not
 //! compile until it is decided how it is answered.
 
-use crate::fetch::FetchError;
+use crate::door::FetchError;
 use ringfetch_engine::error::{ReadError, Resource};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::time::Duration;
 use tonic_types::{ErrorDetails, StatusExt as _};
 
@@ -81,6 +82,12 @@ pub fn of_read(error: &ReadError) -> Answer {
         }
         ReadError::ObjectNotFound { .. } => Answer::new(Code::NotFound, Http::NOT_FOUND, "object-not-found"),
         ReadError::ObjectUnreadable { name: _, errno } => of_unreadable(*errno),
+        // Not ABORTED: clients take that for a reason to send the same request again.
+        ReadError::VersionMismatch { .. } => Answer::new(
+            Code::FailedPrecondition,
+            Http::PRECONDITION_FAILED,
+            "precondition-failed",
+        ),
         ReadError::Truncated { .. } => Answer::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "truncated"),
         ReadError::Device { .. } => Answer::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error"),
         ReadError::Overloaded { resource } => {
@@ -168,6 +175,7 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         | FetchError::ListsDiffer { field, .. }
         | FetchError::TooManyItems { field, .. } => Some(field),
         FetchError::Malformed { field, .. } => Some(field),
+        FetchError::Read(ReadError::VersionMismatch { .. }) => Some("if_match"),
         FetchError::ResponseTooLarge { .. }
         | FetchError::TooManyRequests { .. }
         | FetchError::RequestMemory { .. }
@@ -198,13 +206,30 @@ pub fn to_status(error: &FetchError, items_field: &str) -> tonic::Status {
     let answer = of_fetch(error);
     let message = message_of(error);
     let reason = answer.slug.replace('-', "_").to_ascii_uppercase();
-    let mut details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, std::collections::HashMap::new());
+    let mut metadata = HashMap::new();
+    if let FetchError::Read(ReadError::VersionMismatch { etag }) = error {
+        metadata.insert("etag".to_owned(), etag.clone());
+    }
+    let mut details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, metadata);
     if let Some(after) = answer.retry_after {
         details.set_retry_info(Some(after));
     } else if answer.http.is_client_error() {
         details.add_bad_request_violation(field_of(error).unwrap_or(items_field), message.clone());
     }
     tonic::Status::with_error_details(answer.grpc, message, details)
+}
+
+/// A status as the message that its details hold.
+pub fn to_rpc_status(status: &tonic::Status) -> tonic_types::Status {
+    use prost::Message as _;
+    let detailed = tonic_types::Status::decode(status.details()).ok();
+    detailed
+        .filter(|detailed| detailed.code != 0)
+        .unwrap_or_else(|| tonic_types::Status {
+            code: status.code().into(),
+            message: status.message().to_owned(),
+            details: Vec::new(),
+        })
 }
 
 #[cfg(test)]

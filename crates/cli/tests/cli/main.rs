@@ -208,16 +208,18 @@ fn the_daemon_tells_of_itself() {
     let server = start(Flaw::default());
     let table = stdout(server, "datasets");
     let want = "\
-NAME     KIND     COUNT       SIZE  SHAPE           BACKEND  DIRECT
-blocks   blocks   1 000  500.0 KiB  512 bytes       mmap     no: a mapping never is
-vectors  vectors    300   14.2 KiB  24 x f16 (npy)  mmap     no: a mapping never is
-objects  objects      -          -  -               mmap     no: a mapping never is
+NAME     KIND     COUNT       SIZE  SHAPE
+blocks   blocks   1 000  500.0 KiB  512 bytes
+vectors  vectors    300   14.2 KiB  24 x f16 (npy)
+objects  objects      -          -  -
 ";
     assert_eq!(table, want);
     assert_eq!(json(server, "datasets")["datasets"][1]["vectors"]["dtype"], "f16");
 
     let status = stdout(server, "status");
     for want in [
+        "NAME     KIND     COUNT       SIZE  SHAPE           BACKEND  DIRECT\n",
+        "vectors  vectors    300   14.2 KiB  24 x f16 (npy)  mmap     no: a mapping never is\n",
         "state    serving, up 1h 2m 3s\n",
         "backend  mmap, FALLBACK from uring: seccomp forbids io_uring\n",
         "memory   1.0 MiB of 256.0 MiB in use\n",
@@ -233,6 +235,15 @@ objects  objects      -          -  -               mmap     no: a mapping never
     assert_eq!(
         (&status["fallback"], &status["shards"][0]["queue_depth"]),
         (&true.into(), &128.into())
+    );
+    let dataset = &status["datasets"][0];
+    assert_eq!(
+        (
+            &dataset["name"],
+            &dataset["read_path"]["requested"],
+            &dataset["files"]
+        ),
+        (&"blocks".into(), &"uring".into(), &1.into())
     );
 
     assert_eq!(

@@ -69,20 +69,12 @@ fn object_length(index: u64) -> u64 {
 }
 
 fn datasets() -> Vec<wire::Dataset> {
-    let read_path = Some(wire::ReadPath {
-        backend: wire::Backend::Mmap.into(),
-        requested: wire::Backend::Uring.into(),
-        direct_io_reason: "a mapping never is".into(),
-        ..Default::default()
-    });
     let blocks = wire::Dataset {
         name: "blocks".into(),
         kind: wire::Kind::Blocks.into(),
         length_bytes: BLOCKS * BLOCK_BYTES,
         count: BLOCKS,
         block_bytes: 512,
-        read_path: read_path.clone(),
-        files: 1,
         ..Default::default()
     };
     let shape = wire::VectorShape {
@@ -103,10 +95,25 @@ fn datasets() -> Vec<wire::Dataset> {
     let objects = wire::Dataset {
         name: "objects".into(),
         kind: wire::Kind::Objects.into(),
-        read_path,
         ..Default::default()
     };
     vec![blocks, vectors, objects]
+}
+
+fn dataset_statuses() -> Vec<wire::DatasetStatus> {
+    let read_path = Some(wire::ReadPath {
+        backend: wire::Backend::Mmap.into(),
+        requested: wire::Backend::Uring.into(),
+        direct_io_reason: "a mapping never is".into(),
+        ..Default::default()
+    });
+    let status = |dataset| wire::DatasetStatus {
+        dataset: Some(dataset),
+        read_path: read_path.clone(),
+        files: 1,
+        ..Default::default()
+    };
+    datasets().into_iter().map(status).collect()
 }
 
 impl Server {
@@ -263,6 +270,15 @@ impl FetchService for Server {
         self.objects(request.get_ref()).map(Response::new)
     }
 
+    type ReadObjectStream = tokio_stream::Empty<Result<wire::ReadObjectResponse, Status>>;
+
+    async fn read_object(
+        &self,
+        _: Request<wire::ReadObjectRequest>,
+    ) -> Result<Response<Self::ReadObjectStream>, Status> {
+        Err(Status::unimplemented("no command asks for it"))
+    }
+
     type FetchStreamStream = Pin<Box<dyn Stream<Item = Result<wire::FetchStreamResponse, Status>> + Send>>;
 
     async fn fetch_stream(
@@ -281,14 +297,14 @@ impl FetchService for Server {
                 Some(StreamRequest::Objects(objects)) => {
                     server.objects(&objects).map(StreamResponse::Objects)
                 }
-                None => Err(Status::invalid_argument("no request")),
+                Some(StreamRequest::Cancel(_)) | None => Err(Status::invalid_argument("no request")),
             };
             let response = response.unwrap_or_else(|status| {
                 let (code, message) = (status.code().into(), status.message().to_owned());
-                StreamResponse::Error(wire::RequestError {
+                StreamResponse::Status(ringfetch_proto::RpcStatus {
                     code,
                     message,
-                    retry_after_ms: 0,
+                    details: Vec::new(),
                 })
             });
             Ok(wire::FetchStreamResponse {
@@ -306,7 +322,10 @@ impl DatasetService for Server {
         &self,
         _: Request<wire::ListDatasetsRequest>,
     ) -> Result<Response<wire::ListDatasetsResponse>, Status> {
-        Ok(Response::new(wire::ListDatasetsResponse { datasets: datasets() }))
+        Ok(Response::new(wire::ListDatasetsResponse {
+            datasets: datasets(),
+            ..Default::default()
+        }))
     }
 
     async fn get_dataset(
@@ -368,7 +387,7 @@ impl AdminService for Server {
                 device_reads_total: 12_345,
                 ..Default::default()
             }],
-            datasets: datasets(),
+            datasets: dataset_statuses(),
             reads_per_second: 91_234.5,
             read_bytes_per_second: 373.7e6,
             rates_window_ms: 1000,

@@ -239,6 +239,15 @@ impl FetchService for Fake {
         tokio::spawn((self.on_stream)(request.into_inner(), sender));
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(answers))))
     }
+
+    type ReadObjectStream = tokio_stream::Empty<Result<wire::ReadObjectResponse, Status>>;
+
+    async fn read_object(
+        &self,
+        _: Request<wire::ReadObjectRequest>,
+    ) -> Result<Response<Self::ReadObjectStream>, Status> {
+        Err(Status::unimplemented("no test asks for it"))
+    }
 }
 
 #[tonic::async_trait]

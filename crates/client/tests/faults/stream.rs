@@ -1,12 +1,14 @@
 //! Requests pipelined on one stream: answers in any order, refusals, a stream that breaks, a server that lies.
 
 use crate::fake::{Fake, answer, block, indices};
+use prost::Message as _;
 use ringfetch_client::{Client, Code, Error, FetchStream};
 use ringfetch_proto::v1 as wire;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
+use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// Sends requests for block 0, block 1, ... at once and returns their outcomes, in that order.
 async fn send_all(stream: &FetchStream, count: u64) -> Vec<Result<bool, Error>> {
@@ -18,14 +20,15 @@ async fn send_all(stream: &FetchStream, count: u64) -> Vec<Result<bool, Error>> 
 }
 
 fn request_error(id: u64, code: Code, retry_after_ms: u32) -> wire::FetchStreamResponse {
-    let error = wire::RequestError {
-        code: code.number(),
-        message: "refused".into(),
-        retry_after_ms,
-    };
+    let mut details = ErrorDetails::new();
+    if retry_after_ms > 0 {
+        details.set_retry_info(Some(Duration::from_millis(retry_after_ms.into())));
+    }
+    let status = tonic::Status::with_error_details(tonic::Code::from(code.number()), "refused", details);
+    let status = tonic_types::Status::decode(status.details()).unwrap();
     wire::FetchStreamResponse {
         id,
-        response: Some(wire::fetch_stream_response::Response::Error(error)),
+        response: Some(wire::fetch_stream_response::Response::Status(status)),
     }
 }
 

@@ -258,6 +258,32 @@ impl OpenFile {
         &self.etag
     }
 
+    /// Whether its length and modification time are those of the open, as far as this host knows: asks no server and no
+    /// FUSE daemon, which might take as long as a read.
+    pub fn is_unchanged(&self) -> bool {
+        if self.is_block_device {
+            return true;
+        }
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let Identity {
+            length_bytes,
+            mtime_s,
+            mtime_ns,
+            ..
+        } = self.identity;
+        match rustix::fs::statx(&*self.buffered, c"", flags, StatxFlags::SIZE | StatxFlags::MTIME) {
+            Ok(found) => {
+                let mtime = found.stx_mtime;
+                (found.stx_size, mtime.tv_sec, u64::from(mtime.tv_nsec)) == (length_bytes, mtime_s, mtime_ns)
+            }
+            // As for `known_length`.
+            Err(Errno::NOSYS | Errno::PERM) => {
+                Identity::of(&*self.buffered).is_ok_and(|now| now == self.identity)
+            }
+            Err(_) => false,
+        }
+    }
+
     /// The extent of all its bytes.
     pub fn whole(&self) -> Extent {
         Extent {

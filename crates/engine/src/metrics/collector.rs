@@ -20,6 +20,8 @@ pub(crate) struct MetricsRegistry {
     backend: Mutex<BackendStatus>,
     /// Datasets by name, with the backend of each that has one of its own.
     datasets: Mutex<BTreeMap<String, Option<BackendStatus>>>,
+    /// Datasets that are no longer served and still have counters.
+    retired: Mutex<BTreeSet<String>>,
     /// Reads of datasets whose counters were dropped: the totals keep them.
     dropped: Mutex<ReadTotals>,
 }
@@ -30,6 +32,7 @@ impl MetricsRegistry {
             shards: RwLock::default(),
             backend: Mutex::new(backend),
             datasets: Mutex::default(),
+            retired: Mutex::default(),
             dropped: Mutex::default(),
         }
     }
@@ -56,10 +59,15 @@ impl MetricsRegistry {
         totals(&self.shards(), *dropped)
     }
 
-    /// Drops the counters of datasets that are neither served nor read any more. Those of all shards go at once: a sum
+    /// Drops the counters of retired datasets that nobody reads any more. Those of all shards go at once: a sum
     /// that loses one shard's part would look like a restarted counter.
     fn drop_unused(&self, dropped: &mut ReadTotals) {
         let served = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.retain(|dataset| !served.contains_key(dataset));
+        if retired.is_empty() {
+            return;
+        }
         let shards = self.shards();
         let mut counters: Vec<_> = shards
             .iter()
@@ -67,7 +75,7 @@ impl MetricsRegistry {
             .collect();
         let is_used = |counters: &Arc<DatasetCounters>| {
             // A shard holds what it counts, from the first read until it is swept.
-            served.contains_key(&counters.dataset) || Arc::strong_count(counters) > 1
+            !retired.contains(&counters.dataset) || Arc::strong_count(counters) > 1
         };
         let used: BTreeSet<String> = counters
             .iter()
@@ -84,6 +92,7 @@ impl MetricsRegistry {
                 keeps
             });
         }
+        retired.retain(|dataset| used.contains(dataset));
     }
 
     pub(crate) fn set_backend(&self, status: BackendStatus) {
@@ -106,6 +115,10 @@ impl MetricsRegistry {
     }
 
     pub(crate) fn forget(&self, dataset: &str) {
+        self.retired
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(dataset.to_owned());
         self.datasets
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

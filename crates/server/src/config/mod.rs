@@ -106,7 +106,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             items_per_request: 4096,
-            response_bytes: 16 << 20,
+            // With what stands beside the data, below the 4 MiB that gRPC clients take (`grpc::describe`).
+            response_bytes: 3 << 20,
             request_bytes: 4 << 20,
             request_memory_bytes: 64 << 20,
             requests_in_flight: 4096,

@@ -2,7 +2,7 @@
 
 use super::describe;
 use super::wire::List;
-use crate::fetch::{CallContext, FetchError, Fetcher, Items, Kind};
+use crate::door::{Answered, CallContext, FetchError, Fetcher, Items, Kind};
 use crate::rpc_metrics::GrpcMethod;
 use bytes::Bytes;
 use prost::Message;
@@ -25,7 +25,9 @@ pub(super) trait FetchCall: Message + Default + Send + Sync + 'static {
     fn dataset(&self) -> &str;
     fn items(&self) -> Items<'_>;
     fn fail_fast(&self) -> bool;
-    fn answer(kind: Kind, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Answer;
+    /// The version that the dataset must be of; empty: any.
+    fn if_match(&self) -> &str;
+    fn answer(kind: Kind, versions: Versions, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Answer;
 }
 
 /// Reads what a request asks for: the answer without its bytes, and the bytes.
@@ -38,9 +40,24 @@ pub(super) async fn run<C: FetchCall>(
         fail_fast: request.fail_fast(),
         ..context
     };
-    let (dataset, fetched) = fetcher.fetch(request.dataset(), request.items(), context).await?;
+    let (dataset, Answered { fetched, etags }) = fetcher
+        .fetch(request.dataset(), request.if_match(), request.items(), context)
+        .await?;
     let errors = describe::item_errors(&fetched.errors);
-    Ok((C::answer(dataset.kind(), fetched.lengths, errors), fetched.data))
+    let versions = Versions {
+        dataset: dataset.etag(),
+        objects: etags,
+    };
+    let answer = C::answer(dataset.kind(), versions, fetched.lengths, errors);
+    Ok((answer, fetched.data))
+}
+
+/// What an answer was read from.
+#[derive(Debug, Default)]
+pub(super) struct Versions<'a> {
+    dataset: &'a str,
+    /// Of each item, for objects.
+    objects: Vec<String>,
 }
 
 /// The list of lengths, or none where every item has `implied` bytes.
@@ -77,7 +94,10 @@ impl FetchCall for v1::FetchBlocksRequest {
     fn fail_fast(&self) -> bool {
         self.fail_fast
     }
-    fn answer(kind: Kind, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Answer {
+    fn if_match(&self) -> &str {
+        &self.if_match
+    }
+    fn answer(kind: Kind, versions: Versions, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Answer {
         let block_bytes = match kind {
             Kind::Blocks { block_bytes, .. } => block_bytes,
             Kind::Vectors { .. } | Kind::Objects => 0,
@@ -86,6 +106,7 @@ impl FetchCall for v1::FetchBlocksRequest {
             block_bytes,
             lengths: lengths_unless(lengths, block_bytes),
             errors,
+            etag: versions.dataset.to_owned(),
             data: Bytes::new(),
         }
     }
@@ -110,7 +131,10 @@ impl FetchCall for v1::FetchVectorsRequest {
     fn fail_fast(&self) -> bool {
         self.fail_fast
     }
-    fn answer(kind: Kind, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Answer {
+    fn if_match(&self) -> &str {
+        &self.if_match
+    }
+    fn answer(kind: Kind, versions: Versions, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Answer {
         let (dim, dtype, vector_bytes) = match kind {
             Kind::Vectors {
                 dim,
@@ -125,6 +149,7 @@ impl FetchCall for v1::FetchVectorsRequest {
             dtype: dtype.into(),
             lengths: lengths_unless(lengths, vector_bytes),
             errors,
+            etag: versions.dataset.to_owned(),
             data: Bytes::new(),
         }
     }
@@ -158,10 +183,14 @@ impl FetchCall for v1::FetchRangesRequest {
     fn fail_fast(&self) -> bool {
         self.fail_fast
     }
-    fn answer(_: Kind, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Answer {
+    fn if_match(&self) -> &str {
+        &self.if_match
+    }
+    fn answer(_: Kind, versions: Versions, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Answer {
         v1::FetchRangesResponse {
             lengths: every_length(lengths),
             errors,
+            etag: versions.dataset.to_owned(),
             data: Bytes::new(),
         }
     }
@@ -185,6 +214,10 @@ impl FetchCall for v1::FetchObjectsRequest {
             tag: 4,
             varints: true,
         },
+        List {
+            tag: 6,
+            varints: false,
+        },
     ];
 
     fn dataset(&self) -> &str {
@@ -195,15 +228,21 @@ impl FetchCall for v1::FetchObjectsRequest {
             names: &self.names,
             offsets: &self.offsets,
             lengths: &self.lengths,
+            if_match: &self.if_match,
         }
     }
     fn fail_fast(&self) -> bool {
         self.fail_fast
     }
-    fn answer(_: Kind, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Answer {
+    fn if_match(&self) -> &str {
+        // Each object has its own.
+        ""
+    }
+    fn answer(_: Kind, versions: Versions, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Answer {
         v1::FetchObjectsResponse {
             lengths: every_length(lengths),
             errors,
+            etags: versions.objects,
             data: Bytes::new(),
         }
     }
@@ -224,16 +263,22 @@ mod tests {
             item_bytes: 512,
             items: 3,
         };
-        let answer = v1::FetchBlocksRequest::answer(blocks, uniform(), Vec::new());
+        let answer = v1::FetchBlocksRequest::answer(blocks, Versions::default(), uniform(), Vec::new());
         assert_eq!((answer.block_bytes, answer.lengths), (512, Vec::new()));
-        let answer = v1::FetchBlocksRequest::answer(blocks, Lengths::Each(vec![512, 0]), Vec::new());
+        let answer = v1::FetchBlocksRequest::answer(
+            blocks,
+            Versions::default(),
+            Lengths::Each(vec![512, 0]),
+            Vec::new(),
+        );
         assert_eq!(answer.lengths, [512, 0]);
         assert_eq!(
-            v1::FetchRangesRequest::answer(blocks, uniform(), Vec::new()).lengths,
+            v1::FetchRangesRequest::answer(blocks, Versions::default(), uniform(), Vec::new()).lengths,
             [512; 3]
         );
         assert_eq!(
-            v1::FetchObjectsRequest::answer(Kind::Objects, uniform(), Vec::new()).lengths,
+            v1::FetchObjectsRequest::answer(Kind::Objects, Versions::default(), uniform(), Vec::new())
+                .lengths,
             [512; 3]
         );
     }

@@ -1,7 +1,7 @@
 //! DatasetService: what is served, and what a directory holds.
 
 use super::describe;
-use crate::fetch::{CallContext, Fetcher};
+use crate::door::{CallContext, Fetcher, PageRequest};
 use crate::status;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::dataset_service_server::DatasetService;
@@ -17,11 +17,20 @@ pub(super) struct Datasets {
 impl DatasetService for Datasets {
     async fn list_datasets(
         &self,
-        _: Request<v1::ListDatasetsRequest>,
+        request: Request<v1::ListDatasetsRequest>,
     ) -> Result<Response<v1::ListDatasetsResponse>, Status> {
-        let datasets = self.fetcher.describe_all();
+        let v1::ListDatasetsRequest {
+            page_size,
+            page_token,
+        } = request.into_inner();
+        let page = PageRequest {
+            size: page_size,
+            token: page_token,
+        };
+        let (datasets, next) = self.fetcher.list_datasets(&page);
         Ok(Response::new(v1::ListDatasetsResponse {
             datasets: datasets.into_iter().map(describe::dataset).collect(),
+            next_page_token: next.unwrap_or_default(),
         }))
     }
 
@@ -49,15 +58,18 @@ impl DatasetService for Datasets {
             page_size,
             page_token,
         } = request.into_inner();
-        let names = usize::try_from(page_size).unwrap_or(usize::MAX);
-        let listed = self.fetcher.list_objects(&dataset, page_token, names, context);
+        let page = PageRequest {
+            size: page_size,
+            token: page_token,
+        };
+        let listed = self.fetcher.list_objects(&dataset, page, context);
         let page = listed
             .await
             .map_err(|error| status::to_status(&error, "dataset"))?;
         let object = |(name, length_bytes)| v1::ObjectInfo { name, length_bytes };
         Ok(Response::new(v1::ListObjectsResponse {
             objects: page.objects.into_iter().map(object).collect(),
-            next_page_token: page.next_after.unwrap_or_default(),
+            next_page_token: page.next_page_token.unwrap_or_default(),
         }))
     }
 }

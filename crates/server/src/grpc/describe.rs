@@ -1,19 +1,18 @@
 //! What the engine knows, in the words of the wire: datasets, kinds, backends, item errors.
 
-use crate::fetch::{DatasetInfo, Dtype};
+use crate::door::{DatasetInfo, Dtype, ReadPath};
 use crate::status;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::error::ItemError;
 use ringfetch_proto::v1;
 
-/// A dataset with its read path.
+/// A dataset.
 pub(crate) fn dataset(info: DatasetInfo) -> v1::Dataset {
     let kind = match (info.block_bytes, &info.vectors) {
         (Some(_), _) => v1::Kind::Blocks,
         (None, Some(_)) => v1::Kind::Vectors,
         (None, None) => v1::Kind::Objects,
     };
-    let path = info.read_path;
     v1::Dataset {
         name: info.name,
         kind: kind.into(),
@@ -25,21 +24,22 @@ pub(crate) fn dataset(info: DatasetInfo) -> v1::Dataset {
             dtype: dtype(shape.dtype).into(),
             layout: shape.layout.to_owned(),
             vector_bytes: shape.vector_bytes,
-            stride_bytes: shape.stride_bytes,
-            base_offset: shape.base_offset,
         }),
         etag: info.etag,
-        read_path: Some(v1::ReadPath {
-            backend: backend(path.backend).into(),
-            requested: backend(path.requested).into(),
-            reason: path.reason,
-            direct_io: path.direct_io,
-            direct_io_reason: path.direct_io_reason,
-            offset_alignment_bytes: path.offset_alignment_bytes,
-            memory_alignment_bytes: path.memory_alignment_bytes,
-            own_backend: path.own_backend,
-        }),
-        files: u32::try_from(info.files).unwrap_or(u32::MAX),
+    }
+}
+
+/// How a dataset's reads reach the device.
+pub(crate) fn read_path(path: ReadPath) -> v1::ReadPath {
+    v1::ReadPath {
+        backend: backend(path.backend).into(),
+        requested: backend(path.requested).into(),
+        reason: path.reason,
+        direct_io: path.direct_io,
+        direct_io_reason: path.direct_io_reason,
+        offset_alignment_bytes: path.offset_alignment_bytes,
+        memory_alignment_bytes: path.memory_alignment_bytes,
+        own_backend: path.own_backend,
     }
 }
 
@@ -65,23 +65,67 @@ pub(crate) fn dtype(dtype: Dtype) -> v1::Dtype {
     }
 }
 
-/// Failed items.
-pub(crate) fn item_errors(errors: &[ItemError]) -> Vec<v1::ItemError> {
-    errors.iter().map(item_error).collect()
-}
+/// Messages of one answer's item errors, all together: thousands of them must not make a message that clients refuse.
+const MESSAGES_BYTES_MAX: usize = 512 << 10;
 
-fn item_error(failed: &ItemError) -> v1::ItemError {
-    v1::ItemError {
-        item: failed.item,
-        code: status::of_read(&failed.error).grpc.into(),
-        message: status::message_of(&failed.error),
-    }
+/// Failed items. Those beyond [`MESSAGES_BYTES_MAX`] have no message.
+pub(crate) fn item_errors(errors: &[ItemError]) -> Vec<v1::ItemError> {
+    let mut left = MESSAGES_BYTES_MAX;
+    let item_error = |failed: &ItemError| {
+        let mut message = String::new();
+        if left > 0 {
+            message = status::message_of(&failed.error);
+            left = left.checked_sub(message.len()).unwrap_or_else(|| {
+                message.clear();
+                0
+            });
+        }
+        v1::ItemError {
+            item: failed.item,
+            code: status::of_read(&failed.error).grpc.into(),
+            message,
+        }
+    };
+    errors.iter().map(item_error).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use ringfetch_engine::error::ReadError;
+
+    #[test]
+    fn the_longest_answer_by_default_is_one_that_stock_clients_take() {
+        // Every item of a request of objects but one fails with as long a message as there is, the one has all the bytes that
+        // an answer may have, and all have a version: less than the 4 MiB that gRPC takes, inside a stream's answer, too.
+        use prost::Message as _;
+        let limits = crate::config::Limits::default();
+        let failed = |item| ItemError {
+            item,
+            error: ReadError::ObjectNotFound {
+                name: "x".repeat(4096),
+            },
+        };
+        let errors: Vec<_> = (0..limits.items_per_request).map(failed).collect();
+        let items = errors.len();
+        let answer = v1::FetchObjectsResponse {
+            lengths: vec![u32::try_from(limits.response_bytes).unwrap(); items],
+            errors: item_errors(&errors),
+            etags: vec!["0".repeat(32); items],
+            data: vec![0; usize::try_from(limits.response_bytes).unwrap()].into(),
+        };
+        let response = Some(v1::fetch_stream_response::Response::Objects(answer));
+        let length = v1::FetchStreamResponse {
+            id: u64::MAX,
+            response,
+        }
+        .encoded_len();
+        assert!(length < 4 << 20, "{length}");
+        assert!(
+            item_errors(&errors)[0].message.len() == 512
+                && item_errors(&errors)[items - 1].message.is_empty()
+        );
+    }
 
     #[test]
     fn a_failed_item_keeps_its_place_and_gets_a_code() {

@@ -253,27 +253,32 @@ mod tests {
             dtype in 0i32..6,
             lengths in prop::collection::vec(any::<u32>(), 0..20),
             errors in item_errors(),
+            etag in "[0-9a-f]{0,32}",
             data in data(),
             id in prop_oneof![Just(0u64), 1..200u64, any::<u64>()],
         ) {
             // Any response of the four, alone and inside a stream's response: byte for byte prost's encoding.
             equals_prost!(
                 FetchBlocksResponse {
-                    block_bytes: number, lengths: lengths.clone(), errors: errors.clone(), data: data.clone(),
+                    block_bytes: number, lengths: lengths.clone(), errors: errors.clone(), etag: etag.clone(),
+                    data: data.clone(),
                 },
                 OneOf::Blocks, 2, id
             );
             equals_prost!(
                 FetchVectorsResponse {
-                    dim: number, dtype, lengths: lengths.clone(), errors: errors.clone(), data: data.clone(),
+                    dim: number, dtype, lengths: lengths.clone(), errors: errors.clone(), etag: etag.clone(),
+                    data: data.clone(),
                 },
                 OneOf::Vectors, 3, id
             );
             equals_prost!(
-                FetchRangesResponse { lengths: lengths.clone(), errors: errors.clone(), data: data.clone() },
+                FetchRangesResponse {
+                    lengths: lengths.clone(), errors: errors.clone(), etag: etag.clone(), data: data.clone(),
+                },
                 OneOf::Ranges, 4, id
             );
-            equals_prost!(FetchObjectsResponse { lengths, errors, data }, OneOf::Objects, 5, id);
+            equals_prost!(FetchObjectsResponse { lengths, errors, etags: vec![etag; 2], data }, OneOf::Objects, 5, id);
         }
     }
 

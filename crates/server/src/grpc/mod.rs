@@ -15,12 +15,13 @@ mod envelope;
 mod frame;
 mod health;
 mod metadata;
+mod object;
 mod service;
 mod stream;
 mod wire;
 
 use crate::caller::Connection;
-use crate::fetch::Fetcher;
+use crate::door::Fetcher;
 use crate::lifecycle::Lifecycle;
 use crate::listener::Shortcut;
 use crate::rpc_metrics::RpcMetrics;

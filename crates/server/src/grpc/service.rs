@@ -7,11 +7,12 @@
 use super::calls::{FetchCall, run};
 use super::envelope::Envelope;
 use super::frame::Deframer;
+use super::object::{self, Counted, ObjectBody};
 use super::stream::{self, StreamBody};
 use super::wire::longest_list;
 use super::{connection_of, metadata};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, FetchError, Fetcher, Intake, until, within};
+use crate::door::{CallContext, FetchError, Fetcher, Intake, until, within};
 use crate::lifecycle::Lifecycle;
 use crate::listener::{Answer, ReceivedBody, Shortcut};
 use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
@@ -108,6 +109,7 @@ impl FetchService {
                     .await
             }
             "FetchStream" => self.stream(request, connection, started),
+            "ReadObject" => self.read_object(request, connection, started).await,
             _ => {
                 self.rpc
                     .grpc(GrpcMethod::Other)
@@ -208,6 +210,52 @@ impl FetchService {
             async move { lifecycle.draining().await },
             ended,
         ))
+    }
+}
+
+impl FetchService {
+    async fn read_object<B: RequestBody>(
+        &self,
+        request: Request<B>,
+        connection: Option<Arc<Connection>>,
+        started: Instant,
+    ) -> Response<Body> {
+        let rpc = self.rpc.clone();
+        let counted = Counted::new(move |code| {
+            rpc.grpc(GrpcMethod::ReadObject).observe(code, started.elapsed());
+        });
+        match self.opened_object(request, connection, started).await {
+            Ok((object, deadline)) => ok(ObjectBody::new(object, deadline, counted)),
+            Err(status) => {
+                counted.end(status.code());
+                status.into_http()
+            }
+        }
+    }
+
+    async fn opened_object<B: RequestBody>(
+        &self,
+        request: Request<B>,
+        connection: Option<Arc<Connection>>,
+        started: Instant,
+    ) -> Result<(object::Begun, Option<Instant>), Status> {
+        let (parts, body) = request.into_parts();
+        metadata::check_encoding(&parts.headers)?;
+        // The client's is for the whole answer, the limit's until it begins, as over HTTP.
+        let deadline = deadline_of(&parts.headers, started)?;
+        let limits = self.fetcher.limits();
+        let mut intake = Intake::new(&self.fetcher, connection.as_ref());
+        let beginning = async {
+            let message = read_one(body, limits.request_bytes, &mut intake).await?;
+            intake
+                .whole(message.len(), 1)
+                .map_err(|error| status::to_status(&error, "message"))?;
+            object::begin(&self.fetcher, connection.clone(), deadline, &decode(message)?).await
+        };
+        let begun = until(within(&limits, started, deadline), beginning).await;
+        begun
+            .unwrap_or_else(|| Err(status::to_status(&self.fetcher.refused_late(), "name")))
+            .map(|begun| (begun, deadline))
     }
 }
 
@@ -374,7 +422,7 @@ mod tests {
     use super::super::envelope::JOINED_BYTES_MAX;
     use super::*;
     use crate::config::Limits;
-    use crate::fetch::tests::without_datasets;
+    use crate::door::tests::without_datasets;
     use http_body_util::{BodyExt as _, Full};
 
     /// A body of one message as gRPC frames it.
@@ -388,6 +436,7 @@ mod tests {
             dataset: "d".into(),
             indices: vec![1, 2, 300],
             fail_fast: true,
+            ..Default::default()
         }
     }
 

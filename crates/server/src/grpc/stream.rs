@@ -3,6 +3,7 @@
 //! No task of its own: hyper's polls drive it, so that a client that does not read its answers stops its own stream.
 //! At most `requests_in_flight` requests are taken up, one that is done and not yet sent among them; beyond that the
 //! request body is not polled, and HTTP/2's flow control holds the client back.
+//! One message more is read, so that a cancel is seen while all places are taken.
 //! A bad request is answered and the stream goes on; bytes that are no request end it. A drain ends it, too, once
 //! what was taken up is answered. The deadline holds also while nobody polls the body, as when the client does not read:
 //! then what was taken up is given up, so that it holds no memory. Answers come in any order.
@@ -10,17 +11,20 @@
 use super::calls::{FetchCall, run};
 use super::envelope::{Envelope, Run};
 use super::frame::Deframer;
+use super::object::trailers_of;
 use super::service::{decode, items_of, trailers_ok};
 use super::wire::{Field, visit};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, FetchError, Fetcher, Intake};
+use crate::door::{CallContext, FetchError, Fetcher, Intake};
 use crate::status;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http_body::Frame;
+use pin_project_lite::pin_project;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
@@ -28,6 +32,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+/// The fields of a request's message that are looked at before it is decoded.
+const ID_TAG: u32 = 1;
+const CANCEL_TAG: u32 = 7;
+
+/// Cancels that one poll carries out. Each looks at every request in flight.
+const CANCELS_AT_ONCE: usize = 64;
 
 /// What one stream may take.
 #[derive(Debug, Clone, Copy)]
@@ -68,9 +80,9 @@ pub(super) fn respond(
         Ok(items) => {
             let mut intake = Intake::new(&fetcher, connection.as_ref());
             let held = intake.whole(bytes.len(), items).map(|()| intake.into_charge());
-            held.map_err(|error| (id_of(&bytes), error))
+            held.map_err(|error| (Heading::of(&bytes).id, error))
         }
-        Err(error) => Err((id_of(&bytes), error)),
+        Err(error) => Err((Heading::of(&bytes).id, error)),
     };
     // Not decoded where it is refused: that is what would take the memory.
     let request = match &checked {
@@ -91,7 +103,7 @@ pub(super) fn respond(
     Ok(async move {
         let _charge = match checked {
             Ok(charge) => charge,
-            Err((id, error)) => return failed(id, &error),
+            Err((id, error)) => return failed(id, &error, "request"),
         };
         let id = request.id;
         match &request.request {
@@ -99,7 +111,8 @@ pub(super) fn respond(
             Some(OneOf::Vectors(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Ranges(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Objects(call)) => answer(&fetcher, id, call, context).await,
-            None => failed(id, &nothing_asked()),
+            // A cancel is never begun (`Heading`).
+            Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
     })
 }
@@ -128,15 +141,34 @@ fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
     most
 }
 
-/// The id of a request that is not decoded.
-fn id_of(message: &[u8]) -> u64 {
-    let mut id = 0;
-    visit(message, |tag, field| {
-        if let (1, Field::Number(number)) = (tag, field) {
-            id = number;
-        }
-    });
-    id
+/// What a message that is not decoded says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Heading {
+    id: u64,
+    is_cancel: bool,
+}
+
+impl Heading {
+    fn of(message: &[u8]) -> Self {
+        let mut heading = Self {
+            id: 0,
+            is_cancel: false,
+        };
+        visit(message, |tag, field| match (tag, field) {
+            (ID_TAG, Field::Number(number)) => heading.id = number,
+            // Of a oneof's fields the last one counts.
+            (CANCEL_TAG, Field::Bytes(_)) => heading.is_cancel = true,
+            (
+                v1::FetchBlocksRequest::STREAM_TAG
+                | v1::FetchVectorsRequest::STREAM_TAG
+                | v1::FetchRangesRequest::STREAM_TAG
+                | v1::FetchObjectsRequest::STREAM_TAG,
+                Field::Bytes(_),
+            ) => heading.is_cancel = false,
+            _ => {}
+        });
+        heading
+    }
 }
 
 fn nothing_asked() -> FetchError {
@@ -154,26 +186,76 @@ async fn answer<C: FetchCall>(
 ) -> Result<Envelope, Status> {
     match run(fetcher, call, context).await {
         Ok((answer, data)) => Envelope::nested(id, C::STREAM_TAG, &answer, data),
-        Err(error) => failed(id, &error),
+        Err(error) => failed(id, &error, C::ITEMS_FIELD),
     }
 }
 
-/// The answer to a request that failed as a whole.
-fn failed(id: u64, error: &FetchError) -> Result<Envelope, Status> {
-    let answer = status::of_fetch(error);
-    let retry_after_ms = answer
-        .retry_after
-        .map_or(0, |after| u32::try_from(after.as_millis()).unwrap_or(u32::MAX));
-    let error = v1::RequestError {
-        code: answer.grpc.into(),
-        message: status::message_of(error),
-        retry_after_ms,
-    };
-    let response = v1::fetch_stream_response::Response::Error(error);
+/// The answer to a request that failed as a whole: with the status that a call of its own would have had.
+fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<Envelope, Status> {
+    let status = status::to_rpc_status(&status::to_status(error, items_field));
+    let response = v1::fetch_stream_response::Response::Status(status);
     Envelope::plain(&v1::FetchStreamResponse {
         id,
         response: Some(response),
     })
+}
+
+/// The answer to a request that its client gave up.
+fn cancelled(id: u64) -> Result<Envelope, Status> {
+    let details = ErrorDetails::with_error_info("CANCELLED", status::ERROR_DOMAIN, HashMap::new());
+    let status = Status::with_error_details(Code::Cancelled, "cancelled by the client", details);
+    let response = v1::fetch_stream_response::Response::Status(status::to_rpc_status(&status));
+    Envelope::plain(&v1::FetchStreamResponse {
+        id,
+        response: Some(response),
+    })
+}
+
+pin_project! {
+    /// A request that was taken up.
+    struct TakenUp<F> {
+        id: u64,
+        // None: it was cancelled.
+        #[pin]
+        work: Option<F>,
+        // Of the last poll.
+        waker: Option<Waker>,
+    }
+}
+
+impl<F> TakenUp<F> {
+    /// Drops the work, if this is the request meant; its answer is there then.
+    fn cancel(self: Pin<&mut Self>, id: u64) {
+        let this = self.project();
+        let mut work = this.work;
+        if *this.id == id && work.is_some() {
+            work.set(None);
+            if let Some(waker) = this.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+}
+
+impl<F: Future<Output = Result<Envelope, Status>>> Future for TakenUp<F> {
+    type Output = Result<Envelope, Status>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let Some(work) = this.work.as_pin_mut() else {
+            return Poll::Ready(cancelled(*this.id));
+        };
+        let answer = work.poll(cx);
+        if answer.is_pending()
+            && !this
+                .waker
+                .as_ref()
+                .is_some_and(|waker| waker.will_wake(cx.waker()))
+        {
+            *this.waker = Some(cx.waker().clone());
+        }
+        answer
+    }
 }
 
 /// The body: the stream, and whoever ends it at its deadline while nobody polls it.
@@ -271,8 +353,10 @@ where
     incoming: Option<B>,
     deframer: Deframer,
     start: S,
-    in_flight: FuturesUnordered<Fut>,
+    in_flight: FuturesUnordered<TakenUp<Fut>>,
     requests_in_flight_max: usize,
+    /// A request that was read to see whether it is a cancel, and has no place.
+    waiting: Option<(Heading, Message)>,
     /// What is sent next, in this order: the head of an answer too large to be joined with others, and its data.
     next: [Option<Bytes>; 2],
     /// The end to report when everything taken up is answered.
@@ -308,6 +392,7 @@ where
             start,
             in_flight: FuturesUnordered::new(),
             requests_in_flight_max: bounds.requests_in_flight.max(1),
+            waiting: None,
             next: [None, None],
             end: Ok(()),
             trailers_sent: false,
@@ -319,19 +404,43 @@ where
         }
     }
 
-    /// Takes up what has arrived, while there is room.
-    fn take_up(&mut self, cx: &mut Context<'_>) -> Result<(), Status> {
-        while self.in_flight.len() < self.requests_in_flight_max {
+    /// Takes up what has arrived, while there is room, and one request more to keep. Cancels at most `cancels` times.
+    fn take_up(&mut self, cx: &mut Context<'_>, cancels: &mut usize) -> Result<(), Status> {
+        loop {
+            if self.in_flight.len() < self.requests_in_flight_max
+                && let Some((heading, message)) = self.waiting.take()
+            {
+                self.in_flight.push(TakenUp {
+                    id: heading.id,
+                    work: Some((self.start)(message)?),
+                    waker: None,
+                });
+                continue;
+            }
             let Some(incoming) = &mut self.incoming else {
                 return Ok(());
             };
-            if let Some(message) = self.deframer.next().map_err(|error| error.to_status())? {
-                let arrived = self.arrived;
-                let request = (self.start)(Message {
-                    bytes: message,
-                    arrived,
-                })?;
-                self.in_flight.push(request);
+            if self.waiting.is_some() {
+                break;
+            }
+            if *cancels == 0 {
+                // Others have their turn first.
+                cx.waker().wake_by_ref();
+                break;
+            }
+            if let Some(bytes) = self.deframer.next().map_err(|error| error.to_status())? {
+                let heading = Heading::of(&bytes);
+                if heading.is_cancel {
+                    decode::<v1::FetchStreamRequest>(bytes)?;
+                    *cancels -= 1;
+                    let in_flight = Pin::new(&mut self.in_flight);
+                    in_flight
+                        .iter_pin_mut()
+                        .for_each(|request| request.cancel(heading.id));
+                } else {
+                    let arrived = self.arrived;
+                    self.waiting = Some((heading, Message { bytes, arrived }));
+                }
                 continue;
             }
             match Pin::new(incoming).poll_frame(cx) {
@@ -349,12 +458,17 @@ where
                 }
             }
         }
-        (self.hold)(self.deframer.held()).map_err(|error| status::to_status(&error, "request"))
+        let waiting = self
+            .waiting
+            .as_ref()
+            .map_or(0, |(_, message)| message.bytes.len());
+        (self.hold)(self.deframer.held() + waiting).map_err(|error| status::to_status(&error, "request"))
     }
 
     /// Ends the stream at once: what is in flight is given up.
     fn cut(&mut self, status: Status) {
         self.incoming = None;
+        self.waiting = None;
         self.in_flight.clear();
         self.end = Err(status);
     }
@@ -379,6 +493,7 @@ where
             self.draining = None;
             // A client that had finished gets its answers and an OK; another learns to go elsewhere.
             if self.incoming.take().is_some() {
+                self.waiting = None;
                 self.end = Err(status::to_status(
                     &FetchError::Read(ringfetch_engine::error::ReadError::Draining),
                     "request",
@@ -395,14 +510,7 @@ where
         }
         let trailers = match end {
             Ok(()) => trailers_ok(),
-            Err(status) => {
-                let mut trailers = http::HeaderMap::new();
-                // Only a message that is no header value could fail, and it is percent-encoded.
-                if status.add_header(&mut trailers).is_err() {
-                    trailers.insert(Status::GRPC_STATUS, http::HeaderValue::from(status.code() as i32));
-                }
-                trailers
-            }
+            Err(status) => trailers_of(&status),
         };
         Frame::trailers(trailers)
     }
@@ -425,9 +533,10 @@ where
         }
         self.poll_interruptions(cx);
         let mut run = Run::default();
+        let mut cancels = CANCELS_AT_ONCE;
         loop {
             // Requests first: the disk should be busy while answers are written.
-            if let Err(status) = self.take_up(cx) {
+            if let Err(status) = self.take_up(cx, &mut cancels) {
                 self.cut(status);
             }
             match self.in_flight.poll_next_unpin(cx) {

@@ -102,7 +102,7 @@ mod tests {
         ) {
             // Any request: as many entries as its longest list has, also when it was sent twice (protobuf appends).
             let longest = names.len().max(offsets.len()).max(lengths.len());
-            let request = v1::FetchObjectsRequest { dataset: "d".into(), names, offsets, lengths, fail_fast: true };
+            let request = v1::FetchObjectsRequest { dataset: "d".into(), names, offsets, lengths, fail_fast: true, if_match: Vec::new() };
             let once = request.encode_to_vec();
             prop_assert_eq!(longest_list(&once, OBJECTS), longest);
             prop_assert_eq!(longest_list(&[once.clone(), once].concat(), OBJECTS), 2 * longest);

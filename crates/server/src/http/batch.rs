@@ -7,9 +7,11 @@
 use super::App;
 use super::batch_answer::{LENGTHS_LISTED_MAX, Shape, encode};
 use super::batch_request::{BatchRequest, BlocksBatch, Call, ObjectsBatch, RangesBatch, VectorsBatch, parse};
+use super::conditional::{ETag, Precondition, evaluate};
 use super::negotiate::{Form, preferred, require_json};
 use super::problem::{Problem, Segments};
-use crate::fetch::{CallContext, FetchError, Intake, Kind, Wanted, until, within};
+use super::representation::precondition_failed;
+use crate::door::{CallContext, FetchError, Intake, Kind, Wanted, until, within};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -103,6 +105,13 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     }
     let dataset = app.fetcher.open(name, call.columns.items().wanted())?;
     check_form(&call, form, items_max)?;
+    // Objects have a version each.
+    let etag = (call.columns.items().wanted() != Wanted::Objects).then(|| ETag::new(dataset.etag()));
+    if let Some(etag) = &etag
+        && evaluate(&parts.headers, etag) != Precondition::Holds
+    {
+        return Err(precondition_failed(etag));
+    }
 
     let deadline = (call.deadline_ms > 0).then(|| arrival + Duration::from_millis(call.deadline_ms.into()));
     let context = CallContext {
@@ -115,14 +124,18 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
         .fetcher
         .fetch_of(&dataset, call.columns.items(), context)
         .await;
-    let fetched = result.map_err(|error| in_terms_of(call.field, error))?;
+    let answered = result.map_err(|error| in_terms_of(call.field, error))?;
     let shape = match dataset.kind() {
         Kind::Vectors { dim, dtype, .. } if call.columns.items().wanted() == Wanted::Vectors => {
             Some(Shape { dim, dtype })
         }
         Kind::Vectors { .. } | Kind::Blocks { .. } | Kind::Objects => None,
     };
-    encode(form, fetched, shape)
+    let mut response = encode(form, answered, shape)?;
+    if let Some(etag) = etag {
+        response.headers_mut().insert(header::ETAG, etag.value());
+    }
+    Ok(response)
 }
 
 /// Refuses items of differing lengths that are too many to have their lengths in a header.
@@ -206,7 +219,7 @@ fn in_terms_of(field: &'static str, error: FetchError) -> FetchError {
 mod tests {
     use super::*;
     use crate::config::Limits;
-    use crate::fetch::tests::without_datasets;
+    use crate::door::tests::without_datasets;
     use crate::http::batch_request::Columns;
     use crate::http::batch_request::tests::told;
 

@@ -10,7 +10,7 @@
 use super::items::{RINGFETCH_DIM, RINGFETCH_DTYPE};
 use super::negotiate::Form;
 use super::problem::Problem;
-use crate::fetch::Dtype;
+use crate::door::{Answered, Dtype};
 use crate::status;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -67,6 +67,9 @@ pub(super) struct BatchAnswer {
     dtype: Option<&'static str>,
     /// The failed items, in order.
     errors: Vec<ItemErrorView>,
+    /// The version of each object, without quotes; empty for one that could not be opened. Only for objects.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    etags: Vec<String>,
     /// The good items back to back, in base64.
     #[serde(skip)]
     #[schema(value_type = String, format = "byte", required)]
@@ -93,10 +96,11 @@ pub(super) struct ItemErrorView {
 ///
 /// # Errors
 /// More failed items than the head of an answer in bytes can name: the first one's problem.
-pub(super) fn encode(form: Form, fetched: Fetched, shape: Option<Shape>) -> Result<Response, Problem> {
+pub(super) fn encode(form: Form, answered: Answered, shape: Option<Shape>) -> Result<Response, Problem> {
+    let Answered { fetched, etags } = answered;
     match form {
         Form::Octets => octets(fetched, shape),
-        Form::Json => Ok(json(fetched, shape)),
+        Form::Json => Ok(json(fetched, etags, shape)),
     }
 }
 
@@ -179,7 +183,7 @@ fn insert_list(head: &mut HeaderMap, name: HeaderName, values: impl Iterator<Ite
     }
 }
 
-fn json(fetched: Fetched, shape: Option<Shape>) -> Response {
+fn json(fetched: Fetched, etags: Vec<String>, shape: Option<Shape>) -> Response {
     let Fetched {
         data,
         lengths,
@@ -202,6 +206,7 @@ fn json(fetched: Fetched, shape: Option<Shape>) -> Response {
         dim: shape.map(|shape| shape.dim),
         dtype: shape.map(|shape| shape.dtype.as_str()),
         errors: errors.collect(),
+        etags,
         data: (),
     };
     // Numbers and strings only: it cannot fail.
@@ -354,7 +359,10 @@ mod tests {
         let many = u32::try_from(LENGTHS_LISTED_MAX).unwrap() + 1;
         let batch = || {
             let errors = (0..many).map(failed).collect();
-            fetched(b"", Lengths::Each(vec![0; LENGTHS_LISTED_MAX + 1]), errors)
+            Answered {
+                fetched: fetched(b"", Lengths::Each(vec![0; LENGTHS_LISTED_MAX + 1]), errors),
+                etags: Vec::new(),
+            }
         };
         assert!(encode(Form::Octets, batch(), None).is_err());
         assert_eq!(encode(Form::Json, batch(), None).ok().unwrap().status(), 200);
@@ -364,11 +372,17 @@ mod tests {
     async fn json_has_everything() {
         // A batch with a failed item: count, lengths, the error with its code, and the data in base64.
         let batch = fetched(b"ab", Lengths::Each(vec![2, 0]), vec![failed(1)]);
-        let body = json(batch, None).into_body().collect().await.unwrap().to_bytes();
+        let etags = vec!["v".to_owned(), String::new()];
+        let body = json(batch, etags, None)
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes();
         let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
         let message = "length is 0: ask for at least one byte";
         let expected = serde_json::json!({
-            "items": 2, "lengths": [2, 0], "data": "YWI=",
+            "items": 2, "lengths": [2, 0], "data": "YWI=", "etags": ["v", ""],
             "errors": [{"item": 1, "code": "zero-length", "message": message}],
         });
         assert_eq!(body, expected);

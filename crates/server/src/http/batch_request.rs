@@ -3,7 +3,7 @@
 
 use super::bounded_list;
 use super::problem::Problem;
-use crate::fetch::Items;
+use crate::door::Items;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::ToSchema;
@@ -93,6 +93,9 @@ pub(super) struct ObjectPart {
     /// Bytes; 0: to the end.
     #[serde(default)]
     length: u64,
+    /// The version that it must be of, without quotes; empty: any.
+    #[serde(default)]
+    if_match: String,
 }
 
 /// The items of a request, in the columns that a fetch wants.
@@ -108,6 +111,7 @@ pub(super) enum Columns {
         names: Vec<String>,
         offsets: Vec<u64>,
         lengths: Vec<u64>,
+        if_match: Vec<String>,
     },
 }
 
@@ -135,10 +139,12 @@ impl Columns {
                 names,
                 offsets,
                 lengths,
+                if_match,
             } => Items::Objects {
                 names,
                 offsets,
                 lengths,
+                if_match,
             },
         }
     }
@@ -230,14 +236,17 @@ impl BatchRequest for ObjectsBatch {
                     names,
                     offsets: Vec::new(),
                     lengths: Vec::new(),
+                    if_match: Vec::new(),
                 },
             ),
             (None, Some(objects)) => {
-                let (mut names, mut offsets, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
-                for ObjectPart { name, offset, length } in objects {
-                    names.push(name);
-                    offsets.push(offset);
-                    lengths.push(length);
+                let (mut names, mut if_match) = (Vec::new(), Vec::new());
+                let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
+                for part in objects {
+                    names.push(part.name);
+                    offsets.push(part.offset);
+                    lengths.push(part.length);
+                    if_match.push(part.if_match);
                 }
                 (
                     "objects",
@@ -245,6 +254,7 @@ impl BatchRequest for ObjectsBatch {
                         names,
                         offsets,
                         lengths,
+                        if_match,
                     },
                 )
             }
@@ -331,14 +341,18 @@ pub(super) mod tests {
             names: vec!["a/b".into()],
             offsets: vec![],
             lengths: vec![],
+            if_match: vec![],
         };
         assert_eq!((names.columns, names.field), (whole, "names"));
-        let parts =
-            call::<ObjectsBatch>(r#"{"objects":[{"name":"a"},{"name":"b","offset":1,"length":2}]}"#).unwrap();
+        let parts = call::<ObjectsBatch>(
+            r#"{"objects":[{"name":"a","if_match":"v"},{"name":"b","offset":1,"length":2}]}"#,
+        )
+        .unwrap();
         let columns = Columns::Objects {
             names: vec!["a".into(), "b".into()],
             offsets: vec![0, 1],
             lengths: vec![0, 2],
+            if_match: vec!["v".into(), String::new()],
         };
         assert_eq!((parts.columns, parts.field), (columns, "objects"));
     }
@@ -396,6 +410,7 @@ pub(super) mod tests {
             names: vec![],
             offsets: vec![],
             lengths,
+            if_match: vec![],
         };
         assert!(!objects(vec![]).is_uniform());
         assert!(!objects(vec![0, 0]).is_uniform());

@@ -2,26 +2,64 @@
 
 use super::App;
 use super::problem::{Problem, Segments};
-use crate::fetch::DatasetInfo;
+use crate::door::{DatasetInfo, PageRequest};
 use axum::Json;
-use axum::extract::State;
-use serde::Serialize;
+use axum::extract::{Query, State};
+use http::Uri;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-/// Every dataset.
+/// A page of datasets.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct DatasetList {
-    /// In the order of their names.
+    /// In byte order of their names.
     datasets: Vec<DatasetInfo>,
+    /// The next page's `page_token`; absent on the last page.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_page_token: Option<String>,
 }
 
-/// Lists the datasets.
+/// Lists the datasets, a page at a time.
 #[utoipa::path(get, path = "/v1/datasets", tag = "datasets", operation_id = "ListDatasets",
-    responses((status = 200, description = "Every dataset, by name.", body = DatasetList)))]
-pub(super) async fn list(State(app): State<Arc<App>>) -> Json<DatasetList> {
-    Json(DatasetList {
-        datasets: app.fetcher.describe_all(),
+    params(
+        ("page_size" = Option<u32>, Query, description = "At most this many. 0, more than 1000, or none: 1000."),
+        ("page_token" = Option<String>, Query, description = "`next_page_token` of the page before."),
+    ),
+    responses((status = 200, description = "A page of datasets.", body = DatasetList)))]
+pub(super) async fn list(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<DatasetList>, Problem> {
+    let (datasets, next_page_token) = app.fetcher.list_datasets(&page_of(&uri)?);
+    Ok(Json(DatasetList {
+        datasets,
+        next_page_token,
+    }))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PageQuery {
+    #[serde(default)]
+    page_size: Option<String>,
+    #[serde(default)]
+    page_token: String,
+}
+
+/// The page that a listing's query asks for.
+pub(super) fn page_of(uri: &Uri) -> Result<PageRequest, Problem> {
+    let query = Query::<PageQuery>::try_from_uri(uri);
+    let Query(query) = query.map_err(|error| Problem::malformed("query", error.body_text()))?;
+    let size = query.page_size.map_or(Ok(0), |size| {
+        let problem = || {
+            Problem::malformed(
+                "page_size",
+                format!("{size:?} is not a number from 0 to {}", u32::MAX),
+            )
+        };
+        size.parse().map_err(|_| problem())
+    });
+    Ok(PageRequest {
+        size: size?,
+        token: query.page_token,
     })
 }
 
@@ -34,4 +72,32 @@ pub(super) async fn get(
     Segments(name): Segments<String>,
 ) -> Result<Json<DatasetInfo>, Problem> {
     Ok(Json(app.fetcher.describe(&name)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_asked_for_as_over_grpc() {
+        // Queries with and without a size and a token; nonsense and unknown keys are refused.
+        let page = |uri: &'static str| page_of(&Uri::from_static(uri)).map(|page| (page.token, page.size));
+        assert_eq!(page("/x").unwrap(), (String::new(), 0));
+        assert_eq!(
+            page("/x?page_token=a%2Fb&page_size=7").unwrap(),
+            ("a/b".to_owned(), 7)
+        );
+        assert_eq!(page("/x?page_size=4294967295").unwrap().1, u32::MAX);
+        for uri in [
+            "/x?page_size=4294967296",
+            "/x?page_size=-1",
+            "/x?page_size=ten",
+            "/x?page_size=",
+            "/x?page=1",
+            "/x?limit=1",
+            "/x?page_size=1&page_size=2",
+        ] {
+            assert!(page(uri).is_err(), "{uri}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use super::negotiate::{Form, preferred};
 use super::problem::{Problem, Segments};
 use super::representation::precondition_failed;
 use crate::caller::Connection;
-use crate::fetch::{CallContext, Dtype, Fetcher, Items, Kind, Opened, Wanted};
+use crate::door::{CallContext, Dtype, Fetcher, Items, Kind, Opened, Wanted};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -212,7 +212,7 @@ async fn fetch_one(
         fail_fast: true,
         ..CallContext::default()
     };
-    Ok(fetcher.fetch_of(dataset, item, context).await?.data)
+    Ok(fetcher.fetch_of(dataset, item, context).await?.fetched.data)
 }
 
 fn octets(mut head: HeaderMap, data: Bytes) -> Response {

@@ -11,7 +11,6 @@ mod batch_request;
 mod bounded_list;
 mod conditional;
 mod datasets;
-mod figures;
 mod items;
 mod multipart;
 mod negotiate;
@@ -24,11 +23,11 @@ mod range;
 mod representation;
 mod routes;
 mod shortcut;
-mod stream;
-mod window;
+mod status;
 
 use crate::caller::Connection;
-use crate::fetch::Fetcher;
+use crate::door::Fetcher;
+use crate::figures::Figures;
 use crate::lifecycle::Lifecycle;
 use crate::rpc_metrics::{HttpRoute, RpcMetrics};
 use axum::Router;
@@ -51,7 +50,7 @@ struct App {
     registry: prometheus::Registry,
     document: Bytes,
     page: page::Page,
-    figures: figures::Figures,
+    figures: status::Latest,
 }
 
 /// The HTTP service: made once, cloned for each connection. Requests should carry their
@@ -64,7 +63,7 @@ pub fn service(
 ) -> Router {
     let app = App {
         page: page::Page::new(),
-        figures: figures::Figures::of(&fetcher),
+        figures: status::Latest::new(Figures::of(&fetcher)),
         fetcher,
         lifecycle,
         registry,
@@ -99,7 +98,7 @@ fn method_of(operation: HttpRoute) -> MethodRouter<Arc<App>> {
         HttpRoute::BatchFetchObjects => post(batch::objects),
         HttpRoute::Page => get(page::index),
         HttpRoute::PageAsset => get(page::asset),
-        HttpRoute::GetStatus => get(figures::status),
+        HttpRoute::GetStatus => get(status::status),
         HttpRoute::Metrics => get(probes::metrics),
         HttpRoute::Livez => get(probes::livez),
         HttpRoute::Readyz => get(probes::readyz),

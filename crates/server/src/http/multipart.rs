@@ -2,7 +2,7 @@
 //! is read.
 
 use super::range::content_range;
-use super::window::Piece;
+use crate::door::Piece;
 use bytes::Bytes;
 use ringfetch_engine::geometry::Extent;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -52,7 +52,7 @@ fn boundary() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::window::total_bytes;
+    use crate::door::total_bytes;
     use proptest::prelude::*;
 
     /// The body as a client sees it, with byte number `i` of the representation being `i % 251`.

@@ -4,16 +4,17 @@
 //! answer starts anew with the version that is there: an ETag never stands over another version's bytes.
 
 use super::App;
+use super::datasets::page_of;
 use super::problem::{Problem, Segments};
 use super::representation::{Changed, answer};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, Fetcher, PAGE_NAMES_MAX};
+use crate::door::{CallContext, Fetcher};
 use axum::Json;
-use axum::extract::{Query, Request, State};
+use axum::extract::{Request, State};
 use axum::response::Response;
 use http::StatusCode;
 use http::request::Parts;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 use utoipa::ToSchema;
@@ -122,9 +123,9 @@ fn changing() -> Problem {
 pub(super) struct ObjectList {
     /// In byte order of their names.
     objects: Vec<ObjectInfo>,
-    /// The next page's `after`; absent on the last page.
+    /// The next page's `page_token`; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
-    next_after: Option<String>,
+    next_page_token: Option<String>,
 }
 
 /// An object.
@@ -136,38 +137,12 @@ pub(super) struct ObjectInfo {
     length_bytes: u64,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ListQuery {
-    #[serde(default)]
-    after: String,
-    limit: Option<String>,
-}
-
-impl ListQuery {
-    /// (names after this one, at most so many of them).
-    fn page(self) -> Result<(String, usize), Problem> {
-        let Some(limit) = self.limit else {
-            return Ok((self.after, PAGE_NAMES_MAX));
-        };
-        match limit.parse() {
-            Ok(limit @ 1..=PAGE_NAMES_MAX) => Ok((self.after, limit)),
-            // As in the gRPC API: 0 means the default.
-            Ok(0) => Ok((self.after, PAGE_NAMES_MAX)),
-            Ok(_) | Err(_) => Err(Problem::malformed(
-                "limit",
-                format!("{limit:?} is not a number from 1 to {PAGE_NAMES_MAX}"),
-            )),
-        }
-    }
-}
-
 /// Lists a dataset's objects, a page at a time.
 #[utoipa::path(get, path = "/v1/datasets/{name}/objects", tag = "datasets", operation_id = "ListObjects",
     params(
         ("name" = String, Path, description = "The dataset, of kind objects."),
-        ("after" = Option<String>, Query, description = "Names after this one; `next_after` of the page before."),
-        ("limit" = Option<u32>, Query, description = "At most this many, up to 1000; 1000 without it."),
+        ("page_size" = Option<u32>, Query, description = "At most this many. 0, more than 1000, or none: 1000."),
+        ("page_token" = Option<String>, Query, description = "`next_page_token` of the page before."),
     ),
     responses((status = 200, description = "A page of objects.", body = ObjectList)))]
 pub(super) async fn list(
@@ -175,16 +150,12 @@ pub(super) async fn list(
     Segments(name): Segments<String>,
     request: Request,
 ) -> Result<Json<ObjectList>, Problem> {
-    let query = Query::<ListQuery>::try_from_uri(request.uri());
-    let (after, limit) = query
-        .map_err(|error| Problem::malformed("query", error.body_text()))?
-        .0
-        .page()?;
+    let page = page_of(request.uri())?;
     let context = CallContext {
         connection: super::connection_of(request.extensions()),
         ..CallContext::default()
     };
-    let page = app.fetcher.list_objects(&name, after, limit, context).await?;
+    let page = app.fetcher.list_objects(&name, page, context).await?;
     let objects = page
         .objects
         .into_iter()
@@ -192,38 +163,6 @@ pub(super) async fn list(
         .collect();
     Ok(Json(ObjectList {
         objects,
-        next_after: page.next_after,
+        next_page_token: page.next_page_token,
     }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn page(uri: &'static str) -> Result<(String, usize), String> {
-        let query = Query::<ListQuery>::try_from_uri(&http::Uri::from_static(uri));
-        query
-            .map_err(|error| error.body_text())?
-            .0
-            .page()
-            .map_err(|_| "limit".to_owned())
-    }
-
-    #[test]
-    fn a_page_is_bounded() {
-        // Queries with and without a limit: never more than the largest page, nonsense and unknown keys refused.
-        assert_eq!(page("/x"), Ok((String::new(), PAGE_NAMES_MAX)));
-        assert_eq!(page("/x?after=a%2Fb&limit=7"), Ok(("a/b".to_owned(), 7)));
-        assert_eq!(page("/x?limit=0"), Ok((String::new(), PAGE_NAMES_MAX)));
-        for uri in [
-            "/x?limit=1001",
-            "/x?limit=-1",
-            "/x?limit=ten",
-            "/x?limit=",
-            "/x?page=1",
-            "/x?limit=1&limit=2",
-        ] {
-            assert!(page(uri).is_err(), "{uri}");
-        }
-    }
 }

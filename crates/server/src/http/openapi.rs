@@ -2,7 +2,7 @@
 //! beside every GET, and problem details as every operation's other answer.
 
 use super::problem::{PROBLEM_JSON, ProblemBody};
-use super::{App, batch, datasets, figures, items, objects, page, probes};
+use super::{App, batch, datasets, items, objects, page, probes, status};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
     paths(
         datasets::list, datasets::get, objects::get_bytes, items::get_block, items::get_vector, objects::list,
         objects::get_object, batch::blocks, batch::vectors, batch::ranges, batch::objects, probes::metrics,
-        probes::livez, probes::readyz, figures::status, page::index, page::asset, get
+        probes::livez, probes::readyz, status::status, page::index, page::asset, get
     ),
     components(schemas(ProblemBody)),
     tags(

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use super::routes;
-use crate::fetch::FetchError;
+use crate::door::FetchError;
 use crate::status;
 use ringfetch_engine::error::ReadError;
 

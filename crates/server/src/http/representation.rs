@@ -8,10 +8,8 @@ use super::multipart::Multipart;
 use super::negotiate::OCTET_STREAM;
 use super::problem::Problem;
 use super::range::{Ranges, content_range, resolve};
-use super::stream::{Reader, WindowedBody};
-use super::window::Piece;
 use crate::caller::Connection;
-use crate::fetch::{Fetcher, Version, VersionError};
+use crate::door::{Fetcher, Piece, Reader, Version, VersionError, WindowedBody};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -106,7 +104,7 @@ pub(super) async fn answer(
     match WindowedBody::start(reader, pieces).await {
         Ok(body) => {
             head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));
-            Ok((status, head, body.into_body()).into_response())
+            Ok((status, head, Body::new(body)).into_response())
         }
         Err(VersionError::Fetch(error)) => Ok(Problem::from(error).into_response()),
         Err(VersionError::Changed) => Err(Changed),

@@ -7,7 +7,7 @@
 use super::routes::{self, Route};
 use super::{items, objects, problem};
 use crate::caller::Connection;
-use crate::fetch::Fetcher;
+use crate::door::Fetcher;
 use crate::listener::{Answer, ReceivedBody, Shortcut};
 use crate::rpc_metrics::{HttpRoute, RpcMetrics};
 use axum::response::IntoResponse as _;

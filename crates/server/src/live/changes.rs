@@ -200,7 +200,7 @@ mod tests {
             told(&changes.needs_restart),
             [
                 "engine.memory_budget 256MiB -> 1GiB",
-                "limits.response_bytes 16MiB -> 128MiB"
+                "limits.response_bytes 3MiB -> 128MiB"
             ]
         );
     }

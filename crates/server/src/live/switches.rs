@@ -5,7 +5,7 @@ use super::changes::Change;
 use super::{InForce, Inner};
 use crate::catalogue::{Catalogue, Difference};
 use crate::config::Config;
-use crate::fetch::{Chosen, Fetcher};
+use crate::door::{Chosen, Fetcher};
 use ringfetch_engine::config::{BackendKind, OnUnavailable};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{BackendStatus, StartError};

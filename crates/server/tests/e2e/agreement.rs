@@ -22,14 +22,20 @@ async fn both_transports_serve_the_bytes_of_the_files() {
     // files' bytes, every time, on each backend.
     for &backend in backends() {
         let (setup, everything) = everything(Setup::new(backend));
-        let daemon = setup.start();
+        let daemon = setup.set("limits.response_bytes", "8MiB").start();
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
         for space in &everything.spaces {
             units(&mut fetch, &http, space).await;
             ranges(&mut fetch, &http, space).await;
         }
         objects(&mut fetch, &http, &everything).await;
-        described(&daemon.http_client(), &mut daemon.datasets().await, &everything).await;
+        described(
+            &daemon,
+            &daemon.http_client(),
+            &mut daemon.datasets().await,
+            &everything,
+        )
+        .await;
         daemon.stop().await;
     }
 }
@@ -237,18 +243,23 @@ async fn objects(fetch: &mut FetchServiceClient<Channel>, http: &Http, everythin
 
 /// The descriptions of both transports agree, and are those of the files.
 async fn described(
+    daemon: &crate::daemon::Daemon,
     http: &Http,
     datasets: &mut v1::dataset_service_client::DatasetServiceClient<Channel>,
     everything: &Everything,
 ) {
     let listed = datasets
-        .list_datasets(v1::ListDatasetsRequest {})
+        .list_datasets(v1::ListDatasetsRequest::default())
         .await
         .unwrap()
         .into_inner()
         .datasets;
     let mirrored = http.get("/v1/datasets").await.json();
     assert_eq!(listed.len(), everything.spaces.len() + 1);
+    let status = daemon.status().await;
+    let mut statuses = status.datasets.iter();
+    let figures = http.get("/v1/status").await.json();
+    let mut figures = figures["datasets"].as_array().unwrap().iter();
     for (dataset, mirrored) in listed.iter().zip(mirrored["datasets"].as_array().unwrap()) {
         let name = &dataset.name;
         let request = v1::GetDatasetRequest { name: name.clone() };
@@ -264,29 +275,28 @@ async fn described(
         );
         assert_eq!(&http.get(&format!("/v1/datasets/{name}")).await.json(), mirrored);
 
-        let path = dataset.read_path.as_ref().unwrap();
         let word = |name: &str| name.rsplit('_').next().unwrap().to_lowercase();
         assert_eq!(mirrored["name"], *name);
         assert_eq!(mirrored["kind"], word(dataset.kind().as_str_name()));
         assert_eq!(mirrored["length_bytes"], dataset.length_bytes);
         assert_eq!(mirrored["count"], dataset.count);
         assert_eq!(mirrored["etag"], dataset.etag, "{name}");
-        assert_eq!(mirrored["files"], dataset.files);
-        let mirrored_path = &mirrored["read_path"];
-        assert_eq!(mirrored_path["backend"], word(path.backend().as_str_name()));
-        assert_eq!(mirrored_path["requested"], word(path.requested().as_str_name()));
-        assert_eq!(mirrored_path["reason"], path.reason);
-        assert_eq!(mirrored_path["own_backend"], path.own_backend);
-        assert_eq!(mirrored_path["direct_io"], path.direct_io, "{name}");
-        assert_eq!(mirrored_path["direct_io_reason"], path.direct_io_reason, "{name}");
-        assert_eq!(
-            mirrored_path["offset_alignment_bytes"],
-            path.offset_alignment_bytes
-        );
-        assert_eq!(
-            mirrored_path["memory_alignment_bytes"],
-            path.memory_alignment_bytes
-        );
+        let (seen, told) = (statuses.next().unwrap(), figures.next().unwrap());
+        assert_eq!(seen.dataset.as_ref(), Some(dataset));
+        let path = seen.read_path.as_ref().unwrap();
+        for (member, value) in mirrored.as_object().unwrap() {
+            assert_eq!(&told[member], value, "{name}");
+        }
+        assert_eq!(told["files"], seen.files);
+        assert_eq!(told["reads_total"], seen.reads_total, "{name}");
+        assert_eq!(told["backend"], word(path.backend().as_str_name()));
+        assert_eq!(told["requested"], word(path.requested().as_str_name()));
+        assert_eq!(told["reason"], path.reason);
+        assert_eq!(told["own_backend"], path.own_backend);
+        assert_eq!(told["direct_io"], path.direct_io, "{name}");
+        assert_eq!(told["direct_io_reason"], path.direct_io_reason, "{name}");
+        assert_eq!(told["offset_alignment_bytes"], path.offset_alignment_bytes);
+        assert_eq!(told["memory_alignment_bytes"], path.memory_alignment_bytes);
         // A mapping reads through the page cache whatever the file could do; the others do not, on this disk.
         assert_eq!(
             path.direct_io,
@@ -304,7 +314,7 @@ async fn described(
         };
         assert_eq!(dataset.count, space.items.len() as u64);
         assert_eq!(dataset.length_bytes, space.bytes.len() as u64);
-        assert_eq!(dataset.files, if name == "joined" { 3 } else { 1 });
+        assert_eq!(seen.files, if name == "joined" { 3 } else { 1 });
         match (space.unit, &dataset.vectors) {
             (Unit::Blocks, None) => assert_eq!(dataset.block_bytes as usize, space.items[0].len()),
             (Unit::Vectors(dim, dtype), Some(shape)) => {
@@ -312,9 +322,9 @@ async fn described(
                     (shape.dim, word(shape.dtype().as_str_name()).as_str()),
                     (dim, dtype)
                 );
-                assert_eq!(mirrored["vectors"]["stride_bytes"], shape.stride_bytes);
-                // Vector 1 lies where the shape says.
-                let begin = shape.base_offset + shape.stride_bytes;
+                assert_eq!(told["stride_bytes"], seen.stride_bytes);
+                // Vector 1 lies where the status says.
+                let begin = seen.base_offset + seen.stride_bytes;
                 let found = slice(&space.bytes, begin, shape.vector_bytes.into());
                 assert!(found == space.items[1], "{name}");
             }
@@ -347,7 +357,7 @@ async fn streamed(fetch: &mut FetchServiceClient<Channel>, request: Request) -> 
         Response::Vectors(answer) => answer.data,
         Response::Ranges(answer) => answer.data,
         Response::Objects(answer) => answer.data,
-        Response::Error(error) => panic!("{error:?}"),
+        Response::Status(error) => panic!("{error:?}"),
     }
 }
 

@@ -8,6 +8,7 @@ use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
 use tonic::Code;
+use tonic_types::RpcStatusExt as _;
 
 #[tokio::test]
 async fn what_nobody_waits_for_is_not_read() {
@@ -79,13 +80,9 @@ async fn what_nobody_waits_for_is_not_read() {
     let before = late;
     while let Some(answer) = answers.message().await.unwrap() {
         match answer.response.unwrap() {
-            Response::Error(error) => {
-                assert_eq!(
-                    (error.code, error.retry_after_ms),
-                    (i32::from(Code::DeadlineExceeded), 0),
-                    "{}",
-                    error.message
-                );
+            Response::Status(error) => {
+                assert_eq!(error.code, i32::from(Code::DeadlineExceeded), "{}", error.message);
+                assert!(error.get_details_retry_info().is_none(), "{error:?}");
                 assert_eq!(answer.id % 2, 0);
                 late += 1;
             }

@@ -73,7 +73,7 @@ async fn streamed(daemon: &Daemon, bytes: &[u8], answered: &AtomicU64) {
                 let id = answer.id;
                 match answer.response.unwrap() {
                     Response::Blocks(blocks) => assert!(blocks.data == of(bytes, id % COUNT), "wrong bytes"),
-                    Response::Error(error) => {
+                    Response::Status(error) => {
                         assert_eq!(error.code, i32::from(Code::Unavailable), "{error:?}");
                     }
                     other @ (Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_)) => {
@@ -233,7 +233,7 @@ async fn a_client_that_does_not_read_cannot_hold_the_daemon() {
         let mut daemon = setup.set("shutdown.drain_timeout_ms", "500").start();
         let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
         let held = narrow
-            .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 4 << 20)]))
+            .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 3 << 20)]))
             .await;
         assert_eq!(held.head.status, 200);
         let begun = Instant::now();
@@ -252,7 +252,7 @@ async fn a_second_signal_ends_it_at_once() {
     let mut daemon = setup.set("shutdown.drain_timeout_ms", "600000").start();
     let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
     let _held = narrow
-        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 4 << 20)]))
+        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 3 << 20)]))
         .await;
     daemon.signal(Signal::INT);
     daemon.logged(&["draining", "SIGINT"]);

@@ -33,11 +33,7 @@ async fn clear(daemon: &Daemon, dataset: &str) -> Result<v1::ClearBackendRespons
 
 /// (backend, requested, whether it is its own) of a dataset.
 async fn reads(daemon: &Daemon, dataset: &str) -> (v1::Backend, v1::Backend, bool) {
-    let request = v1::GetDatasetRequest {
-        name: dataset.to_owned(),
-    };
-    let answer = daemon.datasets().await.get_dataset(request).await.unwrap();
-    let path = answer.into_inner().dataset.unwrap().read_path.unwrap();
+    let path = daemon.read_path(dataset).await;
     (path.backend(), path.requested(), path.own_backend)
 }
 
@@ -175,8 +171,8 @@ async fn a_dataset_is_flipped_by_itself() {
         unary(&daemon, &other, &tally, 3),
     );
     assert_eq!(daemon.status().await.read_errors_total, 0);
-    let mirrored = daemon.http_client().get("/v1/datasets/blocks").await.json();
-    assert_eq!(mirrored["read_path"]["own_backend"], false);
+    let mirrored = daemon.http_client().get("/v1/status").await.json();
+    assert_eq!(mirrored["datasets"][0]["own_backend"], false);
     daemon.stop().await;
 }
 

@@ -35,27 +35,16 @@ async fn assert_falls_back(daemon: &Daemon, reason: &str) {
         (status.backend(), status.requested()),
         (v1::Backend::Mmap, v1::Backend::Uring)
     );
-    let request = v1::GetDatasetRequest {
-        name: "blocks".to_owned(),
-    };
-    let dataset = daemon
-        .datasets()
-        .await
-        .get_dataset(request)
-        .await
-        .unwrap()
-        .into_inner()
-        .dataset
-        .unwrap();
-    let path = dataset.read_path.unwrap();
+    let path = daemon.read_path("blocks").await;
     assert_eq!(
         (path.backend(), path.requested()),
         (v1::Backend::Mmap, v1::Backend::Uring)
     );
     assert!(path.reason.contains(reason) && !path.direct_io, "{path:?}");
-    let mirrored = daemon.http_client().get("/v1/datasets/blocks").await.json();
-    assert_eq!(mirrored["read_path"]["requested"], "uring");
-    assert_eq!(mirrored["read_path"]["reason"], path.reason);
+    let mirrored = daemon.http_client().get("/v1/status").await.json();
+    let mirrored = &mirrored["datasets"][0];
+    assert_eq!(mirrored["requested"], "uring");
+    assert_eq!(mirrored["reason"], path.reason);
 
     daemon.assert_serves("blocks").await;
     let scrape = daemon.scrape().await;

@@ -10,7 +10,7 @@ use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
 use serde_json::json;
 use tonic::{Code, Status};
-use tonic_types::StatusExt as _;
+use tonic_types::{RpcStatusExt as _, StatusExt as _};
 
 /// RESOURCE_EXHAUSTED with RetryInfo and without a field to mend.
 fn check(status: &Status, part: &str) {
@@ -79,14 +79,15 @@ async fn refused_everywhere(daemon: &Daemon, load: &Load, dataset: &str, indices
             .unwrap()
             .into_inner();
         match answers.message().await.unwrap().unwrap().response.unwrap() {
-            Response::Error(error) => Some(error),
+            Response::Status(error) => Some(error),
             Response::Blocks(_) | Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_) => None,
         }
     })
     .await;
     assert_eq!(error.code, i32::from(Code::ResourceExhausted));
+    let retry = error.get_details_retry_info().and_then(|info| info.retry_delay);
     assert!(
-        error.retry_after_ms > 0 && error.message.contains(part),
+        retry.is_some_and(|delay| !delay.is_zero()) && error.message.contains(part),
         "{error:?}"
     );
 }

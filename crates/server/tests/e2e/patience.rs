@@ -83,7 +83,7 @@ async fn whoever_does_not_come_on_is_closed_for_a_reason_that_is_counted() {
     daemon.has_closed("http", "send").await;
     let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
     let _held = narrow
-        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 4 << 20)]))
+        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 3 << 20)]))
         .await;
     daemon.has_closed("grpc", "send").await;
     daemon.logged(&["connections were closed by a limit", "127.0.0.1"]);

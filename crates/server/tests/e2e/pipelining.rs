@@ -1,5 +1,6 @@
 //! FetchStream: many requests at once, answers in any order, and a client that does not read.
 
+use crate::backlog::{Load, batch, slow};
 use crate::daemon::{Setup, backends, eventually_async};
 use crate::data::everything;
 use crate::wire;
@@ -8,6 +9,7 @@ use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
 use std::collections::BTreeMap;
 use tonic::Code;
+use tonic_types::RpcStatusExt as _;
 
 #[tokio::test]
 async fn five_hundred_requests_are_answered_by_their_ids() {
@@ -77,10 +79,10 @@ async fn five_hundred_requests_are_answered_by_their_ids() {
                 Response::Vectors(answer) => (answer.data, answer.errors),
                 Response::Ranges(answer) => (answer.data, answer.errors),
                 Response::Objects(answer) => (answer.data, answer.errors),
-                Response::Error(error) => {
+                Response::Status(error) => {
                     assert_eq!(Err(Code::from(error.code)), expected, "{error:?}");
                     assert!(
-                        !error.message.is_empty() && error.retry_after_ms == 0,
+                        !error.message.is_empty() && error.get_details_retry_info().is_none(),
                         "{error:?}"
                     );
                     continue;
@@ -96,6 +98,73 @@ async fn five_hundred_requests_are_answered_by_their_ids() {
         assert!(expected.is_empty(), "{} are not answered", expected.len());
         daemon.stop().await;
     }
+}
+
+#[tokio::test]
+async fn cancelled_requests_are_answered_once_and_hold_nothing() {
+    // Scenario: a busy daemon; a stream sends four requests of 4,096 reads, as many as it may have in flight, and cancels
+    // them, and an id that it never used; again, until one was cancelled in time. Expectation: each is answered once, with
+    // CANCELLED and its reason or with its bytes; the stream goes on; reads that were not submitted are never made.
+    let daemon = slow(Setup::new("pread"))
+        .set("limits.stream_requests_in_flight", "4")
+        .start();
+    let load = Load::start(&daemon, 2).await;
+    let mut fetch = daemon.fetch().await;
+    let (requests, received) = tokio::sync::mpsc::unbounded_channel();
+    let received = tokio_stream::wrappers::UnboundedReceiverStream::new(received);
+    let mut answers = fetch.fetch_stream(received).await.unwrap().into_inner();
+    let send = |id, request| {
+        let deadline_ms = 0;
+        let request = Some(request);
+        requests
+            .send(v1::FetchStreamRequest {
+                id,
+                request,
+                deadline_ms,
+            })
+            .unwrap();
+    };
+    let mut cancelled = 0;
+    for round in 0.. {
+        let ids = round * 4..round * 4 + 4;
+        for id in ids.clone() {
+            send(id, Request::Blocks(wire::blocks("slow", &batch())));
+        }
+        for id in ids.clone().chain([u64::MAX]) {
+            send(id, Request::Cancel(v1::Cancel {}));
+        }
+        let mut open: Vec<u64> = ids.collect();
+        while !open.is_empty() {
+            let answer = answers.message().await.unwrap().unwrap();
+            let place = open.iter().position(|id| *id == answer.id);
+            open.remove(place.unwrap_or_else(|| panic!("{} a second time", answer.id)));
+            match answer.response.unwrap() {
+                Response::Blocks(blocks) => assert_eq!(blocks.data.len(), batch().len() * 512),
+                Response::Status(status) if status.code == i32::from(Code::Cancelled) => {
+                    assert_eq!(status.get_details_error_info().unwrap().reason, "CANCELLED");
+                    cancelled += 1;
+                }
+                Response::Status(status) => assert_eq!(status.code, i32::from(Code::ResourceExhausted)),
+                other @ (Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_)) => {
+                    panic!("{other:?}")
+                }
+            }
+        }
+        if cancelled > 0 {
+            break;
+        }
+    }
+    send(7, Request::Blocks(wire::blocks("slow", &[0])));
+    drop(requests);
+    assert_eq!(answers.message().await.unwrap().unwrap().id, 7);
+    assert!(answers.message().await.unwrap().is_none());
+    load.stop().await;
+    eventually_async("everything is given back", async || {
+        let queued = daemon.scrape().await.sum("ringfetch_queued_reads", &[]);
+        (queued < 0.5 && daemon.status().await.memory_in_use_bytes == 0).then_some(())
+    })
+    .await;
+    daemon.stop().await;
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use crate::wire;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A dataset as its readers know it.
@@ -49,6 +50,8 @@ pub(crate) struct Tally {
     answers: AtomicU64,
     /// Answers of the newest version.
     newest: AtomicU64,
+    /// (dataset, version, etag) of every version seen, over any transport.
+    etags: Mutex<Vec<(String, usize, String)>>,
 }
 
 impl Tally {
@@ -69,7 +72,21 @@ impl Tally {
         self.newest.load(Ordering::Relaxed)
     }
 
-    fn count(&self, known: &Known<'_>, version: usize) {
+    /// An answer of a version, which bears this etag and no other version does.
+    fn count(&self, known: &Known<'_>, version: usize, etag: &str) {
+        let mut etags = self.etags.lock().expect("the tags seen");
+        let of_this = etags.iter().filter(|(name, ..)| name == known.name);
+        match of_this
+            .clone()
+            .find(|(_, other, tag)| (*other == version) != (tag == etag))
+        {
+            Some(other) => panic!("{}: version {version} has {etag}, and {other:?}", known.name),
+            None if !of_this.clone().any(|(_, other, _)| *other == version) => {
+                etags.push((known.name.to_owned(), version, etag.to_owned()));
+            }
+            None => {}
+        }
+        drop(etags);
         self.answers.fetch_add(1, Ordering::Relaxed);
         if version + 1 == known.versions.len() {
             self.newest.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +127,7 @@ pub(crate) async fn unary(daemon: &Daemon, known: &Known<'_>, tally: &Tally, sal
             known.name
         );
         latest = version;
-        tally.count(known, version);
+        tally.count(known, version, &answer.etag);
     }
 }
 
@@ -152,9 +169,9 @@ pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) 
             Response::Blocks(blocks) => {
                 assert!(blocks.errors.is_empty(), "{:?}", blocks.errors);
                 let pieces = [block(id % count), block(id * 13 % count)];
-                tally.count(known, known.version(&pieces, &blocks.data));
+                tally.count(known, known.version(&pieces, &blocks.data), &blocks.etag);
             }
-            other @ (Response::Error(_)
+            other @ (Response::Status(_)
             | Response::Vectors(_)
             | Response::Ranges(_)
             | Response::Objects(_)) => {
@@ -169,7 +186,6 @@ pub(crate) async fn ranges(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
     let http = daemon.http_client();
     let path = format!("/v1/datasets/{}/bytes", known.name);
     let length = (known.versions[0].len() / 2).min(1 << 20);
-    let mut etags: Vec<(usize, String)> = Vec::new();
     for round in 0.. {
         if tally.stopped() {
             return;
@@ -180,15 +196,6 @@ pub(crate) async fn ranges(daemon: &Daemon, known: &Known<'_>, tally: &Tally) {
         assert_eq!(answer.status, 206, "{answer:?}");
         let piece = from..from + length;
         let version = known.version(std::slice::from_ref(&piece), &answer.body);
-        let etag = answer.header("etag").to_owned();
-        match etags
-            .iter()
-            .find(|(other, tag)| (*other == version) != (*tag == etag))
-        {
-            None => etags.push((version, etag)),
-            Some(other) => panic!("{}: version {version} has {etag}, and {other:?}", known.name),
-        }
-        etags.dedup();
-        tally.count(known, version);
+        tally.count(known, version, answer.header("etag").trim_matches('"'));
     }
 }

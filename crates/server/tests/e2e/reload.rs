@@ -338,7 +338,7 @@ async fn the_files_word_ends_what_was_set_at_run_time() {
     );
     let backends = async || {
         let status = daemon.status().await;
-        let of = |dataset: &v1::Dataset| {
+        let of = |dataset: &v1::DatasetStatus| {
             let path = dataset.read_path.clone().unwrap();
             (path.backend(), path.own_backend)
         };

@@ -132,8 +132,7 @@ async fn a_backend_that_cannot_be_had_refuses_the_whole_reload() {
             assert_eq!(
                 (path.backend(), path.own_backend),
                 (Mmap, false),
-                "{key}: {}",
-                dataset.name
+                "{key}: {dataset:?}"
             );
         }
         let mut fetch = daemon.fetch().await;
@@ -161,7 +160,7 @@ async fn a_fallback_of_the_start_is_no_mistake_of_a_reload() {
     let daemon = setup.without_io_uring(EPERM).start();
     let backends = async || {
         let status = daemon.status().await;
-        let of = |dataset: &v1::Dataset| dataset.read_path.clone().unwrap().backend();
+        let of = |dataset: &v1::DatasetStatus| dataset.read_path.clone().unwrap().backend();
         (status.backend(), of(&status.datasets[0]), of(&status.datasets[1]))
     };
     let answer = reload(&daemon).await.unwrap();
@@ -243,7 +242,7 @@ async fn signals_before_it_serves_and_while_it_drains_do_no_harm() {
 
     let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
     let _held = narrow
-        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 4 << 20)]))
+        .call("FetchRanges", &[], &wire::ranges("blocks", &[(0, 3 << 20)]))
         .await;
     // Whatever the start's signals left is done.
     hang_up(&daemon).await;

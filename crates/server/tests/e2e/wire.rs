@@ -87,6 +87,15 @@ impl Daemon {
             .into_inner()
     }
 
+    /// How a dataset is read.
+    pub(crate) async fn read_path(&self, name: &str) -> v1::ReadPath {
+        let status = self.status().await;
+        let named =
+            |found: &v1::DatasetStatus| found.dataset.as_ref().is_some_and(|dataset| dataset.name == name);
+        let found = status.datasets.into_iter().find(named).expect("the dataset");
+        found.read_path.expect("a read path")
+    }
+
     /// Fails unless a plain read of block 0 of a dataset works over both transports: the daemon goes on.
     pub(crate) async fn assert_serves(&self, dataset: &str) {
         let request = blocks(dataset, &[0]);
@@ -109,6 +118,7 @@ pub(crate) fn blocks(dataset: &str, indices: &[u64]) -> v1::FetchBlocksRequest {
         dataset: dataset.to_owned(),
         indices: indices.to_vec(),
         fail_fast: false,
+        ..Default::default()
     }
 }
 
@@ -118,6 +128,7 @@ pub(crate) fn vectors(dataset: &str, ids: &[u64]) -> v1::FetchVectorsRequest {
         dataset: dataset.to_owned(),
         ids: ids.to_vec(),
         fail_fast: false,
+        ..Default::default()
     }
 }
 
@@ -128,6 +139,7 @@ pub(crate) fn ranges(dataset: &str, ranges: &[(u64, u64)]) -> v1::FetchRangesReq
         offsets: ranges.iter().map(|range| range.0).collect(),
         lengths: ranges.iter().map(|range| range.1).collect(),
         fail_fast: false,
+        ..Default::default()
     }
 }
 

@@ -15,6 +15,7 @@ async fn the_status_counts_what_was_read() {
         dataset: "blocks".into(),
         indices: vec![0, 9, 8, 7, 6, 999],
         fail_fast: false,
+        ..Default::default()
     };
     served.fetch().fetch_blocks(request).await.unwrap();
     let mut admin = AdminServiceClient::new(served.admin.clone());

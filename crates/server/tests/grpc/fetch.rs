@@ -15,6 +15,7 @@ async fn blocks_come_in_the_order_of_the_request() {
         dataset: "blocks".into(),
         indices: wanted.iter().map(|index| *index as u64).collect(),
         fail_fast: false,
+        ..Default::default()
     };
     let answer = served.fetch().fetch_blocks(request).await.unwrap().into_inner();
     let expected = wanted.map(|index| served.block(index)).concat();
@@ -40,6 +41,7 @@ async fn vectors_come_without_their_record_headers() {
         dataset: "vectors".into(),
         ids: vec![19, 0, 4],
         fail_fast: false,
+        ..Default::default()
     };
     let answer = served.fetch().fetch_vectors(request).await.unwrap().into_inner();
     assert_eq!(answer.data, [vector(19), vector(0), vector(4)].concat());
@@ -58,6 +60,7 @@ async fn ranges_see_the_file_as_it_is() {
         offsets,
         lengths,
         fail_fast: false,
+        ..Default::default()
     };
     let answer = served.fetch().fetch_ranges(request).await.unwrap().into_inner();
     let expected = [
@@ -74,6 +77,7 @@ async fn ranges_see_the_file_as_it_is() {
         offsets: vec![0],
         lengths: vec![whole],
         fail_fast: false,
+        ..Default::default()
     };
     let answer = served.fetch().fetch_ranges(request).await.unwrap().into_inner();
     assert_eq!(answer.data[..4], 3u32.to_le_bytes());
@@ -103,6 +107,7 @@ async fn objects_come_whole_or_in_part() {
         offsets: vec![6, 0, 1, 0, 11],
         lengths: vec![0, 0, 2, 5, 1],
         fail_fast: false,
+        ..Default::default()
     };
     let answer = served.fetch().fetch_objects(request).await.unwrap().into_inner();
     assert_eq!(
@@ -120,6 +125,7 @@ async fn a_bad_item_does_not_fail_the_rest() {
         offsets: vec![0, 50_000, u64::MAX, 7, 10],
         lengths: vec![2, 1, 2, 0, 2],
         fail_fast: false,
+        ..Default::default()
     };
     let answer = served.fetch().fetch_ranges(request).await.unwrap().into_inner();
     assert_eq!(answer.lengths, [2, 0, 0, 0, 2]);
@@ -144,6 +150,7 @@ async fn a_bad_item_does_not_fail_the_rest() {
         dataset: "blocks".into(),
         indices: vec![BLOCKS as u64, 3],
         fail_fast: false,
+        ..Default::default()
     };
     let answer = served.fetch().fetch_blocks(request).await.unwrap().into_inner();
     assert_eq!(
@@ -178,6 +185,7 @@ async fn fail_fast_makes_the_first_bad_item_the_answer() {
         dataset: "blocks".into(),
         indices: vec![0, 50, 51],
         fail_fast: true,
+        ..Default::default()
     };
     let status = served.fetch().fetch_blocks(request).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);
@@ -208,6 +216,7 @@ async fn an_item_larger_than_an_answer_is_that_items_error() {
         offsets: vec![0, 5],
         lengths: vec![1501, 5],
         fail_fast: false,
+        ..Default::default()
     };
     let answer = served.fetch().fetch_ranges(request).await.unwrap().into_inner();
     assert_eq!(answer.data, served.blocks[5..10]);
@@ -217,6 +226,7 @@ async fn an_item_larger_than_an_answer_is_that_items_error() {
         dataset: "blocks".into(),
         indices: vec![0, 1],
         fail_fast: false,
+        ..Default::default()
     };
     let status = served.fetch().fetch_blocks(request).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);

@@ -17,6 +17,7 @@ fn blocks(indices: Vec<u64>) -> v1::FetchBlocksRequest {
         dataset: "blocks".into(),
         indices,
         fail_fast: false,
+        ..Default::default()
     }
 }
 

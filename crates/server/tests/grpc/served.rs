@@ -7,7 +7,7 @@ use ringfetch_proto::v1::dataset_service_client::DatasetServiceClient;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
 use ringfetch_server::catalogue::Catalogue;
 use ringfetch_server::config::{Base, Inputs, Limits, LogConfig, LogFormat, load};
-use ringfetch_server::fetch::Fetcher;
+use ringfetch_server::door::Fetcher;
 use ringfetch_server::lifecycle::Lifecycle;
 use ringfetch_server::listener::ConnectionBounds;
 use ringfetch_server::live::{Live, Parts};

@@ -51,6 +51,7 @@ fn all_blocks() -> v1::FetchBlocksRequest {
         dataset: "blocks".into(),
         indices: (0..50).collect(),
         fail_fast: false,
+        ..Default::default()
     }
 }
 

@@ -7,6 +7,7 @@ use ringfetch_proto::v1::fetch_stream_response::Response as Answer;
 use ringfetch_server::config::Limits;
 use std::collections::BTreeMap;
 use tonic::Code;
+use tonic_types::RpcStatusExt as _;
 
 fn request(id: u64, ask: Ask) -> v1::FetchStreamRequest {
     v1::FetchStreamRequest {
@@ -21,6 +22,7 @@ fn blocks(indices: Vec<u64>) -> Ask {
         dataset: "blocks".into(),
         indices,
         fail_fast: false,
+        ..Default::default()
     })
 }
 
@@ -50,12 +52,14 @@ async fn every_request_of_a_stream_gets_its_answer() {
         dataset: "vectors".into(),
         ids: vec![2, 1],
         fail_fast: false,
+        ..Default::default()
     };
     let ranges = v1::FetchRangesRequest {
         dataset: "blocks".into(),
         offsets: vec![3],
         lengths: vec![4],
         fail_fast: false,
+        ..Default::default()
     };
     let objects = v1::FetchObjectsRequest {
         dataset: "objects".into(),
@@ -66,6 +70,7 @@ async fn every_request_of_a_stream_gets_its_answer() {
         dataset: "none".into(),
         indices: vec![1],
         fail_fast: false,
+        ..Default::default()
     };
     let answers = all(
         &served,
@@ -101,10 +106,11 @@ async fn every_request_of_a_stream_gets_its_answer() {
     };
     assert_eq!(found.data, "first object");
     for (id, code) in [(4, Code::NotFound), (u64::MAX, Code::InvalidArgument)] {
-        let Answer::Error(error) = &answers[&id] else {
+        let Answer::Status(status) = &answers[&id] else {
             panic!("{answers:?}")
         };
-        assert_eq!((Code::from(error.code), error.retry_after_ms), (code, 0));
+        assert_eq!(Code::from(status.code), code);
+        assert!(status.get_details_retry_info().is_none() && status.get_details_error_info().is_some());
     }
     let ended = r#"ringfetch_rpc_requests_total{code="OK",method="FetchStream",transport="grpc"} 1"#;
     served.await_scraped(ended).await;

@@ -2,11 +2,13 @@
 
 use super::*;
 use futures_util::FutureExt as _;
+use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use prost::Message as _;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
+use tonic_types::RpcStatusExt as _;
 
 type Pieces = mpsc::UnboundedSender<Bytes>;
 
@@ -100,6 +102,10 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
         self.send(Envelope::plain(&message).unwrap().head);
     }
 
+    fn cancel(&self, id: u64) {
+        self.send(Envelope::plain(&cancel(id)).unwrap().head);
+    }
+
     /// What the body has to say now; `None`: nothing yet.
     fn poll(&mut self) -> Option<Frame<Bytes>> {
         self.body
@@ -110,17 +116,30 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
 
     /// The id of the next answer and its data, however many frames they come in.
     fn answer(&mut self) -> (u64, Bytes) {
+        let response = self.response();
+        match response.response {
+            Some(v1::fetch_stream_response::Response::Ranges(ranges)) => (response.id, ranges.data),
+            other => panic!("not an answer to ranges: {other:?}"),
+        }
+    }
+
+    /// The id of the next answer and the code that its request failed with.
+    fn refusal(&mut self) -> (u64, Code) {
+        let response = self.response();
+        match response.response {
+            Some(v1::fetch_stream_response::Response::Status(status)) => (response.id, status.code.into()),
+            other => panic!("not a refusal: {other:?}"),
+        }
+    }
+
+    fn response(&mut self) -> v1::FetchStreamResponse {
         loop {
             if let Some(message) = self
                 .received
                 .next()
                 .unwrap_or_else(|_| panic!("not a gRPC frame"))
             {
-                let response = v1::FetchStreamResponse::decode(message).unwrap();
-                return match response.response {
-                    Some(v1::fetch_stream_response::Response::Ranges(ranges)) => (response.id, ranges.data),
-                    other => panic!("not an answer to ranges: {other:?}"),
-                };
+                return v1::FetchStreamResponse::decode(message).unwrap();
             }
             let frame = self.poll().unwrap().into_data().unwrap();
             self.received.push(frame);
@@ -133,6 +152,88 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
         assert!(self.body.is_end_stream());
         Status::from_header_map(&trailers).unwrap()
     }
+}
+
+fn cancel(id: u64) -> v1::FetchStreamRequest {
+    v1::FetchStreamRequest {
+        id,
+        request: Some(OneOf::Cancel(v1::Cancel {})),
+        deadline_ms: 0,
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_request_is_given_up_and_answered_once() {
+    // Scenario: both places are taken, and one of the two is cancelled; then a third comes. Expectation: the work is dropped,
+    // CANCELLED is answered, and the place is the third's; the other is answered as ever.
+    let mut stream = stream(None);
+    stream.request(1);
+    stream.request(2);
+    assert!(stream.poll().is_none());
+    let work = stream.begun.0.lock().unwrap().remove(&1).unwrap();
+    stream.cancel(1);
+    assert_eq!(stream.refusal(), (1, Code::Cancelled));
+    assert!(work.is_closed(), "it is still worked on");
+    stream.request(3);
+    assert!(stream.poll().is_none());
+    assert_eq!(stream.begun.ids(), [2, 3]);
+    stream.begun.answer(3, b"three");
+    stream.begun.answer(2, b"two");
+    let mut answers = [stream.answer(), stream.answer()];
+    answers.sort();
+    assert_eq!(answers, [(2, "two".into()), (3, "three".into())]);
+    stream.pieces = None;
+    assert_eq!(stream.end().code(), Code::Ok);
+}
+
+#[tokio::test]
+async fn a_cancel_of_nothing_is_ignored() {
+    // Ids that were never used, that are answered, and that are answered at this moment: no answer to the cancel, and one
+    // answer to each request. Two requests with one id are both cancelled.
+    let mut stream = stream(None);
+    stream.cancel(7);
+    stream.request(1);
+    assert!(stream.poll().is_none());
+    stream.begun.answer(1, b"one");
+    stream.cancel(1);
+    assert_eq!(stream.response().id, 1);
+    stream.cancel(1);
+    stream.cancel(8);
+    assert!(stream.poll().is_none());
+    stream.request(5);
+    stream.request(5);
+    stream.cancel(5);
+    assert_eq!(stream.refusal(), (5, Code::Cancelled));
+    assert_eq!(stream.refusal(), (5, Code::Cancelled));
+    stream.pieces = None;
+    assert_eq!(stream.end().code(), Code::Ok);
+}
+
+#[tokio::test]
+async fn a_flood_of_cancels_lets_others_have_their_turn() {
+    // Scenario: more cancels than one turn carries out, and a request behind them, in one piece. Expectation: the first poll
+    // ends before the request and asks for another turn; the next one begins it.
+    struct Woken(std::sync::atomic::AtomicBool);
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let mut stream = stream(None);
+    let mut flood = Vec::new();
+    for id in 0..=CANCELS_AT_ONCE as u64 {
+        flood.extend(Envelope::plain(&cancel(id)).unwrap().head);
+    }
+    stream.send(flood);
+    stream.request(1);
+    let woken = Arc::new(Woken(false.into()));
+    let waker = Arc::clone(&woken).into();
+    let mut cx = Context::from_waker(&waker);
+    assert!(Pin::new(&mut stream.body).poll_frame(&mut cx).is_pending());
+    assert!(stream.begun.ids().is_empty());
+    assert!(woken.0.load(std::sync::atomic::Ordering::Relaxed));
+    assert!(Pin::new(&mut stream.body).poll_frame(&mut cx).is_pending());
+    assert_eq!(stream.begun.ids(), [1]);
 }
 
 #[tokio::test]
@@ -275,31 +376,34 @@ async fn a_stream_that_is_dropped_was_cancelled() {
 #[test]
 fn a_request_that_asks_for_nothing_is_answered() {
     // Neither blocks nor vectors nor the rest: INVALID_ARGUMENT with the field's name, under the request's id.
-    let envelope = failed(9, &nothing_asked()).unwrap();
+    let envelope = failed(9, &nothing_asked(), "request").unwrap();
     let response = v1::FetchStreamResponse::decode(&envelope.head[5..]).unwrap();
-    let Some(v1::fetch_stream_response::Response::Error(error)) = response.response else {
+    let Some(v1::fetch_stream_response::Response::Status(status)) = response.response else {
         panic!("{response:?}");
     };
+    assert_eq!((response.id, status.code), (9, Code::InvalidArgument as i32));
+    assert!(status.get_details_retry_info().is_none());
     assert_eq!(
-        (response.id, error.code, error.retry_after_ms),
-        (9, Code::InvalidArgument as i32, 0)
+        status.get_details_bad_request().unwrap().field_violations[0].field,
+        "request"
     );
     assert_eq!(
-        error.message,
+        status.message,
         "request: set one of blocks, vectors, ranges and objects"
     );
 }
 
 #[test]
 fn a_refusal_that_passes_says_when_to_come_back() {
-    // Overload inside a stream: RESOURCE_EXHAUSTED with milliseconds to wait.
-    let envelope = failed(9, &FetchError::TooManyRequests { max: 3, own: false }).unwrap();
+    // Overload inside a stream: RESOURCE_EXHAUSTED with google.rpc.RetryInfo, as a call has it.
+    let envelope = failed(9, &FetchError::TooManyRequests { max: 3, own: false }, "indices").unwrap();
     let response = v1::FetchStreamResponse::decode(&envelope.head[5..]).unwrap();
-    let Some(v1::fetch_stream_response::Response::Error(error)) = response.response else {
+    let Some(v1::fetch_stream_response::Response::Status(status)) = response.response else {
         panic!("{response:?}");
     };
-    assert_eq!(error.code, Code::ResourceExhausted as i32);
-    assert!(error.retry_after_ms > 0);
+    assert_eq!(status.code, Code::ResourceExhausted as i32);
+    let retry = status.get_details_retry_info().unwrap();
+    assert!(retry.retry_delay.is_some_and(|delay| !delay.is_zero()));
 }
 
 #[tokio::test(start_paused = true)]

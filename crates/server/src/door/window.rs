@@ -1,5 +1,5 @@
 //! How a long answer is cut into windows: each is one batch of bounded bytes and items, so that what a slow client pins
-//! is bounded too. Pure; `stream` fetches them.
+//! is bounded too. Pure; `windowed` fetches them.
 //!
 //! Small pieces share a window (64 ranges of 4 KiB are one batch, not 64), and a long extent is cut at aligned offsets,
 //! so that all its windows but the first are read straight into place.
@@ -13,7 +13,7 @@ const CUT_ALIGNMENT_BYTES: u64 = 4096;
 
 /// A part of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(crate) enum Piece {
     /// Bytes that are known.
     Text(Bytes),
     /// Bytes to fetch; at least one.
@@ -30,7 +30,7 @@ impl Piece {
 }
 
 /// The length of a body.
-pub(super) fn total_bytes(pieces: &[Piece]) -> u64 {
+pub(crate) fn total_bytes(pieces: &[Piece]) -> u64 {
     pieces.iter().map(Piece::bytes).fold(0, u64::saturating_add)
 }
 

@@ -1,6 +1,7 @@
 //! What a request asks for, why it may fail as a whole, and what can be checked of it without reading.
 
 use super::opened::Wanted;
+use super::version::Pinned;
 use crate::caller::Connection;
 use crate::config::Limits;
 use ringfetch_engine::error::ReadError;
@@ -28,6 +29,17 @@ pub enum Items<'a> {
         /// Empty (from the beginning), or one for each name.
         offsets: &'a [u64],
         /// Empty (to the end), or one for each name; 0 means to the end.
+        lengths: &'a [u64],
+        /// Empty (any version), or one for each name; an empty one means any.
+        if_match: &'a [String],
+    },
+    /// Ranges of an object that was looked up before; both lists have the same length.
+    Pinned {
+        /// The object.
+        object: &'a Pinned,
+        /// First bytes.
+        offsets: &'a [u64],
+        /// Lengths, each at least 1.
         lengths: &'a [u64],
     },
 }
@@ -98,7 +110,8 @@ pub enum FetchError {
     },
     /// A larger answer than one request may have.
     #[error(
-        "the answer would have {bytes} bytes, and one may have {max} (limits.response_bytes): split the batch"
+        "the answer would have {bytes} bytes, and one may have {max} (limits.response_bytes): split the batch, or raise \
+         that limit and the client's for a message"
     )]
     ResponseTooLarge {
         /// How many.
@@ -160,7 +173,7 @@ impl Items<'_> {
         match self {
             Self::Blocks(indices) => indices.len(),
             Self::Vectors(ids) => ids.len(),
-            Self::Ranges { offsets, .. } => offsets.len(),
+            Self::Ranges { offsets, .. } | Self::Pinned { offsets, .. } => offsets.len(),
             Self::Objects { names, .. } => names.len(),
         }
     }
@@ -171,7 +184,7 @@ impl Items<'_> {
             Self::Blocks(_) => Wanted::Blocks,
             Self::Vectors(_) => Wanted::Vectors,
             Self::Ranges { .. } => Wanted::Space,
-            Self::Objects { .. } => Wanted::Objects,
+            Self::Objects { .. } | Self::Pinned { .. } => Wanted::Objects,
         }
     }
 
@@ -185,7 +198,7 @@ impl Items<'_> {
         match self {
             Self::Blocks(_) => "indices",
             Self::Vectors(_) => "ids",
-            Self::Ranges { .. } => "offsets",
+            Self::Ranges { .. } | Self::Pinned { .. } => "offsets",
             Self::Objects { .. } => "names",
         }
     }
@@ -206,12 +219,18 @@ impl Items<'_> {
         };
         match self {
             Self::Blocks(_) | Self::Vectors(_) => Ok(()),
-            Self::Ranges { offsets, lengths } => pair("lengths", lengths.len(), "offsets", offsets.len()),
+            Self::Ranges { offsets, lengths } | Self::Pinned { offsets, lengths, .. } => {
+                pair("lengths", lengths.len(), "offsets", offsets.len())
+            }
             Self::Objects {
                 names,
                 offsets,
                 lengths,
+                if_match,
             } => {
+                if !if_match.is_empty() {
+                    pair("if_match", if_match.len(), "names", names.len())?;
+                }
                 if !offsets.is_empty() {
                     pair("offsets", offsets.len(), "names", names.len())?;
                 }
@@ -299,7 +318,8 @@ mod tests {
                 Items::Objects {
                     names: &names,
                     offsets: &[1],
-                    lengths: &[]
+                    lengths: &[],
+                    if_match: &[]
                 },
                 &limits
             ),
@@ -310,11 +330,24 @@ mod tests {
                 Items::Objects {
                     names: &names,
                     offsets: &[],
-                    lengths: &[1; 3]
+                    lengths: &[1; 3],
+                    if_match: &[]
                 },
                 &limits
             ),
             differ("lengths", 3, "names", 2)
+        );
+        assert_eq!(
+            check(
+                Items::Objects {
+                    names: &names,
+                    offsets: &[],
+                    lengths: &[],
+                    if_match: &names[..1]
+                },
+                &limits
+            ),
+            differ("if_match", 1, "names", 2)
         );
         assert_eq!(
             check(Items::Vectors(&[0; 5]), &limits),

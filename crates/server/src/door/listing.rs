@@ -1,10 +1,10 @@
-//! Listing the objects of a dataset, a page at a time.
+//! Listing datasets, and the objects of one, a page at a time, alike over every transport.
 //!
-//! A listing walks the directory on the blocking pool, a few walks at a time in the whole daemon: listings must not take
-//! the threads that open objects. A page ends at its number of names or at a bound of bytes, whichever comes first.
+//! A listing of objects walks the directory on the blocking pool, a few walks at a time in the whole daemon: listings must
+//! not take the threads that open objects. A page ends at its number of names or at a bound of bytes, whichever comes first.
 
 use super::opened::{Opened, Wanted};
-use super::{CallContext, FetchError, Fetcher, until};
+use super::{CallContext, DatasetInfo, FetchError, Fetcher, until};
 use ringfetch_engine::dataset::ObjectEntry;
 use ringfetch_engine::error::ReadError;
 use std::sync::Arc;
@@ -17,13 +17,31 @@ const PAGE_BYTES_MAX: usize = 1 << 20;
 /// Directory walks at a time in the whole daemon.
 pub(super) const WALKS_MAX: usize = 4;
 
+/// Which page.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PageRequest {
+    /// At most this many; 0, or more than a page has: as many as a page has.
+    pub size: u32,
+    /// The token of the page before; empty for the first.
+    pub token: String,
+}
+
+impl PageRequest {
+    fn names(&self) -> usize {
+        match usize::try_from(self.size) {
+            Ok(size @ 1..PAGE_NAMES_MAX) => size,
+            Ok(_) | Err(_) => PAGE_NAMES_MAX,
+        }
+    }
+}
+
 /// A page of objects.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Page {
     /// (name, bytes), in byte order of the names.
     pub objects: Vec<(String, u64)>,
-    /// The name after which the next page begins; none on the last page.
-    pub next_after: Option<String>,
+    /// The token of the next page: the name after which it begins. None on the last page.
+    pub next_page_token: Option<String>,
 }
 
 impl Fetcher {
@@ -32,7 +50,21 @@ impl Fetcher {
         Arc::clone(&self.inner.walks).try_acquire_owned().ok()
     }
 
-    /// Lists objects whose names come after `after`, at most `names` of them; 0: as many as a page has.
+    /// Describes a page of the datasets, by name, and the token of the next page.
+    pub fn list_datasets(&self, page: &PageRequest) -> (Vec<DatasetInfo>, Option<String>) {
+        let (size, mut datasets) = (page.names(), self.datasets());
+        datasets.retain(|dataset| page.token.is_empty() || dataset.name() > page.token.as_str());
+        let more = datasets.len() > size;
+        datasets.truncate(size);
+        let last = datasets.last().filter(|_| more);
+        let next = last.map(|dataset| dataset.name().to_owned());
+        (
+            datasets.iter().map(|dataset| DatasetInfo::new(dataset)).collect(),
+            next,
+        )
+    }
+
+    /// Lists a page of a dataset's objects.
     ///
     /// # Errors
     /// Whatever refuses a request, `ListingsBusy`, or `ListingFailed`.
@@ -42,14 +74,10 @@ impl Fetcher {
     pub async fn list_objects(
         &self,
         dataset: &str,
-        after: String,
-        names: usize,
+        page: PageRequest,
         context: CallContext,
     ) -> Result<Page, FetchError> {
-        let names = match names {
-            0 => PAGE_NAMES_MAX,
-            some => some.min(PAGE_NAMES_MAX),
-        };
+        let (names, after) = (page.names(), page.token);
         let listed = async {
             let Opened(dataset) = self.find(dataset, Wanted::Objects)?;
             let (_in_flight, deadline) = self.admit(&self.limits(), &context)?;
@@ -66,7 +94,7 @@ impl Fetcher {
                 None => Err(ReadError::DeadlineExceeded.into()),
                 Some(Err(error)) => Err(failed(error.to_string())),
                 Some(Ok(Err(error))) => Err(failed(error.to_string())),
-                Some(Ok(Ok(entries))) => Ok(page(entries, names)),
+                Some(Ok(Ok(entries))) => Ok(page_of(entries, names)),
             }
         };
         self.counted(listed.await)
@@ -74,7 +102,7 @@ impl Fetcher {
 }
 
 /// The page that begins with these entries. There is another one after it if they do not all fit.
-fn page(entries: Vec<ObjectEntry>, names: usize) -> Page {
+fn page_of(entries: Vec<ObjectEntry>, names: usize) -> Page {
     let found = entries.len();
     let mut bytes = 0;
     let mut objects = Vec::with_capacity(found.min(names));
@@ -85,11 +113,14 @@ fn page(entries: Vec<ObjectEntry>, names: usize) -> Page {
         }
         objects.push((entry.name, entry.length_bytes));
     }
-    let next_after = objects
+    let next_page_token = objects
         .last()
         .filter(|_| objects.len() < found)
         .map(|(name, _)| name.clone());
-    Page { objects, next_after }
+    Page {
+        objects,
+        next_page_token,
+    }
 }
 
 #[cfg(test)]
@@ -107,20 +138,42 @@ mod tests {
     }
 
     #[test]
+    fn a_page_has_a_bounded_size() {
+        // Sizes that are left out, in bounds, and above: never more than the largest page.
+        for (size, names) in [
+            (0, 1000),
+            (1, 1),
+            (999, 999),
+            (1000, 1000),
+            (1001, 1000),
+            (u32::MAX, 1000),
+        ] {
+            let page = PageRequest {
+                size,
+                ..PageRequest::default()
+            };
+            assert_eq!(page.names(), names, "{size}");
+        }
+    }
+
+    #[test]
     fn a_page_ends_with_a_name_where_more_follows() {
         // One entry more than fits: the next page begins after the last name shown. As many as fit, or none: no next page.
-        let more = page(entries(4, 2), 3);
-        assert_eq!((more.objects.len(), more.next_after.as_deref()), (3, Some("02")));
-        let all = page(entries(3, 2), 3);
-        assert_eq!((all.objects.len(), all.next_after), (3, None));
-        assert_eq!(page(Vec::new(), 3), Page::default());
+        let more = page_of(entries(4, 2), 3);
+        assert_eq!(
+            (more.objects.len(), more.next_page_token.as_deref()),
+            (3, Some("02"))
+        );
+        let all = page_of(entries(3, 2), 3);
+        assert_eq!((all.objects.len(), all.next_page_token), (3, None));
+        assert_eq!(page_of(Vec::new(), 3), Page::default());
     }
 
     #[test]
     fn a_page_of_long_names_stays_below_what_clients_take() {
         // A thousand names of 4 KiB: the page ends at 1 MiB of names and the next one begins after the last name shown.
-        let long = page(entries(1000, 4096), 1000);
+        let long = page_of(entries(1000, 4096), 1000);
         assert_eq!(long.objects.len(), 256);
-        assert_eq!(long.next_after.as_ref(), Some(&long.objects[255].0));
+        assert_eq!(long.next_page_token.as_ref(), Some(&long.objects[255].0));
     }
 }

@@ -73,6 +73,7 @@ impl Rejection {
                 | ReadError::ObjectNameInvalid { .. }
                 | ReadError::ObjectNotFound { .. }
                 | ReadError::ObjectUnreadable { .. }
+                | ReadError::VersionMismatch { .. }
                 | ReadError::Truncated { .. }
                 | ReadError::Device { .. }
                 | ReadError::ShardFailed,

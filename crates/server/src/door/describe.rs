@@ -1,5 +1,5 @@
-//! What a dataset is and how it is read, for whoever lists or describes: once, whatever the transport. In JSON as it is
-//! here; over gRPC as `grpc::describe` translates it.
+//! What a dataset is, for clients, and how it is read, for operators: once, whatever the transport. In JSON as it is here;
+//! over gRPC as `grpc::describe` translates it.
 
 use super::backends::Chosen;
 use super::opened::{Kind, kind_word};
@@ -7,6 +7,7 @@ use super::{FetchError, Fetcher};
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::{Dataset, Dtype};
 use serde::{Serialize, Serializer};
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// A dataset.
@@ -29,10 +30,22 @@ pub struct DatasetInfo {
     pub vectors: Option<VectorShape>,
     /// Strong entity tag of the address space, without quotes; empty for objects, which have one each.
     pub etag: String,
+}
+
+/// How a dataset is read.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Reading {
     /// How its reads reach the device.
-    pub read_path: ReadPath,
-    /// Files or devices that make up the address space.
+    #[serde(flatten)]
+    pub path: ReadPath,
+    /// Files or devices that make up the address space; 0 for objects.
     pub files: usize,
+    /// Of vectors: distance between the beginnings of two of them in the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stride_bytes: Option<u64>,
+    /// Of vectors: where vector 0 begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base_offset: Option<u64>,
 }
 
 /// The shape of a vector.
@@ -48,10 +61,6 @@ pub struct VectorShape {
     pub layout: &'static str,
     /// Bytes of one vector's elements.
     pub vector_bytes: u32,
-    /// Distance between the beginnings of two vectors in the file.
-    pub stride_bytes: u64,
-    /// Where vector 0 begins.
-    pub base_offset: u64,
 }
 
 /// How reads reach the device, and why that way.
@@ -65,6 +74,8 @@ pub struct ReadPath {
     #[serde(serialize_with = "backend_word")]
     #[schema(value_type = String)]
     pub requested: BackendKind,
+    /// Whether these differ.
+    pub fallback: bool,
     /// What decided it.
     pub reason: String,
     /// Whether reads bypass the page cache.
@@ -83,18 +94,20 @@ fn dtype_word<S: Serializer>(dtype: &Dtype, serializer: S) -> Result<S::Ok, S::E
     serializer.serialize_str(dtype.as_str())
 }
 
-fn backend_word<S: Serializer>(backend: &BackendKind, serializer: S) -> Result<S::Ok, S::Error> {
+/// A backend as the configuration's word.
+pub(crate) fn backend_word<S: Serializer>(backend: &BackendKind, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(backend.as_str())
 }
 
 impl Fetcher {
-    /// Describes every dataset, by name.
-    pub fn describe_all(&self) -> Vec<DatasetInfo> {
+    /// Describes every dataset and how it is read, by name.
+    pub fn readings(&self) -> Vec<(DatasetInfo, Reading)> {
         let datasets = self.datasets();
-        datasets
-            .iter()
-            .map(|dataset| DatasetInfo::new(dataset, self.backend_of(dataset)))
-            .collect()
+        let both = |dataset: &Arc<Dataset>| {
+            let reading = Reading::new(dataset, self.backend_of(dataset));
+            (DatasetInfo::new(dataset), reading)
+        };
+        datasets.iter().map(both).collect()
     }
 
     /// Describes a dataset.
@@ -102,13 +115,12 @@ impl Fetcher {
     /// # Errors
     /// `DatasetNotFound`.
     pub fn describe(&self, name: &str) -> Result<DatasetInfo, FetchError> {
-        let dataset = self.dataset(name)?;
-        Ok(DatasetInfo::new(&dataset, self.backend_of(&dataset)))
+        Ok(DatasetInfo::new(&*self.dataset(name)?))
     }
 }
 
 impl DatasetInfo {
-    fn new(dataset: &Dataset, Chosen { status, own }: Chosen) -> Self {
+    pub(super) fn new(dataset: &Dataset) -> Self {
         let kind = dataset.kind();
         let (block_bytes, vectors) = match kind {
             Kind::Blocks { block_bytes, .. } => (Some(block_bytes), None),
@@ -117,29 +129,17 @@ impl DatasetInfo {
                 dim,
                 dtype,
                 vector_bytes,
-                stride_bytes,
-                base_offset,
-                count: _,
+                ..
             } => {
                 let shape = VectorShape {
                     dim,
                     dtype,
                     layout: layout.as_str(),
                     vector_bytes,
-                    stride_bytes,
-                    base_offset,
                 };
                 (None, Some(shape))
             }
             Kind::Objects => (None, None),
-        };
-        let direct = dataset.direct();
-        let (direct_io, direct_io_reason) = match status.backend {
-            // Whatever the file could do.
-            BackendKind::Mmap => (false, "mmap reads through the page cache".to_owned()),
-            BackendKind::Uring | BackendKind::Auto | BackendKind::Pread | BackendKind::Sim => {
-                (direct.direct, direct.reason.clone())
-            }
         };
         Self {
             name: dataset.name().to_owned(),
@@ -152,9 +152,33 @@ impl DatasetInfo {
                 Kind::Objects => String::new(),
                 Kind::Blocks { .. } | Kind::Vectors { .. } => dataset.etag().to_owned(),
             },
-            read_path: ReadPath {
+        }
+    }
+}
+
+impl Reading {
+    fn new(dataset: &Dataset, Chosen { status, own }: Chosen) -> Self {
+        let direct = dataset.direct();
+        let (direct_io, direct_io_reason) = match status.backend {
+            // Whatever the file could do.
+            BackendKind::Mmap => (false, "mmap reads through the page cache".to_owned()),
+            BackendKind::Uring | BackendKind::Auto | BackendKind::Pread | BackendKind::Sim => {
+                (direct.direct, direct.reason.clone())
+            }
+        };
+        let (stride_bytes, base_offset) = match dataset.kind() {
+            Kind::Vectors {
+                stride_bytes,
+                base_offset,
+                ..
+            } => (Some(stride_bytes), Some(base_offset)),
+            Kind::Blocks { .. } | Kind::Objects => (None, None),
+        };
+        Self {
+            path: ReadPath {
                 backend: status.backend,
                 requested: status.requested,
+                fallback: status.is_fallback(),
                 reason: status.reason,
                 direct_io,
                 direct_io_reason,
@@ -163,6 +187,8 @@ impl DatasetInfo {
                 own_backend: own,
             },
             files: dataset.files().len(),
+            stride_bytes,
+            base_offset,
         }
     }
 }

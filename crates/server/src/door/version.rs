@@ -1,21 +1,36 @@
 //! One version of some bytes: a dataset's address space or one object. What is read of it is of that version or is not
-//! read: an ETag never stands over another version's bytes.
+//! read: an ETag never stands over another version's bytes. An object's file is held open, so that one that is replaced or
+//! removed is read to its end, and one that is written to is found out.
 
-use super::opened::{Opened, Wanted};
+use super::opened::{Opened, Wanted, check_version};
 use super::request::{CallContext, FetchError, Items};
-use super::{Fetcher, until, within};
+use super::{Fetcher, until};
 use bytes::Bytes;
+use ringfetch_engine::dataset::OpenFile;
 use ringfetch_engine::error::ReadError;
-use std::time::Instant;
+use std::sync::Arc;
 
 /// Bytes in one version.
 #[derive(Debug)]
 pub struct Version {
     dataset: Opened,
     /// None: the dataset's address space.
-    object: Option<String>,
+    object: Option<Pinned>,
     length_bytes: u64,
     etag: String,
+}
+
+/// An object that was looked up, and is read as it was then.
+#[derive(Debug)]
+pub struct Pinned {
+    name: String,
+    file: Arc<OpenFile>,
+}
+
+impl Pinned {
+    pub(super) fn file(&self) -> &Arc<OpenFile> {
+        &self.file
+    }
 }
 
 /// Why bytes of a version are not there.
@@ -24,8 +39,8 @@ pub enum VersionError {
     /// They could not be read.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// What is there now is another version than the one asked about.
-    #[error("the source was replaced while it was read")]
+    /// It was written to since it was looked up.
+    #[error("the source was changed while it was read")]
     Changed,
 }
 
@@ -52,6 +67,14 @@ impl Version {
     /// The strong entity tag, unquoted.
     pub fn etag(&self) -> &str {
         &self.etag
+    }
+
+    /// Whether this is the version asked for; empty: any is.
+    ///
+    /// # Errors
+    /// `VersionMismatch`.
+    pub fn check(&self, if_match: &str) -> Result<(), FetchError> {
+        check_version(&self.etag, if_match).map_err(FetchError::Read)
     }
 }
 
@@ -93,7 +116,10 @@ impl Fetcher {
                 length_bytes: file.length_bytes(),
                 etag: file.etag().to_owned(),
                 dataset,
-                object: Some(name.to_owned()),
+                object: Some(Pinned {
+                    name: name.to_owned(),
+                    file,
+                }),
             })
         };
         self.counted(looked_up.await)
@@ -115,30 +141,22 @@ impl Fetcher {
         part: Part,
     ) -> Result<Bytes, VersionError> {
         let dataset = &version.dataset;
-        let Some(name) = &version.object else {
+        let Some(object) = &version.object else {
             let items = Items::Ranges { offsets, lengths };
             return Ok(self.read_part(dataset, items, context, part).await?);
         };
-        let names = vec![name.clone(); offsets.len()];
-        let items = Items::Objects {
-            names: &names,
+        let items = Items::Pinned {
+            object,
             offsets,
             lengths,
         };
-        let arrived = context.arrived.unwrap_or_else(Instant::now);
-        let deadline = within(&self.limits(), arrived, context.deadline);
         let result = self.read_part(dataset, items, context, part).await;
-        // Looked at after the read: versions only go forward, so if this is still the one asked about, the read was of it
-        // too. Before the result is: a shorter successor shows as a range past the end.
-        let now = until(deadline, dataset.0.object(name)).await;
-        let now = now
-            .unwrap_or(Err(ReadError::DeadlineExceeded))
-            .map_err(FetchError::Read)?;
-        if now.etag() == version.etag {
-            Ok(result?)
-        } else {
-            Err(VersionError::Changed)
+        // Looked at after the read, and before its result is: a file that was cut short fails the read.
+        if object.file.is_unchanged() {
+            return Ok(result?);
         }
+        dataset.0.forget_object(&object.name);
+        Err(VersionError::Changed)
     }
 
     async fn read_part(
@@ -148,10 +166,10 @@ impl Fetcher {
         context: CallContext,
         part: Part,
     ) -> Result<Bytes, FetchError> {
-        let fetched = match part {
+        let answered = match part {
             Part::First => self.fetch_of(dataset, items, context).await?,
             Part::Further => self.fetch_further(dataset, items, context).await?,
         };
-        Ok(fetched.data)
+        Ok(answered.fetched.data)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::request::FetchError;
 use ringfetch_engine::dataset::Dataset;
+use ringfetch_engine::error::ReadError;
 use std::sync::Arc;
 
 pub use ringfetch_engine::dataset::{Dtype, Kind};
@@ -83,6 +84,27 @@ impl Opened {
     pub fn etag(&self) -> &str {
         self.0.etag()
     }
+
+    /// Whether this is the version asked for; empty: any is.
+    ///
+    /// # Errors
+    /// `VersionMismatch`.
+    pub fn check_version(&self, if_match: &str) -> Result<(), FetchError> {
+        check_version(self.etag(), if_match).map_err(FetchError::Read)
+    }
+}
+
+/// Whether `etag` is the version asked for; empty: any is.
+///
+/// # Errors
+/// `VersionMismatch`.
+pub(super) fn check_version(etag: &str, if_match: &str) -> Result<(), ReadError> {
+    if if_match.is_empty() || if_match == etag {
+        return Ok(());
+    }
+    Err(ReadError::VersionMismatch {
+        etag: etag.to_owned(),
+    })
 }
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
-//! Long answers, fetched window by window while they are sent.
+//! Long answers of any transport, fetched window by window while they are sent.
 //!
 //! Invariants: the first window is there before the head is sent, so that an error of it has a status; at most two windows
 //! of a body are held or being fetched, smaller ones as the memory fills; every window is of the version that the ETag names, or the body breaks off.
-//! A later failure cannot be told in HTTP any more: the connection is cut, so that the client sees a short body and can
-//! go on with Range and If-Range. Deliberately absent: copies; frames are slices of the response memory.
+//! A later failure ends the body with its error: gRPC tells it in its trailers; HTTP has to cut the connection, so that the
+//! client sees a short body and can go on with Range and If-Range. Absent: copies; frames are slices of the response memory.
 
+use super::Fetcher;
+use super::request::{CallContext, FetchError};
+use super::version::{Part, Version, VersionError};
 use super::window::{Allowance, Piece, Plan, WindowLimits, total_bytes};
 use crate::caller::Connection;
-use crate::fetch::{CallContext, FetchError, Fetcher, Part, Version, VersionError};
-use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use ringfetch_engine::error::ReadError;
@@ -26,7 +27,7 @@ const WAIT_TOTAL: Duration = Duration::from_secs(30);
 
 /// Reads windows.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(crate) struct Reader {
     fetcher: Fetcher,
     connection: Option<Arc<Connection>>,
     version: Version,
@@ -35,7 +36,7 @@ pub(super) struct Reader {
 type Fetching = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, VersionError>> + Send>>;
 
 /// A body of known length, fetched in windows.
-pub(super) struct WindowedBody {
+pub(crate) struct WindowedBody {
     reader: Arc<Reader>,
     plan: Plan,
     /// Frames of the window being sent.
@@ -49,7 +50,7 @@ pub(super) struct WindowedBody {
 
 impl Reader {
     /// A reader for one answer on the connection that `connection` belongs to.
-    pub(super) fn new(fetcher: Fetcher, connection: Option<Arc<Connection>>, version: Version) -> Self {
+    pub(crate) fn new(fetcher: Fetcher, connection: Option<Arc<Connection>>, version: Version) -> Self {
         Self {
             fetcher,
             connection,
@@ -159,7 +160,7 @@ impl WindowedBody {
     ///
     /// # Cancel safety
     /// Dropping the future gives the window up.
-    pub(super) async fn start(reader: Reader, pieces: Vec<Piece>) -> Result<Self, VersionError> {
+    pub(crate) async fn start(reader: Reader, pieces: Vec<Piece>) -> Result<Self, VersionError> {
         let left_bytes = total_bytes(&pieces);
         let mut plan = Plan::new(pieces);
         let first = match plan.next_window(reader.window_limits()) {
@@ -177,13 +178,8 @@ impl WindowedBody {
     }
 
     /// Bytes still to come.
-    pub(super) fn left_bytes(&self) -> u64 {
+    pub(crate) fn left_bytes(&self) -> u64 {
         self.left_bytes
-    }
-
-    /// As axum's body.
-    pub(super) fn into_body(self) -> Body {
-        Body::new(self)
     }
 
     /// Starts the next window, if there is one and none is on its way, and drives it.

@@ -18,17 +18,25 @@ mod opened;
 mod rejection;
 mod request;
 mod version;
+mod window;
+mod windowed;
 
 pub use self::backends::Chosen;
 pub(crate) use self::deadline::until;
-pub use self::describe::{DatasetInfo, ReadPath, VectorShape};
+pub(crate) use self::describe::backend_word;
+pub use self::describe::{DatasetInfo, ReadPath, Reading, VectorShape};
 pub(crate) use self::intake::Intake;
-pub use self::listing::{PAGE_NAMES_MAX, Page};
+pub use self::listing::{PAGE_NAMES_MAX, Page, PageRequest};
 pub use self::opened::{Dtype, Kind, Opened, Wanted};
 pub use self::request::{CallContext, FetchError, Items};
 pub use self::version::{Part, Version, VersionError};
+pub(crate) use self::window::Piece;
+#[cfg(test)]
+pub(crate) use self::window::total_bytes;
+pub(crate) use self::windowed::{Reader, WindowedBody};
 
 use self::backends::Backends;
+use self::opened::check_version;
 use self::rejection::Rejections;
 use self::request::{check, too_large};
 use crate::caller::Callers;
@@ -41,7 +49,7 @@ use ringfetch_engine::dataset::{Dataset, OpenFile};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_engine::error::ReadError;
 use ringfetch_engine::share::{Charge, Refused};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -82,6 +90,15 @@ struct Inner {
     rejections: Rejections,
     /// Directory walks.
     walks: Arc<Semaphore>,
+}
+
+/// What was read for a request.
+#[derive(Debug)]
+pub struct Answered {
+    /// Its items.
+    pub fetched: Fetched,
+    /// Of objects, the version of each item; empty for one that could not be opened.
+    pub etags: Vec<String>,
 }
 
 /// One way to read, shared by every transport. Clones share it.
@@ -162,7 +179,7 @@ impl Fetcher {
 
     /// Reads a batch. What is wrong with one item is in the answer's errors, unless `fail_fast`; an item larger than
     /// any answer can be is such an error too. A deadline also ends the wait for the disk: the reads are given up, and
-    /// what is in flight finishes unseen.
+    /// what is in flight finishes unseen. All of it is of one version of the dataset: of `if_match`, unless that is empty.
     ///
     /// # Errors
     /// Whatever fails the request as a whole.
@@ -172,10 +189,12 @@ impl Fetcher {
     pub async fn fetch(
         &self,
         dataset: &str,
+        if_match: &str,
         items: Items<'_>,
         context: CallContext,
-    ) -> Result<(Opened, Fetched), FetchError> {
+    ) -> Result<(Opened, Answered), FetchError> {
         let opened = self.open(dataset, items.wanted())?;
+        opened.check_version(if_match)?;
         let fetched = self.fetch_of(&opened, items, context).await?;
         Ok((opened, fetched))
     }
@@ -243,7 +262,7 @@ impl Fetcher {
         dataset: &Opened,
         items: Items<'_>,
         context: CallContext,
-    ) -> Result<Fetched, FetchError> {
+    ) -> Result<Answered, FetchError> {
         let result = if self.is_draining() {
             Err(ReadError::Draining.into())
         } else {
@@ -265,7 +284,7 @@ impl Fetcher {
         dataset: &Opened,
         items: Items<'_>,
         context: CallContext,
-    ) -> Result<Fetched, FetchError> {
+    ) -> Result<Answered, FetchError> {
         // The part was cut to size when the answer was planned; limits that a reload lowered since are for later answers.
         let limits = Limits {
             items_per_request: u32::MAX,
@@ -303,13 +322,13 @@ impl Fetcher {
         Opened(dataset): &Opened,
         items: Items<'_>,
         context: CallContext,
-    ) -> Result<Fetched, FetchError> {
+    ) -> Result<Answered, FetchError> {
         check(items, &limits)?;
         let (_in_flight, deadline) = self.admit(&limits, &context)?;
         // Whoever gives a deadline does not wait longer, wherever the batch is by then.
         until(deadline, async {
             let max = self.item_bytes_within(limits);
-            let batch = plan(dataset, items, max).await;
+            let (batch, etags) = plan(dataset, items, max).await;
             if batch.data_bytes() > max {
                 return Err(FetchError::ResponseTooLarge {
                     bytes: batch.data_bytes(),
@@ -331,7 +350,10 @@ impl Fetcher {
             if let Items::Objects { names, .. } = items {
                 forget_truncated(dataset, names, &result);
             }
-            Ok(result?)
+            Ok(Answered {
+                fetched: result?,
+                etags,
+            })
         })
         .await
         .unwrap_or_else(|| Err(ReadError::DeadlineExceeded.into()))
@@ -344,9 +366,11 @@ pub(crate) fn within(limits: &Limits, arrived: Instant, deadline: Option<Instant
     [deadline, limit].into_iter().flatten().min()
 }
 
-/// The batch of a checked request, whose items have at most `max` bytes. Opens objects; touches nothing else.
-async fn plan(dataset: &Arc<Dataset>, items: Items<'_>, max: u64) -> Batch {
+/// The batch of a checked request, whose items have at most `max` bytes, and the versions of its objects. Opens objects;
+/// touches nothing else.
+async fn plan(dataset: &Arc<Dataset>, items: Items<'_>, max: u64) -> (Batch, Vec<String>) {
     let mut batch = Batch::new(Arc::clone(dataset), items.len());
+    let mut etags = Vec::new();
     match items {
         Items::Blocks(items) | Items::Vectors(items) => {
             let length = match dataset.kind() {
@@ -374,32 +398,73 @@ async fn plan(dataset: &Arc<Dataset>, items: Items<'_>, max: u64) -> Batch {
                 }
             }
         }
+        Items::Pinned {
+            object,
+            offsets,
+            lengths,
+        } => {
+            for (offset, length) in offsets.iter().zip(lengths) {
+                push_object(&mut batch, object.file(), *offset, Some(*length), max);
+            }
+        }
         Items::Objects {
             names,
             offsets,
             lengths,
+            if_match,
         } => {
+            let (distinct, places) = distinct(names);
             // A plain loop where `buffered` would do: its closure over a borrowed name keeps the future from being
             // `Send` for every lifetime, which transports need.
-            let mut waiting = names.iter();
+            let mut waiting = distinct.iter();
             let mut opening = FuturesOrdered::new();
-            for item in 0..names.len() {
-                while opening.len() < OPENS_AT_ONCE
-                    && let Some(name) = waiting.next()
-                {
-                    opening.push_back(dataset.object(name));
+            let mut opened = Vec::with_capacity(distinct.len());
+            etags.reserve_exact(names.len());
+            for (item, place) in places.into_iter().enumerate() {
+                while opened.len() <= place {
+                    while opening.len() < OPENS_AT_ONCE
+                        && let Some(name) = waiting.next()
+                    {
+                        opening.push_back(dataset.object(name));
+                    }
+                    let Some(object) = opening.next().await else { break };
+                    opened.push(object);
                 }
-                let Some(object) = opening.next().await else { break };
                 let offset = offsets.get(item).copied().unwrap_or(0);
                 let length = lengths.get(item).copied().filter(|length| *length > 0);
+                let if_match = if_match.get(item).map_or("", String::as_str);
+                let Some(object) = opened.get(place) else { break };
+                etags.push(
+                    object
+                        .as_ref()
+                        .map_or_else(|_| String::new(), |object| object.etag().to_owned()),
+                );
                 match object {
-                    Ok(object) => push_object(&mut batch, &object, offset, length, max),
-                    Err(error) => batch.push_failed(error),
+                    Ok(object) => match check_version(object.etag(), if_match) {
+                        Ok(()) => push_object(&mut batch, object, offset, length, max),
+                        Err(error) => batch.push_failed(error),
+                    },
+                    Err(error) => batch.push_failed(error.clone()),
                 }
             }
         }
     }
-    batch
+    (batch, etags)
+}
+
+/// Each name once, in the order of their first places, and for each item the place of its name among them: a batch reads
+/// one version of an object, however often its name stands in it.
+fn distinct(names: &[String]) -> (Vec<&str>, Vec<usize>) {
+    let mut found = HashMap::with_capacity(names.len());
+    let (mut distinct, mut places) = (Vec::with_capacity(names.len()), Vec::with_capacity(names.len()));
+    for name in names {
+        let place = *found.entry(name.as_str()).or_insert(distinct.len());
+        if place == distinct.len() {
+            distinct.push(name.as_str());
+        }
+        places.push(place);
+    }
+    (distinct, places)
 }
 
 fn push_object(batch: &mut Batch, object: &Arc<OpenFile>, offset: u64, length: Option<u64>, max: u64) {

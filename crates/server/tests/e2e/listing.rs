@@ -1,0 +1,139 @@
+//! Lists, a page at a time, alike over both transports.
+
+use crate::daemon::{Daemon, Setup};
+use crate::wire;
+use ringfetch_proto::v1;
+use serde_json::Value;
+
+/// What one page has: names, and the next page's token.
+type Page = (Vec<String>, String);
+
+async fn datasets(daemon: &Daemon, page_size: u32, page_token: &str) -> Page {
+    let request = v1::ListDatasetsRequest {
+        page_size,
+        page_token: page_token.to_owned(),
+    };
+    let answer = daemon
+        .datasets()
+        .await
+        .list_datasets(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let names = answer.datasets.into_iter().map(|dataset| dataset.name).collect();
+    (names, answer.next_page_token)
+}
+
+async fn objects(daemon: &Daemon, page_size: u32, page_token: &str) -> Page {
+    let request = v1::ListObjectsRequest {
+        dataset: "objects".into(),
+        page_size,
+        page_token: page_token.to_owned(),
+    };
+    let answer = daemon
+        .datasets()
+        .await
+        .list_objects(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let names = answer.objects.into_iter().map(|object| object.name).collect();
+    (names, answer.next_page_token)
+}
+
+async fn mirrored(daemon: &Daemon, path: &str, member: &str, page_size: u32, page_token: &str) -> Page {
+    let path = format!(
+        "{path}?page_size={page_size}&page_token={}",
+        wire::escaped(page_token)
+    );
+    let answer = daemon.http_client().get(&path).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let answer = answer.json();
+    let name = |listed: &Value| listed["name"].as_str().unwrap().to_owned();
+    let names = answer[member].as_array().unwrap().iter().map(name).collect();
+    (
+        names,
+        answer["next_page_token"].as_str().unwrap_or_default().to_owned(),
+    )
+}
+
+/// Every page of a list, over both transports: the names and how many pages there were.
+async fn pages(daemon: &Daemon, path: &str, page_size: u32) -> (Vec<String>, usize) {
+    let (mut seen, mut token) = (Vec::new(), String::new());
+    for page in 1.. {
+        let (member, (names, next)) = if path == DATASETS {
+            ("datasets", datasets(daemon, page_size, &token).await)
+        } else {
+            ("objects", objects(daemon, page_size, &token).await)
+        };
+        let mirrored = mirrored(daemon, path, member, page_size, &token).await;
+        assert_eq!(mirrored, (names.clone(), next.clone()), "{path} {page_size}");
+        seen.extend(names);
+        token = next;
+        if token.is_empty() {
+            return (seen, page);
+        }
+    }
+    unreachable!("the list has an end")
+}
+
+const DATASETS: &str = "/v1/datasets";
+const OBJECTS: &str = "/v1/datasets/objects/objects";
+
+#[tokio::test]
+async fn both_transports_page_alike() {
+    // Scenario: datasets and 1,100 objects in pages of the default, of a few, of more than there may be, and after a name that
+    // is not there; sizes that are no numbers. Expectation: the same pages over gRPC and HTTP; all names, once, in order; over
+    // HTTP nonsense is refused with its field.
+    let setup = Setup::new("pread");
+    setup.file("one", &[7; 512]);
+    for number in 0..1100 {
+        setup.file(&format!("objects/{:02}/o {number:04}", number % 100), b"");
+    }
+    let dataset = |setup: Setup, name| {
+        setup.dataset(&[
+            &format!("name: {name}"),
+            "kind: blocks",
+            "block_bytes: 512",
+            "path: one",
+        ])
+    };
+    let setup = ["d", "a", "z", "c", "b", "e"].into_iter().fold(setup, dataset);
+    let daemon = setup
+        .dataset(&["name: objects", "kind: objects", "path: objects"])
+        .start();
+    let sorted = ["a", "b", "c", "d", "e", "objects", "z"];
+    for (size, expected) in [(0, 1), (3, 3), (6, 2), (7, 1), (u32::MAX, 1)] {
+        let (names, count) = pages(&daemon, DATASETS, size).await;
+        assert_eq!(
+            (names, count),
+            (sorted.map(str::to_owned).to_vec(), expected),
+            "{size}"
+        );
+    }
+    for (size, expected) in [(0, 2), (400, 3), (1000, 2), (5000, 2)] {
+        let (names, count) = pages(&daemon, OBJECTS, size).await;
+        assert_eq!((names.len(), count), (1100, expected), "{size}");
+        assert!(
+            names.is_sorted() && names.windows(2).all(|pair| pair[0] != pair[1]),
+            "{size}"
+        );
+    }
+    assert_eq!(
+        datasets(&daemon, 1, "bb").await,
+        (vec!["c".to_owned()], "c".to_owned())
+    );
+    assert_eq!(datasets(&daemon, 1, "zz").await, (Vec::new(), String::new()));
+    let http = daemon.http_client();
+    for path in [DATASETS, OBJECTS] {
+        for (query, field) in [
+            ("page_size=-1", "page_size"),
+            ("page_size=x", "page_size"),
+            ("limit=1", "query"),
+        ] {
+            let answer = http.get(&format!("{path}?{query}")).await;
+            answer.is_problem(400, "malformed", Some(field), &[]);
+        }
+    }
+    daemon.stop().await;
+}

@@ -1,0 +1,351 @@
+//! ReadObject: objects of any length, of one version from the first byte to the last.
+
+use crate::daemon::{Daemon, Setup, backends, eventually_async};
+use crate::data::{everything, noise};
+use crate::wire::{self, Narrow};
+use ringfetch_proto::v1;
+use std::fs::{self, OpenOptions};
+use std::io::{Seek as _, SeekFrom, Write as _};
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
+
+/// Many windows of 1 MiB, and a few bytes.
+const LENGTH: usize = (12 << 20) + 345;
+
+fn setup(backend: &str, bytes: &[u8]) -> Setup {
+    let setup = Setup::new(backend);
+    setup.file("objects/long", bytes);
+    setup.dataset(&["name: objects", "kind: objects", "path: objects"])
+}
+
+fn request(name: &str) -> v1::ReadObjectRequest {
+    v1::ReadObjectRequest {
+        dataset: "objects".into(),
+        name: name.into(),
+        ..Default::default()
+    }
+}
+
+/// The first message, and the data: every message begins where the one before it ended.
+fn put_together(messages: &[v1::ReadObjectResponse]) -> (v1::ReadObjectResponse, Vec<u8>) {
+    let (first, rest) = messages.split_first().unwrap();
+    assert!(first.data.is_empty() && first.etag.len() == 32, "{first:?}");
+    let (mut data, mut next) = (Vec::new(), first.offset);
+    for message in rest {
+        assert_eq!((message.offset, message.etag.as_str()), (next, ""));
+        assert!(!message.data.is_empty() && message.data.len() <= 1 << 20);
+        data.extend_from_slice(&message.data);
+        next += message.data.len() as u64;
+    }
+    (first.clone(), data)
+}
+
+/// Reads to the end: the messages, and how it ended.
+async fn read(
+    daemon: &Daemon,
+    request: v1::ReadObjectRequest,
+) -> (Vec<v1::ReadObjectResponse>, Result<(), Status>) {
+    // A client with gRPC's usual bound of 4 MiB a message.
+    let mut fetch = v1::fetch_service_client::FetchServiceClient::new(wire::channel(daemon.grpc).await);
+    let mut messages = Vec::new();
+    let mut answer = match fetch.read_object(request).await {
+        Ok(answer) => answer.into_inner(),
+        Err(status) => return (messages, Err(status)),
+    };
+    loop {
+        match answer.message().await {
+            Ok(Some(message)) => messages.push(message),
+            Ok(None) => return (messages, Ok(())),
+            Err(status) => return (messages, Err(status)),
+        }
+    }
+}
+
+/// Messages out of a body that was read whole.
+fn messages(mut body: &[u8]) -> Vec<v1::ReadObjectResponse> {
+    let mut found = Vec::new();
+    while let Some((head, rest)) = body.split_at_checked(5) {
+        let length = u32::from_be_bytes(head[1..].try_into().unwrap()) as usize;
+        let (message, rest) = rest.split_at(length);
+        found.push(prost::Message::decode(message).unwrap());
+        body = rest;
+    }
+    assert!(body.is_empty());
+    found
+}
+
+#[tokio::test]
+async fn objects_of_any_length_are_read_whole_and_in_part() {
+    // Scenario: objects of no byte, of a few and of many windows, whole and in part, on each backend. Expectation: their
+    // bytes, in order, with the length and the version that HTTP names; one call counted as OK each.
+    for backend in backends() {
+        let (setup, everything) = everything(Setup::new(backend));
+        let long = noise(91, LENGTH);
+        setup.file("objects/long", &long);
+        let daemon = setup.start();
+        let http = daemon.http_client();
+        let objects = everything.objects.iter().map(|(name, content)| (*name, content));
+        let mut calls = 0.0;
+        for (name, content) in objects.chain([("long", &long)]) {
+            let path = format!("/v1/datasets/objects/objects/{}", wire::escaped(name));
+            let etag = http.get(&path).await.header("etag").trim_matches('"').to_owned();
+            let end = content.len();
+            let parts = [(0, 0), (end / 2, 0), (end / 3, end / 2), (end, 0)];
+            for (offset, length) in parts {
+                let (found, ended) = read(
+                    &daemon,
+                    v1::ReadObjectRequest {
+                        offset: offset as u64,
+                        length: length as u64,
+                        if_match: etag.clone(),
+                        ..request(name)
+                    },
+                )
+                .await;
+                ended.unwrap_or_else(|status| panic!("{name} from {offset}: {status:?}"));
+                let (first, data) = put_together(&found);
+                assert_eq!(
+                    (first.etag.as_str(), first.object_length_bytes, first.offset),
+                    (etag.as_str(), end as u64, offset as u64)
+                );
+                let expected = if length == 0 {
+                    &content[offset..]
+                } else {
+                    &content[offset..offset + length]
+                };
+                assert!(data == expected, "{backend}: {name} from {offset}");
+                calls += 1.0;
+            }
+        }
+        eventually_async("every call is counted", async || {
+            let labels = [("method", "ReadObject"), ("code", "OK")];
+            let counted = daemon.scrape().await.sum("ringfetch_rpc_requests_total", &labels);
+            (counted > calls - 0.5 && daemon.status().await.memory_in_use_bytes == 0).then_some(())
+        })
+        .await;
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_refused_before_the_first_message() {
+    // Parts past the end, names and datasets there are not, another kind, another version: each with its code and field, as
+    // from FetchObjects; and a compressed call.
+    let (setup, _) = everything(Setup::new("pread"));
+    let daemon = setup.start();
+    let one = |change: fn(&mut v1::ReadObjectRequest)| {
+        let mut request = request("one");
+        change(&mut request);
+        request
+    };
+    for (request, code, field) in [
+        (one(|request| request.offset = 2), Code::OutOfRange, "name"),
+        (one(|request| request.length = 2), Code::OutOfRange, "name"),
+        (
+            one(|request| request.offset = u64::MAX),
+            Code::InvalidArgument,
+            "name",
+        ),
+        (
+            one(|request| request.name = "nothing".into()),
+            Code::NotFound,
+            "name",
+        ),
+        (
+            one(|request| request.name = "../secret".into()),
+            Code::InvalidArgument,
+            "name",
+        ),
+        (
+            one(|request| request.dataset = "nothing".into()),
+            Code::NotFound,
+            "dataset",
+        ),
+        (
+            one(|request| request.dataset = "joined".into()),
+            Code::FailedPrecondition,
+            "dataset",
+        ),
+        (
+            one(|request| request.if_match = "0".into()),
+            Code::FailedPrecondition,
+            "if_match",
+        ),
+    ] {
+        let (found, ended) = read(&daemon, request.clone()).await;
+        let status = ended.unwrap_err();
+        assert_eq!((found.len(), status.code()), (0, code), "{request:?}: {status:?}");
+        let violations = status.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(violations[0].field, field, "{request:?}");
+    }
+    let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+    let compressed = narrow
+        .call("ReadObject", &[("grpc-encoding", "gzip")], &request("one"))
+        .await;
+    assert_eq!(compressed.status().await.code(), Code::Unimplemented);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn an_object_that_is_replaced_is_read_to_its_end() {
+    // Scenario: an answer has begun, over gRPC and over HTTP, and is not read; the object is replaced by rename, and removed.
+    // Expectation: both answers hold a few windows and end in old bytes; new calls find the new object, then none.
+    for backend in backends() {
+        let (old, new) = (noise(92, LENGTH), noise(93, LENGTH));
+        let daemon = setup(backend, &old)
+            .set("limits.connection_bytes", "8MiB")
+            .start();
+        let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+        let mut over_http = Narrow::connect(daemon.http, 65_535).await;
+        let begun = narrow.call("ReadObject", &[], &request("long")).await;
+        let mirrored = over_http.ask_get("/v1/datasets/objects/objects/long").await;
+        fs::write(daemon.path("next"), &new).unwrap();
+        fs::rename(daemon.path("next"), daemon.path("objects/long")).unwrap();
+        eventually_async("the new object is served", async || {
+            let (found, ended) = read(&daemon, request("long")).await;
+            ended.unwrap();
+            let (_, data) = put_together(&found);
+            assert!(data == new || data == old, "{backend}: of two versions");
+            (data == new).then_some(())
+        })
+        .await;
+        fs::remove_file(daemon.path("objects/long")).unwrap();
+        eventually_async(
+            "each answer holds two windows, and one that HTTP/2 has",
+            async || (daemon.status().await.memory_in_use_bytes <= 2 * (3 << 20)).then_some(()),
+        )
+        .await;
+        let (body, status) = begun.rest().await;
+        assert_eq!(status.unwrap().code(), Code::Ok, "{backend}");
+        assert!(put_together(&messages(&body)).1 == old, "{backend}: other bytes");
+        let (body, _) = mirrored.rest().await;
+        assert!(body == old, "{backend}: other bytes over HTTP");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_is_written_to_ends_the_call() {
+    // Scenario: an answer has begun and is not read; the object is written to in place. Expectation: the call ends with
+    // ABORTED and its reason, and no message has new bytes; the next call reads the object as it is now.
+    for backend in backends() {
+        let old = noise(94, LENGTH);
+        let daemon = setup(backend, &old).start();
+        let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+        let begun = narrow.call("ReadObject", &[], &request("long")).await;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .open(daemon.path("objects/long"))
+            .unwrap();
+        let last = LENGTH - 1;
+        file.seek(SeekFrom::Start(last as u64)).unwrap();
+        file.write_all(&[!old[last]]).unwrap();
+        let (body, status) = begun.rest().await;
+        let status = status.unwrap();
+        assert_eq!(status.code(), Code::Aborted, "{backend}: {status:?}");
+        assert_eq!(status.get_details_error_info().unwrap().reason, "CHANGING");
+        let (_, data) = put_together(&messages(&body));
+        assert!(data.len() < LENGTH && old.starts_with(&data), "{backend}");
+        let new = [&old[..last], &[!old[last]]].concat();
+        let (found, ended) = read(&daemon, request("long")).await;
+        ended.unwrap();
+        assert!(put_together(&found).1 == new, "{backend}");
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_is_for_the_whole_answer() {
+    // Scenario: calls that have 20 ms for 12 MiB, through a narrow window. Expectation: sooner or later one has begun when its
+    // time is over, and ends with DEADLINE_EXCEEDED; one without any time is refused.
+    let daemon = setup("pread", &noise(95, LENGTH)).start();
+    let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+    let gone = narrow
+        .call("ReadObject", &[("grpc-timeout", "1n")], &request("long"))
+        .await;
+    assert_eq!(gone.status().await.code(), Code::DeadlineExceeded);
+    eventually_async("a deadline passes inside an answer", async || {
+        let headers = [("grpc-timeout", "20m")];
+        let (body, status) = narrow
+            .call("ReadObject", &headers, &request("long"))
+            .await
+            .rest()
+            .await;
+        let late = status.unwrap().code() == Code::DeadlineExceeded;
+        (late && !body.is_empty() && body.len() < LENGTH).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_has_begun_is_sent_while_it_drains() {
+    // Scenario: an answer has begun and is not read when a drain begins. Expectation: it is sent whole, and the daemon ends.
+    let bytes = noise(96, LENGTH);
+    let mut daemon = setup("pread", &bytes).set("shutdown.lame_duck_ms", "0").start();
+    let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+    let begun = narrow.call("ReadObject", &[], &request("long")).await;
+    daemon.signal(rustix::process::Signal::TERM);
+    eventually_async("it drains", async || {
+        (daemon.status().await.state == "draining").then_some(())
+    })
+    .await;
+    let (body, status) = begun.rest().await;
+    assert_eq!(status.unwrap().code(), Code::Ok);
+    assert!(put_together(&messages(&body)).1 == bytes);
+    drop(narrow);
+    assert_eq!(daemon.ended().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn what_is_sent_by_default_is_what_stock_clients_take() {
+    // Scenario: without a limit of its own, blocks of 3 MiB in all, by clients that take 4 MiB a message, and one block more.
+    // Expectation: the first arrive, by a call and by a stream; the others are refused with the remedy, over HTTP as well;
+    // a longer range over HTTP arrives.
+    let bytes = noise(97, LENGTH);
+    let setup = Setup::new("pread");
+    setup.file("blocks.bin", &bytes);
+    let blocks = [
+        "name: blocks",
+        "kind: blocks",
+        "block_bytes: 1KiB",
+        "path: blocks.bin",
+        "partial_tail: ignore",
+    ];
+    let daemon = setup.dataset(&blocks).start();
+    let mut fetch = v1::fetch_service_client::FetchServiceClient::new(wire::channel(daemon.grpc).await);
+    let indices: Vec<u64> = (0..3073).collect();
+    let (whole, more) = (
+        wire::blocks("blocks", &indices[..3072]),
+        wire::blocks("blocks", &indices),
+    );
+    let answer = fetch.fetch_blocks(whole.clone()).await.unwrap().into_inner();
+    assert!(answer.data == bytes[..3 << 20]);
+    let request = v1::FetchStreamRequest {
+        id: 1,
+        request: Some(v1::fetch_stream_request::Request::Blocks(whole)),
+        deadline_ms: 0,
+    };
+    let answers = fetch.fetch_stream(tokio_stream::iter([request])).await;
+    assert!(answers.unwrap().into_inner().message().await.unwrap().is_some());
+    let status = fetch.fetch_blocks(more).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    let remedy = [
+        "limits.response_bytes",
+        "split the batch",
+        "raise that limit and the client's",
+    ];
+    assert!(
+        remedy.iter().all(|part| status.message().contains(part)),
+        "{status:?}"
+    );
+    let http = daemon.http_client();
+    let path = "/v1/datasets/blocks/blocks:batchFetch";
+    let answer = http
+        .batch(path, &serde_json::json!({ "indices": indices }), "*/*")
+        .await;
+    answer.is_problem(413, "response-too-large", None, &remedy);
+    let end = LENGTH - LENGTH % 1024;
+    assert!(http.get("/v1/datasets/blocks/bytes").await.body == bytes[..end]);
+    daemon.stop().await;
+}

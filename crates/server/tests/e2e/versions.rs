@@ -1,0 +1,300 @@
+//! Versions of the data: every answer names the one it is of, and a request may insist on one.
+
+use crate::daemon::{Setup, eventually_async};
+use crate::data::{everything, noise, plain_blocks};
+use crate::wire;
+use http::Method;
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use ringfetch_proto::v1::fetch_stream_response::Response;
+use serde_json::json;
+use std::collections::HashMap;
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, RpcStatusExt as _, StatusExt as _};
+
+/// The details of a request for another version than `etag`.
+fn check(code: Code, details: &ErrorDetails, etag: &str) {
+    assert_eq!(code, Code::FailedPrecondition, "{details:?}");
+    let info = details.error_info().unwrap();
+    assert_eq!(info.reason, "PRECONDITION_FAILED");
+    assert_eq!(
+        info.metadata,
+        HashMap::from([("etag".to_owned(), etag.to_owned())])
+    );
+    assert_eq!(
+        details.bad_request().unwrap().field_violations[0].field,
+        "if_match"
+    );
+    assert!(details.retry_info().is_none());
+}
+
+fn refused<T: std::fmt::Debug>(result: Result<tonic::Response<T>, Status>, etag: &str) {
+    let status = result.unwrap_err();
+    check(status.code(), &status.get_error_details(), etag);
+}
+
+#[tokio::test]
+async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
+    // Scenario: blocks, vectors and ranges without a version, of the one there is, and of another, by calls, by a stream and
+    // over HTTP. Expectation: every answer names the version, the same everywhere; the other one is refused with the
+    // version there is.
+    let (setup, everything) = everything(Setup::new("pread"));
+    let daemon = setup.start();
+    let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+    let other = "0123456789abcdef0123456789abcdef";
+    for space in &everything.spaces {
+        let name = space.name;
+        let path = format!("/v1/datasets/{name}/bytes");
+        let head = http.get_with(&path, &[("range", "bytes=0-0")]).await;
+        let etag = head.header("etag").trim_matches('"').to_owned();
+        assert_eq!(etag.len(), 32);
+        let answer = http
+            .get_with(&path, &[("if-match", &format!("\"{other}\""))])
+            .await;
+        answer.is_problem(412, "precondition-failed", Some("If-Match"), &[]);
+
+        let mut streamed = Vec::new();
+        for if_match in ["", &etag, other] {
+            let request = v1::FetchRangesRequest {
+                if_match: if_match.to_owned(),
+                ..wire::ranges(name, &[(0, 1)])
+            };
+            streamed.push(Request::Ranges(request.clone()));
+            let answer = fetch.fetch_ranges(request).await;
+            if if_match == other {
+                refused(answer, &etag);
+            } else {
+                assert_eq!(answer.unwrap().into_inner().etag, etag, "{name}");
+            }
+            if matches!(space.unit, crate::data::Unit::Blocks) {
+                let request = v1::FetchBlocksRequest {
+                    if_match: if_match.to_owned(),
+                    ..wire::blocks(name, &[1])
+                };
+                streamed.push(Request::Blocks(request.clone()));
+                let answer = fetch.fetch_blocks(request).await;
+                if if_match == other {
+                    refused(answer, &etag);
+                } else {
+                    assert_eq!(answer.unwrap().into_inner().etag, etag, "{name}");
+                }
+            } else {
+                let request = v1::FetchVectorsRequest {
+                    if_match: if_match.to_owned(),
+                    ..wire::vectors(name, &[1])
+                };
+                streamed.push(Request::Vectors(request.clone()));
+                let answer = fetch.fetch_vectors(request).await;
+                if if_match == other {
+                    refused(answer, &etag);
+                } else {
+                    assert_eq!(answer.unwrap().into_inner().etag, etag, "{name}");
+                }
+            }
+        }
+        let batch = format!("/v1/datasets/{name}/ranges:batchFetch");
+        let body = json!({"ranges": [{"offset": 0, "length": 1}]}).to_string();
+        for (tag, status) in [(&etag[..], 200), (other, 412)] {
+            let quoted = format!("\"{tag}\"");
+            let headers = [("content-type", "application/json"), ("if-match", &quoted[..])];
+            let answer = http.send(Method::POST, &batch, &headers, body.clone()).await;
+            assert_eq!(
+                (answer.status.as_u16(), answer.header("etag")),
+                (status, &format!("\"{etag}\"")[..])
+            );
+        }
+
+        let requests: Vec<_> = (0..)
+            .zip(streamed)
+            .map(|(id, request)| v1::FetchStreamRequest {
+                id,
+                request: Some(request),
+                deadline_ms: 0,
+            })
+            .collect();
+        let mut answers = fetch
+            .fetch_stream(tokio_stream::iter(requests))
+            .await
+            .unwrap()
+            .into_inner();
+        let (mut good, mut bad) = (0, 0);
+        while let Some(answer) = answers.message().await.unwrap() {
+            let named = match answer.response.unwrap() {
+                Response::Blocks(answer) => answer.etag,
+                Response::Vectors(answer) => answer.etag,
+                Response::Ranges(answer) => answer.etag,
+                Response::Status(status) => {
+                    check(status.code.into(), &status.get_error_details(), &etag);
+                    bad += 1;
+                    continue;
+                }
+                Response::Objects(_) => panic!("not asked for"),
+            };
+            assert_eq!(named, etag);
+            good += 1;
+        }
+        assert_eq!((good, bad), (4, 2), "{name}");
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn each_object_of_a_batch_has_a_version() {
+    // Scenario: objects whose versions are asked for: of the first the one there is, of the second another, of the third any,
+    // and one that does not exist. Expectation: the second fails alone, and its version is in the answer; with fail_fast it
+    // fails the call; lists that differ are refused.
+    let (setup, everything) = everything(Setup::new("pread"));
+    let daemon = setup.start();
+    let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+    let names = ["one", ".hidden", "nested/deeper/block", "nothing"];
+    let mut etags = Vec::new();
+    for name in &names[..3] {
+        let answer = http.get(&format!("/v1/datasets/objects/objects/{name}")).await;
+        etags.push(answer.header("etag").trim_matches('"').to_owned());
+    }
+    let request = v1::FetchObjectsRequest {
+        if_match: vec![etags[0].clone(), etags[0].clone(), String::new(), String::new()],
+        ..wire::objects("objects", &names)
+    };
+    let answer = fetch.fetch_objects(request.clone()).await.unwrap().into_inner();
+    assert_eq!(answer.etags, [&etags[0], &etags[1], &etags[2], ""]);
+    let failed: Vec<_> = answer
+        .errors
+        .iter()
+        .map(|error| (error.item, error.code))
+        .collect();
+    let codes = [Code::FailedPrecondition, Code::NotFound].map(i32::from);
+    assert_eq!(failed, [(1, codes[0]), (3, codes[1])]);
+    assert!(
+        answer.errors[0].message.contains(&etags[1]),
+        "{:?}",
+        answer.errors
+    );
+    let content = |name: &str| {
+        &everything
+            .objects
+            .iter()
+            .find(|object| object.0 == name)
+            .unwrap()
+            .1
+    };
+    assert_eq!(
+        answer.data,
+        [&content("one")[..], content("nested/deeper/block")].concat()
+    );
+
+    let parts: Vec<_> = names
+        .iter()
+        .zip(&request.if_match)
+        .map(|(name, if_match)| json!({"name": name, "if_match": if_match}))
+        .collect();
+    let path = "/v1/datasets/objects/objects:batchFetch";
+    let mirrored = http
+        .batch(path, &json!({ "objects": parts }), "application/json")
+        .await
+        .json();
+    assert_eq!(mirrored["etags"], json!(answer.etags));
+    assert_eq!(mirrored["errors"][0]["code"], "precondition-failed");
+    assert_eq!(mirrored["errors"][0]["message"], answer.errors[0].message);
+
+    let strict = v1::FetchObjectsRequest {
+        fail_fast: true,
+        ..request.clone()
+    };
+    refused(fetch.fetch_objects(strict).await, &etags[1]);
+    let short = v1::FetchObjectsRequest {
+        if_match: etags,
+        ..request
+    };
+    let status = fetch.fetch_objects(short).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(
+        status.message().starts_with("if_match: 3 entries for 4 names"),
+        "{status:?}"
+    );
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_version_that_a_reload_replaced_is_refused() {
+    // Scenario: a file is replaced by rename while it is served, and the configuration is read again. Expectation: requests
+    // for the old version are answered until then, and refused from then on, with the new version.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 8);
+    let daemon = setup.start();
+    let mut fetch = daemon.fetch().await;
+    let answer = fetch.fetch_blocks(wire::blocks("blocks", &[0])).await;
+    let old = answer.unwrap().into_inner().etag;
+    let request = v1::FetchBlocksRequest {
+        if_match: old.clone(),
+        ..wire::blocks("blocks", &[0])
+    };
+    fs::write(daemon.path("next"), noise(8, 8 * 4096)).unwrap();
+    fs::rename(daemon.path("next"), daemon.path("blocks.bin")).unwrap();
+    assert_eq!(
+        fetch
+            .fetch_blocks(request.clone())
+            .await
+            .unwrap()
+            .into_inner()
+            .etag,
+        old
+    );
+    crate::reload::reload(&daemon).await.unwrap();
+    let answer = fetch.fetch_blocks(wire::blocks("blocks", &[0])).await;
+    let new = answer.unwrap().into_inner().etag;
+    assert_ne!(new, old);
+    refused(fetch.fetch_blocks(request).await, &new);
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_stands_twice_is_of_one_version() {
+    // Scenario: an object that is replaced without pause is asked for 32 times in one batch; every open looks the name up.
+    // Expectation: its 32 copies are the same bytes with one etag, whichever version they are of.
+    let setup = Setup::new("pread");
+    setup.file("objects/o", &[0; 100]);
+    let setup = setup.dataset(&[
+        "name: objects",
+        "kind: objects",
+        "path: objects",
+        "revalidate_ms: 0",
+    ]);
+    let daemon = setup.start();
+    let stop = AtomicBool::new(false);
+    let replace = async {
+        for version in (0..100_u8).cycle() {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            fs::write(daemon.path("next"), [version; 100]).unwrap();
+            fs::rename(daemon.path("next"), daemon.path("objects/o")).unwrap();
+            tokio::task::yield_now().await;
+        }
+    };
+    let read = async {
+        let mut fetch = daemon.fetch().await;
+        let mut seen = std::collections::BTreeSet::new();
+        eventually_async("many versions are read", async || {
+            let answer = fetch.fetch_objects(wire::objects("objects", &["o"; 32])).await;
+            let answer = answer.unwrap().into_inner();
+            assert!(answer.errors.is_empty(), "{:?}", answer.errors);
+            assert!(
+                answer.data.iter().all(|byte| *byte == answer.data[0]),
+                "of two versions"
+            );
+            assert!(
+                answer.etags.iter().all(|etag| *etag == answer.etags[0]),
+                "{:?}",
+                answer.etags
+            );
+            seen.insert(answer.data[0]);
+            (seen.len() >= 20).then_some(())
+        })
+        .await;
+        stop.store(true, Ordering::Relaxed);
+    };
+    tokio::join!(replace, read);
+    daemon.stop().await;
+}
