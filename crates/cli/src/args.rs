@@ -1,32 +1,13 @@
-//! The command line as types. What clap can check it checks here; what needs the dataset is checked by the command.
+//! The arguments that commands share, and those of the small commands. What clap can check it checks here; what needs the
+//! dataset is checked by the command.
 
-use crate::calibrate::args::Calibrate;
-use crate::doctor::Doctor;
-use crate::load::args::{Load, Merge};
 use crate::quantity::{parse_duration, parse_size};
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use clap_complete::Shell;
+use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// The demo's seed, and so everybody's until another is chosen.
 pub(crate) const SEED: u64 = 42;
-
-/// Fetch, look, make and verify data, and drive load.
-#[derive(Debug, Parser)]
-#[command(
-    name = "ringfetch",
-    version,
-    about,
-    arg_required_else_help = true,
-    max_term_width = 100
-)]
-pub(crate) struct Cli {
-    #[command(flatten)]
-    pub(crate) global: Global,
-    #[command(subcommand)]
-    pub(crate) command: Command,
-}
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
@@ -55,48 +36,6 @@ pub(crate) struct Global {
     /// How long a call may take.
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub(crate) timeout: Duration,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Fetch blocks, vectors, a byte range or an object.
-    #[command(subcommand)]
-    Get(Get),
-    /// List what the daemon serves.
-    Datasets,
-    /// Show how the daemon is doing: backend and why, memory, rates, shards.
-    Status,
-    /// Show which backend reads each dataset and why, or switch it while the daemon serves.
-    #[command(args_conflicts_with_subcommands = true)]
-    Backend(crate::backend::Args),
-    /// Make the daemon read its configuration file again, as SIGHUP does.
-    Reload,
-    /// Replace the daemon's log filter until its next reload or restart.
-    LogLevel {
-        /// A tracing filter: `info`, or `info,ringfetch_engine=debug`.
-        filter: String,
-    },
-    /// Make or verify pattern data.
-    #[command(subcommand)]
-    Dataset(DatasetCommand),
-    /// Drive load, closed loop or at a rate, and measure it.
-    Load(Box<Load>),
-    /// Merge the results of several `load --json` into one report.
-    LoadMerge(Merge),
-    /// Show what this host, and the device beneath each path, can do for the daemon, and why not.
-    Doctor(Doctor),
-    /// Measure a file or device through the engine, and print the settings that suit it.
-    Calibrate(Calibrate),
-    /// Print completions for a shell, to be sourced by it.
-    Completions {
-        /// Which shell.
-        shell: Shell,
-    },
-    /// Write the manual pages into a directory.
-    Man {
-        /// Where to; made if it is not there.
-        directory: PathBuf,
-    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -281,17 +220,4 @@ pub(crate) struct Verify {
     /// Check only the first bytes of the dataset (of its elements, for vectors; of each object, for objects).
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) length: Option<u64>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory as _;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        // Scenario: clap's own check of the definition (clashing names, impossible defaults).
-        // Expected: no complaint.
-        Cli::command().debug_assert();
-    }
 }

@@ -1,9 +1,10 @@
 //! `ringfetch backend`: which backend reads each dataset and why, and the switch to another while the daemon serves.
 
 use crate::args::Global;
-use crate::inspect::{admin, backend_name, print_json};
+use crate::daemon::admin;
+use crate::inspect::backend_name;
 use crate::outcome::Failure;
-use crate::sink::Sink;
+use crate::sink::{Sink, print_json};
 use crate::table::Table;
 use clap::{Subcommand, ValueEnum};
 use ringfetch_client::{Error, wire};

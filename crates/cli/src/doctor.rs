@@ -8,6 +8,7 @@
 
 mod block;
 mod cgroup;
+mod finding;
 mod host;
 mod limits;
 mod mounts;
@@ -20,12 +21,12 @@ mod tests;
 mod view;
 
 use crate::args::Global;
-use crate::inspect::print_json;
 use crate::outcome::Failure;
 use crate::quantity::parse_size;
-use crate::sink::Sink;
+use crate::sink::{Sink, print_json};
 use clap::Args;
-use report::{Report, Verdict};
+use finding::Verdict;
+use report::Report;
 use std::path::PathBuf;
 use view::View;
 

@@ -2,8 +2,8 @@
 //! what could be read and name the rest.
 
 use crate::args::{Format, Get, Global, Out};
+use crate::daemon::client;
 use crate::format;
-use crate::inspect::client;
 use crate::outcome::Failure;
 use crate::sink::Sink;
 use bytes::Bytes;

@@ -1,33 +1,16 @@
 //! `ringfetch datasets`, `status` and `log-level`: what the daemon says of itself, as tables or JSON.
 
 use crate::args::Global;
+use crate::daemon::{admin, client};
 use crate::outcome::Failure;
 use crate::quantity::{grouped, latency, rate, size};
 use crate::reload;
-use crate::sink::Sink;
+use crate::sink::{Sink, print_json};
 use crate::table::Table;
-use ringfetch_client::{AdminClient, Client, Dtype, wire};
+use ringfetch_client::{Dtype, wire};
 use serde_json::{Value, json};
 use std::io::Write as _;
 use std::time::Duration;
-
-/// A client of the daemon's data port, with the settings that all commands share.
-pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
-    Client::builder(&global.grpc)
-        .timeout(global.timeout)
-        .connect_lazy()
-        .map_err(|error| Failure::call(&error, "grpc", &global.grpc))
-}
-
-/// A client of the daemon's admin port.
-pub(crate) fn admin(global: &Global) -> Result<AdminClient, Failure> {
-    let client = Client::builder(&global.admin)
-        .timeout(global.timeout)
-        .connect_lazy();
-    client
-        .map(AdminClient::from)
-        .map_err(|error| Failure::call(&error, "admin", &global.admin))
-}
 
 pub(crate) async fn datasets(global: &Global) -> Result<(), Failure> {
     let client = client(global)?;
@@ -93,12 +76,6 @@ pub(crate) async fn status(global: &Global) -> Result<(), Failure> {
         }
     }
     out.finish()
-}
-
-pub(crate) fn print_json(out: &mut Sink, value: &Value) -> Result<(), Failure> {
-    serde_json::to_writer_pretty(&mut *out, value)?;
-    writeln!(out)?;
-    Ok(())
 }
 
 /// The word for a kind.

@@ -9,6 +9,8 @@
 mod args;
 mod backend;
 mod calibrate;
+mod commands;
+mod daemon;
 mod doctor;
 mod expected;
 mod format;
@@ -25,8 +27,9 @@ mod sink;
 mod table;
 mod verify;
 
-use args::{Cli, Command, DatasetCommand};
+use args::DatasetCommand;
 use clap::Parser as _;
+use commands::{Cli, Command};
 use outcome::Failure;
 use std::process::ExitCode;
 

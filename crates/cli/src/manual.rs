@@ -1,7 +1,7 @@
 //! Manual pages and shell completions, made from the command line's own definition, so that they cannot differ from
 //! it. What a definition does not tell (exit codes) is written here. Nothing generated is checked in.
 
-use crate::args::Cli;
+use crate::commands::Cli;
 use crate::outcome::Failure;
 use clap::CommandFactory as _;
 use clap_complete::Shell;

@@ -1,9 +1,9 @@
 //! `ringfetch reload`: the daemon reads its configuration file again; what came of it.
 
 use crate::args::Global;
-use crate::inspect::{admin, print_json};
+use crate::daemon::admin;
 use crate::outcome::Failure;
-use crate::sink::Sink;
+use crate::sink::{Sink, print_json};
 use ringfetch_client::wire;
 use serde_json::{Value, json};
 use std::io::Write as _;

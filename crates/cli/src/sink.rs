@@ -1,6 +1,7 @@
 //! Where a result goes: stdout, or a file that is there whole or not at all.
 
 use crate::outcome::Failure;
+use serde_json::Value;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal as _, StdoutLock, Write};
@@ -47,6 +48,13 @@ impl Sink {
         }
         Ok(())
     }
+}
+
+/// Writes a value as JSON, for people too.
+pub(crate) fn print_json(out: &mut Sink, value: &Value) -> Result<(), Failure> {
+    serde_json::to_writer_pretty(&mut *out, value)?;
+    writeln!(out)?;
+    Ok(())
 }
 
 impl Write for Sink {

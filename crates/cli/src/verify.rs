@@ -2,8 +2,8 @@
 //! Requests are pipelined, answers are looked at in order, so that the wrong byte that is told is the first one.
 
 use crate::args::{Global, Verify};
+use crate::daemon::client;
 use crate::expected::{Wrong, check_elements, check_stream, object_seed};
-use crate::inspect::client;
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::{grouped, size};

@@ -1,8 +1,9 @@
 //! Settings: addresses, connections, limits, what calls are sent with. They are checked here, once.
 
 use crate::call::{self, CallOptions};
-use crate::client::{Client, Core};
+use crate::client::Client;
 use crate::connection::{Dial, Endpoint};
+use crate::core::Core;
 use crate::error::Error;
 use crate::pool::Pool;
 use crate::retry::{RetryBudget, RetryPolicy, Tokens};
@@ -27,6 +28,13 @@ pub struct Builder {
     retry_budget: RetryBudget,
     max_answer_bytes: usize,
     metadata: Vec<(String, String)>,
+}
+
+impl Client {
+    /// A client of the server at `http://HOST:PORT`.
+    pub fn builder(url: impl Into<String>) -> Builder {
+        Builder::new(url)
+    }
 }
 
 impl Builder {

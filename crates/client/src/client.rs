@@ -1,16 +1,16 @@
 //! The client: calls over the pool, bounded in flight, with a deadline and retries. What an answer must look like is
 //! checked in `items` and `vectors`, not here.
 
-use crate::builder::Builder;
 use crate::call::{self, CallOptions, exchange};
 use crate::connection::{Endpoint, Method};
+use crate::core::Core;
 use crate::dataset::{Dataset, ObjectInfo};
 use crate::error::Error;
 use crate::items::{Blocks, Items};
 use crate::message::{Encoded, frame};
-use crate::pool::{Avoid, Pool};
+use crate::pool::Avoid;
 use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request, other_kind};
-use crate::retry::{Retries, RetryPolicy, Tokens};
+use crate::retry::Retries;
 use crate::stream::FetchStream;
 use crate::vectors::Vectors;
 use bytes::Bytes;
@@ -20,7 +20,6 @@ use ringfetch_proto::v1 as wire;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use wire::fetch_stream_request::Request as WireRequest;
 use wire::fetch_stream_response::Response as WireAnswer;
@@ -30,17 +29,6 @@ static FETCH_VECTORS: Method = Method::new("/ringfetch.v1.FetchService/FetchVect
 static FETCH_RANGES: Method = Method::new("/ringfetch.v1.FetchService/FetchRanges");
 static FETCH_OBJECTS: Method = Method::new("/ringfetch.v1.FetchService/FetchObjects");
 
-/// What all clones of a client share.
-#[derive(Debug)]
-pub(crate) struct Core {
-    pub(crate) pool: Pool,
-    pub(crate) permits: Semaphore,
-    pub(crate) max_in_flight: usize,
-    pub(crate) retry: RetryPolicy,
-    pub(crate) tokens: Tokens,
-    pub(crate) max_answer_bytes: usize,
-}
-
 /// A pooled client of one server, or of several with the same data. Clones share its connections and are cheap.
 #[derive(Debug, Clone)]
 pub struct Client {
@@ -49,11 +37,6 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the server at `http://HOST:PORT`.
-    pub fn builder(url: impl Into<String>) -> Builder {
-        Builder::new(url)
-    }
-
     pub(crate) fn from_parts(core: Arc<Core>, options: CallOptions) -> Self {
         Self { core, options }
     }
@@ -285,7 +268,7 @@ impl Client {
     async fn send(&self, method: &Method, mut message: Bytes) -> Result<Encoded, Error> {
         let timeout = self.options.timeout();
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut retries = Retries::new(self.core.retry, &self.core.tokens, deadline);
+        let mut retries = Retries::new(&self.core.retry, &self.core.tokens, deadline);
         let mut avoid = Avoid::default();
         loop {
             let late = deadline.filter(|_| retries.is_retry());

@@ -50,6 +50,7 @@ mod call;
 mod client;
 mod code;
 mod connection;
+mod core;
 mod dataset;
 mod error;
 mod items;

@@ -148,14 +148,14 @@ impl Tokens {
 
 /// The retries of one call.
 pub(crate) struct Retries<'a> {
-    policy: RetryPolicy,
+    policy: &'a RetryPolicy,
     tokens: &'a Tokens,
     deadline: Option<Instant>,
     failures: u32,
 }
 
 impl<'a> Retries<'a> {
-    pub(crate) fn new(policy: RetryPolicy, tokens: &'a Tokens, deadline: Option<Instant>) -> Self {
+    pub(crate) fn new(policy: &'a RetryPolicy, tokens: &'a Tokens, deadline: Option<Instant>) -> Self {
         Self {
             policy,
             tokens,

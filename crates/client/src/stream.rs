@@ -1,10 +1,10 @@
 //! Requests pipelined on one FetchStream call. Invariant: every request that was sent is in `pending` until it is
-//! answered or the stream ends, and then every one of them is told; its permit lives as long, also when its sender
-//! has given up, so that what the server has in hand stays bounded.
+//! answered or the stream ends, and then every one of them is told, also when its sender has given up, so that what the
+//! server has in hand stays bounded.
 
 use crate::call::{CallOptions, accept, end, taken};
-use crate::client::Core;
 use crate::connection::{Endpoint, Method};
+use crate::core::Core;
 use crate::error::Error;
 use crate::items::{Blocks, Items};
 use crate::message::{Data, Incoming, frame};
@@ -16,10 +16,11 @@ use bytes::Bytes;
 use h2::SendStream;
 use ringfetch_proto::v1 as wire;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use wire::fetch_stream_request::Request as WireRequest;
 use wire::fetch_stream_response::Response as WireAnswer;
@@ -40,7 +41,6 @@ pub struct FetchStream(Arc<Sending>);
 struct Sending {
     shared: Arc<Shared>,
     core: Arc<Core>,
-    permits: Arc<Semaphore>,
     options: CallOptions,
 }
 
@@ -53,25 +53,42 @@ impl Drop for Sending {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
+    /// Told when a request is no longer in flight.
+    room: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     next_id: u64,
-    pending: HashMap<u64, Pending>,
+    pending: HashMap<u64, Waiting, BuildHasherDefault<OwnNumber>>,
     outlet: Outlet,
     /// Why the stream ended, once it has.
     broken: Option<Arc<Error>>,
 }
 
-#[derive(Debug)]
-struct Pending {
-    answer: oneshot::Sender<Result<(WireAnswer, Data), Error>>,
-    /// Held for its drop.
-    _permit: OwnedSemaphorePermit,
+/// Who waits for an answer.
+type Waiting = oneshot::Sender<Result<(WireAnswer, Data), Error>>;
+
+/// A hash of numbers that this side counts up: nobody can choose them to collide.
+#[derive(Debug, Default)]
+struct OwnNumber(u64);
+
+impl Hasher for OwnNumber {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // Fibonacci hashing: 2^64 by the golden ratio spreads consecutive numbers over all bits.
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
 }
 
-/// Where requests go. What it holds back, here or in h2, are never more requests than there are permits.
+/// Where requests go. What it holds back, here or in h2, are never more requests than may be in flight.
 #[derive(Debug)]
 enum Outlet {
     /// Not connected yet: what there is to send, and whether that is all.
@@ -129,7 +146,6 @@ impl FetchStream {
         Self(Arc::new(Sending {
             shared,
             core: Arc::clone(core),
-            permits: Arc::new(Semaphore::new(core.max_in_flight)),
             options: options.clone(),
         }))
     }
@@ -148,7 +164,7 @@ impl FetchStream {
         let mut request = Some(request);
         let timeout = self.0.options.timeout();
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut retries = Retries::new(self.0.core.retry, &self.0.core.tokens, deadline);
+        let mut retries = Retries::new(&self.0.core.retry, &self.0.core.tokens, deadline);
         loop {
             let late = deadline.filter(|_| retries.is_retry());
             let outcome = {
@@ -224,33 +240,62 @@ impl FetchStream {
     async fn attempt(
         &self,
         request: Option<WireRequest>,
-        (deadline, mut late): (Option<Instant>, Option<Instant>),
+        (deadline, late): (Option<Instant>, Option<Instant>),
     ) -> Result<(WireAnswer, Data), Error> {
-        let permits = &self.0.permits;
-        let permit = match Arc::clone(permits).try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) => {
-                late = deadline;
-                // Never closed, so that this is not an error.
-                let permit = Arc::clone(permits).acquire_owned().await;
-                permit.map_err(|_| Error::protocol("the stream's permits are gone"))?
-            }
-        };
         let (answer, answered) = oneshot::channel();
-        let pending = Pending {
+        let mut attempt = Unsent {
             answer,
-            _permit: permit,
+            request,
+            late,
+            has_waited: false,
         };
-        // What goes out at once has all its time, and needs no look at the clock.
-        let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let deadline_ms = left.or(self.0.options.timeout()).map_or(0, millis);
-        // No await in here: an id is either pending and sent, or neither.
-        self.0.shared.send(pending, request, deadline_ms)?;
+        while let Some(full) = self.try_send(attempt)? {
+            attempt = full;
+            (attempt.late, attempt.has_waited) = (deadline, true);
+            self.0.shared.room.notified().await;
+        }
         // A sender is only ever dropped unanswered when the runtime that read the stream is gone.
         answered
             .await
             .unwrap_or_else(|_| Err(Error::protocol("the task that reads the stream is gone")))
     }
+
+    /// Sends it, or gives it back where too many are in flight. An id is either pending and sent, or neither.
+    fn try_send(&self, unsent: Unsent) -> Result<Option<Unsent>, Error> {
+        let (shared, max_in_flight) = (&self.0.shared, self.0.core.max_in_flight);
+        let mut state = shared.lock();
+        if state.pending.len() >= max_in_flight && state.broken.is_none() {
+            return Ok(Some(unsent));
+        }
+        let Unsent {
+            answer,
+            request,
+            late,
+            has_waited,
+        } = unsent;
+        // What goes out at once has all its time, and needs no look at the clock.
+        let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let deadline_ms = left.or(self.0.options.timeout()).map_or(0, millis);
+        let sent = state.send(answer, request, deadline_ms);
+        let more = state.pending.len() < max_in_flight || state.broken.is_some();
+        drop(state);
+        // Whoever was woken wakes the next: of two answers at once only one wakes somebody if nobody waits yet.
+        if has_waited && more {
+            shared.room.notify_one();
+        }
+        // A stream that cannot be written to has ended, and this request is told as all others are.
+        sent?.unwrap_or_else(|error| shared.fail(error));
+        Ok(None)
+    }
+}
+
+/// A request that waits for room.
+struct Unsent {
+    answer: Waiting,
+    request: Option<WireRequest>,
+    /// Its deadline, if some of its time has gone by.
+    late: Option<Instant>,
+    has_waited: bool,
 }
 
 /// Whole milliseconds, at least 1, since 0 means that there is no deadline.
@@ -258,33 +303,34 @@ fn millis(left: Duration) -> u32 {
     u32::try_from(left.as_millis()).unwrap_or(u32::MAX).max(1)
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn send(&self, pending: Pending, request: Option<WireRequest>, deadline_ms: u32) -> Result<(), Error> {
-        let mut state = self.lock();
-        if let Some(cause) = &state.broken {
+impl State {
+    /// Sends a request; the outer error is its own, the inner one the stream's.
+    fn send(
+        &mut self,
+        waiting: Waiting,
+        request: Option<WireRequest>,
+        deadline_ms: u32,
+    ) -> Result<Result<(), Error>, Error> {
+        if let Some(cause) = &self.broken {
             return Err(Error::StreamBroken {
                 cause: Arc::clone(cause),
             });
         }
-        let id = state.next_id;
+        let id = self.next_id;
         let framed = frame(&wire::FetchStreamRequest {
             id,
             request,
             deadline_ms,
         })?;
-        state.next_id += 1;
-        state.pending.insert(id, pending);
-        let sent = state.outlet.send(framed);
-        drop(state);
-        // Then this request is told as all others are.
-        if let Err(error) = sent {
-            self.fail(error);
-        }
-        Ok(())
+        self.next_id += 1;
+        self.pending.insert(id, waiting);
+        Ok(self.outlet.send(framed))
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands an answer to its request.
@@ -294,13 +340,14 @@ impl Shared {
         let answer = message
             .response
             .ok_or_else(|| Error::protocol("an answer without content"))?;
-        let Some(pending) = self.lock().pending.remove(&id) else {
+        let Some(waiting) = self.lock().pending.remove(&id) else {
             return Err(Error::protocol(format!(
                 "an answer to request {id}, which is not in flight"
             )));
         };
         // The receiver is gone if the caller gave up.
-        let _ = pending.answer.send(Ok((answer, data)));
+        let _ = waiting.send(Ok((answer, data)));
+        self.room.notify_one();
         Ok(())
     }
 
@@ -310,8 +357,10 @@ impl Shared {
         let cause = Arc::clone(state.broken.get_or_insert_with(|| Arc::new(cause)));
         let pending = std::mem::take(&mut state.pending);
         drop(state);
-        for (_, pending) in pending {
-            let _ = pending.answer.send(Err(Error::StreamBroken {
+        // Each wakes the next.
+        self.room.notify_one();
+        for (_, waiting) in pending {
+            let _ = waiting.send(Err(Error::StreamBroken {
                 cause: Arc::clone(&cause),
             }));
         }

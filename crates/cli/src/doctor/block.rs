@@ -3,8 +3,8 @@
 
 use super::Needs;
 use super::cgroup::Cgroup;
+use super::finding::{Check, Finding};
 use super::host::chosen;
-use super::report::{Check, Finding};
 use super::view::View;
 use std::path::{Path, PathBuf};
 
@@ -397,7 +397,7 @@ fn io_limit(group: &Cgroup, device: &Device) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::super::cgroup::ReadLimit;
-    use super::super::report::Verdict;
+    use super::super::finding::Verdict;
     use super::super::tests::{Tree, storage};
     use super::*;
 

@@ -1,6 +1,6 @@
 //! What the machine is: its kernel, what surrounds this process, its clock.
 
-use super::report::{Check, Finding};
+use super::finding::{Check, Finding};
 use super::view::View;
 
 const KERNEL: Check = Check {

@@ -2,7 +2,7 @@
 
 use super::Needs;
 use super::cgroup::Cgroup;
-use super::report::{Check, Finding};
+use super::finding::{Check, Finding};
 use super::view::View;
 use crate::quantity::{grouped, size};
 use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
@@ -262,7 +262,7 @@ pub(super) fn cache_room(view: &View, group: &Cgroup, needs: Needs) -> Option<u6
 #[cfg(test)]
 mod tests {
     use super::super::cgroup::{Memory, Pids};
-    use super::super::report::Verdict;
+    use super::super::finding::Verdict;
     use super::super::tests::Tree;
     use super::*;
 

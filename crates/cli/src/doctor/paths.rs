@@ -7,8 +7,8 @@
 use super::Needs;
 use super::block;
 use super::cgroup::Cgroup;
+use super::finding::{Check, Finding, Verdict};
 use super::mounts::{Mount, mount_of, mounts};
-use super::report::{Check, Finding, Verdict};
 use super::view::View;
 use crate::quantity::size;
 use ringfetch_engine::config::{DirectIo, OBJECT_REVALIDATE_DEFAULT};

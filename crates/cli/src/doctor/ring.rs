@@ -1,8 +1,8 @@
 //! io_uring, by using it: the engine's probe, and each thing that the engine uses where it can.
 
 use super::Needs;
+use super::finding::{Check, Finding};
 use super::host::in_user_namespace;
-use super::report::{Check, Finding};
 use super::view::View;
 use crate::quantity::size;
 use ringfetch_engine::probe::{Abilities, UringFacts, UringRefusal, abilities, probe, register_memory};
@@ -208,7 +208,7 @@ fn memlock(view: &View, tried: &Tried, needs: Needs) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::Verdict;
+    use super::super::finding::Verdict;
     use super::super::tests::Tree;
     use super::*;
 

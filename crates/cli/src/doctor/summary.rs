@@ -1,7 +1,7 @@
 //! What it comes to: which backends can run here, which to take for these paths, and what to fix first.
 
+use super::finding::{Finding, Verdict};
 use super::paths::Facts;
-use super::report::{Finding, Verdict};
 use crate::quantity::size;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -133,7 +133,7 @@ fn choose(files: &[Facts], ring: bool, room_bytes: Option<u64>) -> (&'static str
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::Check;
+    use super::super::finding::Check;
     use super::*;
 
     fn file(length_bytes: u64, resident_bytes: Option<u64>, direct: bool) -> Facts {

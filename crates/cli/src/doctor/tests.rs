@@ -260,11 +260,11 @@ fn the_report_is_text_for_people_and_json_for_scripts() {
     // Scenario: a host's check, and two paths on one device with a warning, told with and without colour and as JSON.
     // Expectation: aligned lines, details under what is not ok, the second path's device not told again, escape sequences
     // only with colour; in JSON everything, with the worst verdict.
-    const HOST: report::Check = report::Check {
+    const HOST: finding::Check = finding::Check {
         id: "kernel.release",
         why: "w",
     };
-    const DEVICE: report::Check = report::Check {
+    const DEVICE: finding::Check = finding::Check {
         id: "device.tags",
         why: "few tags",
     };

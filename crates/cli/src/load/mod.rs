@@ -25,7 +25,7 @@ mod watch;
 mod workload;
 
 use crate::args::Global;
-use crate::inspect::client;
+use crate::daemon::client;
 use crate::outcome::Failure;
 use args::{Load, Merge, Ramp, TransportArg};
 use driver::Crew;
@@ -76,7 +76,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     };
     bench.crew.end()?;
     let report = result?;
-    report.write(global.json, args.hgrm.as_deref(), args.hdr.as_deref())?;
+    text::publish(&report, global.json, args.hgrm.as_deref(), args.hdr.as_deref())?;
     report.outcome()?;
     if let Some(Knee {
         rate: None,
@@ -87,7 +87,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         let objective = objective.join(", ");
         return Err(Failure::Condition(format!("not met: no rate held {objective}")));
     }
-    require::check(&args.require, &report)
+    require::check(&args.require, |figure| report.figure(figure))
 }
 
 /// Merges results that `load --json` printed.
@@ -103,9 +103,9 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
         }
     }
     let merged = merged.ok_or_else(|| Failure::Usage("name at least one result".to_owned()))?;
-    merged.write(global.json, args.hgrm.as_deref(), args.hdr.as_deref())?;
+    text::publish(&merged, global.json, args.hgrm.as_deref(), args.hdr.as_deref())?;
     merged.outcome()?;
-    require::check(&args.require, &merged)
+    require::check(&args.require, |figure| merged.figure(figure))
 }
 
 /// Everything a measurement needs, for as many as there are.
@@ -163,7 +163,10 @@ impl Bench<'_> {
 
 /// Why a rate did not hold. Errors and arrivals that were never sent break any objective.
 fn broken(objective: &[require::Requirement], report: &Report) -> Option<String> {
-    if let Some(why) = objective.iter().find_map(|objective| objective.unmet(report)) {
+    if let Some(why) = objective
+        .iter()
+        .find_map(|objective| objective.unmet(|figure| report.figure(figure)))
+    {
         return Some(why);
     }
     if report.errors > 0 {

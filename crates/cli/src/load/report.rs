@@ -6,14 +6,12 @@ use super::cpu::Snapshot;
 use super::histogram::Durations;
 use super::pacer::{Pacer, per_second};
 use super::recorder::{Tally, add_errors};
+use super::require::Figure;
 use super::workload::Workload;
 use crate::outcome::Failure;
 use crate::quantity::{approximate, grouped};
-use crate::sink::Sink;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
 /// What one run measured. The names are a contract: scripts read them.
@@ -396,28 +394,41 @@ impl Report {
         }
     }
 
-    /// Writes the report to stdout, and the latencies to the files that were asked for.
-    pub(crate) fn write(&self, json: bool, hgrm: Option<&Path>, hdr: Option<&Path>) -> Result<(), Failure> {
-        let named = |flag: &str, path: &Path, written: std::io::Result<()>| {
-            written.map_err(|error| Failure::Failed(format!("{flag} {}: {error}", path.display())))
+    /// A figure that conditions are about; `None`: this run has none.
+    pub(crate) fn figure(&self, figure: Figure) -> Option<f64> {
+        let share = |part: u64, whole: u64| {
+            if whole == 0 {
+                0.0
+            } else {
+                approximate(part) / approximate(whole)
+            }
         };
-        if let Some(path) = hgrm {
-            let mut text = Vec::new();
-            self.latency.write_hgrm(&mut text)?;
-            named("--hgrm", path, std::fs::write(path, text))?;
+        let latency = self.latency();
+        let arrivals = self.open_loop.as_ref().map(|open| open.arrivals);
+        match figure {
+            Figure::Percentile(percentile) => latency.percentile(percentile),
+            Figure::LatencyMin => latency.min_ns().map(approximate),
+            Figure::LatencyMean => latency.mean_ns(),
+            Figure::LatencyMax => latency.max_ns().map(approximate),
+            Figure::Errors => Some(approximate(self.errors)),
+            // Failed requests of all, or failed items of all, whichever is worse.
+            Figure::ErrorShare => {
+                let requests: u64 = self.request_errors.values().sum();
+                let items: u64 = self.item_errors.values().sum();
+                let of_requests = share(requests, requests + self.requests);
+                Some(of_requests.max(share(items, items + self.reads)))
+            }
+            Figure::Missed => Some(approximate(self.open_loop.as_ref()?.missed)),
+            Figure::MissedShare => Some(share(self.open_loop.as_ref()?.missed, arrivals?)),
+            Figure::Late => Some(approximate(self.open_loop.as_ref()?.late)),
+            Figure::LateShare => Some(share(self.open_loop.as_ref()?.late, arrivals?)),
+            Figure::WrongBytes => Some(approximate(self.wrong_bytes)),
+            Figure::ReadsPerSecond => Some(self.reads_per_second),
+            Figure::RequestsPerSecond => Some(self.requests_per_second),
+            Figure::MegabytesPerSecond => Some(self.megabytes_per_second),
+            Figure::CpuPerRead => self.cpu_us_per_read,
+            Figure::ServerCpuPerRead => self.server_cpu_us_per_read,
         }
-        if let Some(path) = hdr {
-            let text = self.latency_histogram.clone().unwrap_or_default() + "\n";
-            named("--hdr", path, std::fs::write(path, text))?;
-        }
-        let mut out = Sink::open(None)?;
-        if json {
-            serde_json::to_writer_pretty(&mut out, self)?;
-            writeln!(out)?;
-        } else {
-            super::text::write(self, &mut out)?;
-        }
-        out.finish()
     }
 
     /// Whether the run was one: anything read, and everything that was read right.

@@ -1,5 +1,7 @@
 //! Tests of the report: what merging keeps and what it adds up.
 
+use super::super::histogram::tests::ramp;
+use super::super::require::Requirement;
 use super::*;
 
 /// A closed loop's report of these latencies, a request each of one read.
@@ -76,7 +78,7 @@ fn two_results_merge_into_what_one_would_have_measured() {
 fn a_result_that_is_none_says_what_is_wrong() {
     // Scenario: text that is no JSON, JSON of something else, a histogram that is cut off or missing.
     // Expected: an error that says so.
-    let right = report(&crate::load::histogram::tests::ramp(1..=10));
+    let right = report(&ramp(1..=10));
     let mut json = serde_json::to_value(&right).unwrap();
     assert!(Report::read("{}").unwrap_err().contains("missing field"));
     assert!(Report::read("reads/s 5").is_err());
@@ -92,4 +94,48 @@ fn a_result_that_is_none_says_what_is_wrong() {
             .unwrap_err()
             .contains("only one of")
     );
+}
+
+#[test]
+fn conditions_hold_or_say_what_was_measured() {
+    // Scenario: a result of 1000 requests of 1 to 1000 us, 10 more that failed; and one without any answer.
+    // Expected: what is true is met; what is not says the figure; a figure that is not there is not met.
+    let mut result = report(&ramp(1..=1000));
+    result.request_errors.insert("UNAVAILABLE".into(), 10);
+    result.errors = 10;
+    let unmet = |text: &str| {
+        Requirement::parse(text)
+            .unwrap()
+            .unmet(|figure| result.figure(figure))
+    };
+    for met in [
+        "p99<1ms",
+        "p99>=990us",
+        "max<=1ms",
+        "errors<=10",
+        "errors<1%",
+        "wrong_bytes<1",
+    ] {
+        assert_eq!(unmet(met), None, "{met}");
+    }
+    for (not, got) in [
+        ("p99<900us", "p99<900us: it is 990 us"),
+        ("errors<10", "errors<10: it is 10"),
+        ("errors<0.5%", "errors<0.5%: it is 0.9901 %"),
+        ("missed<1", "missed<1: this run has no such figure"),
+        (
+            "server_cpu_us_per_read<5",
+            "server_cpu_us_per_read<5: this run has no such figure",
+        ),
+    ] {
+        assert_eq!(unmet(not).as_deref(), Some(got));
+    }
+    let nothing = report(&Durations::default());
+    assert!(
+        Requirement::parse("p99<1s")
+            .unwrap()
+            .unmet(|figure| nothing.figure(figure))
+            .is_some()
+    );
+    assert_eq!(Requirement::parse_objective("p99=5ms").unwrap().text(), "p99=5ms");
 }

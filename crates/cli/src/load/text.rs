@@ -1,12 +1,44 @@
 //! A report for people: one table, and for a search for the knee a second one of its steps.
 
 use super::report::{Cpu, Knee, LatencyMicros, Report};
+use crate::outcome::Failure;
 use crate::quantity::{grouped, latency, rate, size};
+use crate::sink::Sink;
 use crate::table::Table;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::Path;
 
-pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+/// Writes the report to stdout, for people or as JSON, and the latencies to the files that were asked for.
+pub(super) fn publish(
+    report: &Report,
+    json: bool,
+    hgrm: Option<&Path>,
+    hdr: Option<&Path>,
+) -> Result<(), Failure> {
+    let named = |flag: &str, path: &Path, written: io::Result<()>| {
+        written.map_err(|error| Failure::Failed(format!("{flag} {}: {error}", path.display())))
+    };
+    if let Some(path) = hgrm {
+        let mut text = Vec::new();
+        report.latency().write_hgrm(&mut text)?;
+        named("--hgrm", path, std::fs::write(path, text))?;
+    }
+    if let Some(path) = hdr {
+        let text = report.latency_histogram.clone().unwrap_or_default() + "\n";
+        named("--hdr", path, std::fs::write(path, text))?;
+    }
+    let mut out = Sink::open(None)?;
+    if json {
+        serde_json::to_writer_pretty(&mut out, report)?;
+        writeln!(out)?;
+    } else {
+        write(report, &mut out)?;
+    }
+    out.finish()
+}
+
+fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     if let Some(knee) = &report.knee {
         steps(knee).write(out)?;
         writeln!(out)?;

@@ -246,3 +246,33 @@ async fn a_request_ends_at_its_deadline_and_the_server_knows_it() {
     assert!((295..=300).contains(&seen.load(Ordering::SeqCst)), "{seen:?}");
     assert!(!stream.is_broken());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whoever_waits_for_room_gets_it() {
+    // Scenario: 2000 requests without a deadline on several threads, of which three may be in flight; then the stream
+    // breaks while 50 wait.
+    // Expected: all are answered; all are told.
+    let fake = Fake::new().on_stream(|mut requests, answers| async move {
+        let mut count = 0;
+        while let Ok(Some(request)) = requests.message().await {
+            count += 1;
+            if count > 2000 {
+                return;
+            }
+            answers.send(Ok(answer(request.id, indices(&request)))).unwrap();
+        }
+    });
+    let builder = Client::builder("http://fake:1").max_in_flight(3).timeout(None);
+    let stream = fake.client_with(builder, |_| false).stream();
+    let send = |i: u64| {
+        let stream = stream.clone();
+        tokio::spawn(async move { stream.fetch_blocks("d", &[i]).await.is_ok() })
+    };
+    for (count, answered) in [(2000, true), (50, false)] {
+        let sends = futures_util::future::join_all((0..count).map(send));
+        let outcomes = tokio::time::timeout(Duration::from_secs(60), sends)
+            .await
+            .unwrap();
+        assert!(outcomes.into_iter().all(|outcome| outcome.unwrap() == answered));
+    }
+}

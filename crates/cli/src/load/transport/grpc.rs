@@ -1,10 +1,12 @@
 //! gRPC by the client crate, as its users have it: as calls, or pipelined on one stream a connection. A stream that
-//! broke is opened anew by the next request.
+//! broke is opened anew by the first request that is told so.
 
 use super::answer::{Answer, FailedItem, Refused};
 use super::{Body, Endpoints};
 use crate::load::workload::{Part, Target, name};
-use ringfetch_client::{Answer as Told, ByteRange, Client, FetchStream, ObjectPart, Request, RetryPolicy};
+use ringfetch_client::{
+    Answer as Told, ByteRange, Client, Error, FetchStream, ObjectPart, Request, RetryPolicy,
+};
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
@@ -38,16 +40,16 @@ impl Streams {
     }
 
     pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
-        let stream = {
-            let mut held = self.streams[slot % self.streams.len()]
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+        let held = &self.streams[slot % self.streams.len()];
+        let stream = held.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let answer = stream.send(request(part, items)).await;
+        if let Err(Error::StreamBroken { .. }) = answer {
+            let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
             if held.is_broken() {
                 *held = self.client.stream();
             }
-            held.clone()
-        };
-        check(stream.send(request(part, items)).await?, part)
+        }
+        check(answer?, part)
     }
 }
 

@@ -1,0 +1,81 @@
+//! The command line: every command by its name.
+
+use crate::args::{DatasetCommand, Get, Global};
+use crate::backend;
+use crate::calibrate::args::Calibrate;
+use crate::doctor::Doctor;
+use crate::load::args::{Load, Merge};
+use clap::{Parser, Subcommand};
+use clap_complete::Shell;
+use std::path::PathBuf;
+
+/// Fetch, look, make and verify data, and drive load.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ringfetch",
+    version,
+    about,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Fetch blocks, vectors, a byte range or an object.
+    #[command(subcommand)]
+    Get(Get),
+    /// List what the daemon serves.
+    Datasets,
+    /// Show how the daemon is doing: backend and why, memory, rates, shards.
+    Status,
+    /// Show which backend reads each dataset and why, or switch it while the daemon serves.
+    #[command(args_conflicts_with_subcommands = true)]
+    Backend(backend::Args),
+    /// Make the daemon read its configuration file again, as SIGHUP does.
+    Reload,
+    /// Replace the daemon's log filter until its next reload or restart.
+    LogLevel {
+        /// A tracing filter: `info`, or `info,ringfetch_engine=debug`.
+        filter: String,
+    },
+    /// Make or verify pattern data.
+    #[command(subcommand)]
+    Dataset(DatasetCommand),
+    /// Drive load, closed loop or at a rate, and measure it.
+    Load(Box<Load>),
+    /// Merge the results of several `load --json` into one report.
+    LoadMerge(Merge),
+    /// Show what this host, and the device beneath each path, can do for the daemon, and why not.
+    Doctor(Doctor),
+    /// Measure a file or device through the engine, and print the settings that suit it.
+    Calibrate(Calibrate),
+    /// Print completions for a shell, to be sourced by it.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Write the manual pages into a directory.
+    Man {
+        /// Where to; made if it is not there.
+        directory: PathBuf,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        // Scenario: clap's own check of the definition (clashing names, impossible defaults).
+        // Expected: no complaint.
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,133 @@
+//! What a check says.
+
+use serde_json::{Value, json};
+use std::io::{self, Write};
+
+/// How a check came out, from best to worst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Verdict {
+    Ok,
+    /// Worth knowing; nothing is wrong.
+    Note,
+    /// It works, and worse than it could.
+    Warning,
+    /// io_uring does not work, or a path cannot be read.
+    Problem,
+}
+
+impl Verdict {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Problem => "problem",
+        }
+    }
+
+    /// SGR parameter (ECMA-48): green, blue, yellow, red.
+    fn colour(self) -> u8 {
+        match self {
+            Self::Ok => 32,
+            Self::Note => 34,
+            Self::Warning => 33,
+            Self::Problem => 31,
+        }
+    }
+}
+
+/// A thing that is checked. `docs/DOCTOR.md` lists them all; ids are never reused.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Check {
+    pub(super) id: &'static str,
+    /// Why it matters.
+    pub(super) why: &'static str,
+}
+
+impl Check {
+    pub(super) fn ok(self, found: impl Into<String>) -> Finding {
+        self.finding(Verdict::Ok, found.into(), None)
+    }
+
+    pub(super) fn note(self, found: impl Into<String>) -> Finding {
+        self.finding(Verdict::Note, found.into(), None)
+    }
+
+    pub(super) fn note_with(self, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        self.finding(Verdict::Note, found.into(), Some(remedy.into()))
+    }
+
+    pub(super) fn warning(self, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        self.finding(Verdict::Warning, found.into(), Some(remedy.into()))
+    }
+
+    pub(super) fn problem(self, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        self.finding(Verdict::Problem, found.into(), Some(remedy.into()))
+    }
+
+    fn finding(self, verdict: Verdict, found: String, remedy: Option<String>) -> Finding {
+        Finding {
+            check: self,
+            path: None,
+            verdict,
+            found,
+            remedy,
+        }
+    }
+}
+
+/// What a check found.
+#[derive(Debug, Clone)]
+pub(super) struct Finding {
+    pub(super) check: Check,
+    /// The path it is about; `None`: the host.
+    pub(super) path: Option<String>,
+    pub(super) verdict: Verdict,
+    pub(super) found: String,
+    /// How to fix it; there is one for every warning and every problem.
+    pub(super) remedy: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn about(mut self, path: &str) -> Self {
+        self.path = Some(path.to_owned());
+        self
+    }
+
+    /// Id, and path if it is about one.
+    pub(super) fn name(&self) -> String {
+        match &self.path {
+            Some(path) => format!("{} ({path})", self.check.id),
+            None => self.check.id.to_owned(),
+        }
+    }
+
+    /// A line, and why it matters and how to fix it where it is not ok.
+    pub(super) fn write(&self, out: &mut dyn Write, width: usize, colour: bool) -> io::Result<()> {
+        let word = self.verdict.as_str();
+        let word = if colour {
+            format!("\x1b[{}m{word:<7}\x1b[0m", self.verdict.colour())
+        } else {
+            format!("{word:<7}")
+        };
+        writeln!(out, "  {word}  {:<width$}  {}", self.check.id, self.found)?;
+        if self.verdict > Verdict::Ok {
+            writeln!(out, "             why: {}", self.check.why)?;
+            if let Some(remedy) = &self.remedy {
+                writeln!(out, "             fix: {remedy}")?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "id": self.check.id,
+            "path": self.path,
+            "verdict": self.verdict.as_str(),
+            "found": self.found,
+            "why": self.check.why,
+            "remedy": self.remedy,
+        })
+    }
+}
