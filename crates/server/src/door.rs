@@ -190,8 +190,8 @@ impl Fetcher {
         &self,
         dataset: &str,
         if_match: &str,
-        items: Items<'_>,
-        context: CallContext,
+        items: &Items<'_>,
+        context: &CallContext,
     ) -> Result<(Opened, Answered), FetchError> {
         let opened = self.open(dataset, items.wanted())?;
         opened.check_version(if_match)?;
@@ -276,13 +276,13 @@ impl Fetcher {
     pub async fn fetch_of(
         &self,
         dataset: &Opened,
-        items: Items<'_>,
-        context: CallContext,
+        items: &Items<'_>,
+        context: &CallContext,
     ) -> Result<Answered, FetchError> {
         let result = if self.is_draining() {
             Err(ReadError::Draining.into())
         } else {
-            self.fetch_within(self.limits(), dataset, items, context).await
+            self.fetch_within(&self.limits(), dataset, items, context).await
         };
         self.counted(result)
     }
@@ -298,8 +298,8 @@ impl Fetcher {
     pub async fn fetch_further(
         &self,
         dataset: &Opened,
-        items: Items<'_>,
-        context: CallContext,
+        items: &Items<'_>,
+        context: &CallContext,
     ) -> Result<Answered, FetchError> {
         // The part was cut to size when the answer was planned; limits that a reload lowered since are for later answers.
         let limits = Limits {
@@ -307,7 +307,7 @@ impl Fetcher {
             response_bytes: u64::MAX,
             ..self.limits()
         };
-        self.fetch_within(limits, dataset, items, context).await
+        self.fetch_within(&limits, dataset, items, context).await
     }
 
     /// From now on every request is answered `Draining`.
@@ -322,10 +322,10 @@ impl Fetcher {
 
     /// The largest item an answer can hold: bounded by the limit, by the memory, and by the 32 bits of the lengths.
     pub fn item_bytes_max(&self) -> u64 {
-        self.item_bytes_within(self.limits())
+        self.item_bytes_within(&self.limits())
     }
 
-    fn item_bytes_within(&self, limits: Limits) -> u64 {
+    fn item_bytes_within(&self, limits: &Limits) -> u64 {
         limits
             .response_bytes
             .min(self.inner.engine.response_bytes_max())
@@ -334,50 +334,50 @@ impl Fetcher {
 
     async fn fetch_within(
         &self,
-        limits: Limits,
+        limits: &Limits,
         Opened(dataset): &Opened,
-        items: Items<'_>,
-        context: CallContext,
+        items: &Items<'_>,
+        context: &CallContext,
     ) -> Result<Answered, FetchError> {
-        check(items, &limits)?;
-        let (_in_flight, deadline) = self.admit(&limits, &context)?;
-        let _objects = match items {
-            Items::Objects { names, .. } => Some(self.hold_objects(&context, names.len())?),
-            // A version that is held open has its place already.
-            Items::Pinned { .. } | Items::Blocks(_) | Items::Vectors(_) | Items::Ranges { .. } => None,
-        };
+        check(*items, limits)?;
+        let (_in_flight, deadline) = self.admit(limits, context)?;
+        let max = self.item_bytes_within(limits);
         // Whoever gives a deadline does not wait longer, wherever the batch is by then.
-        until(deadline, async {
-            let max = self.item_bytes_within(limits);
-            let (batch, etags) = plan(dataset, items, max).await;
-            if batch.data_bytes() > max {
-                return Err(FetchError::ResponseTooLarge {
-                    bytes: batch.data_bytes(),
-                    max,
-                });
-            }
-            let options = SubmitOptions {
-                deadline,
-                account: context
-                    .connection
-                    .as_ref()
-                    .map(|connection| Arc::clone(connection.account())),
-                fail_fast: context.fail_fast,
-            };
-            let result = match self.inner.engine.submit(batch, options) {
-                Ok(ticket) => ticket.await,
-                Err(error) => Err(error),
-            };
-            if let Items::Objects { names, .. } = items {
-                forget_truncated(dataset, names, &result);
-            }
-            Ok(Answered {
-                fetched: result?,
-                etags,
-            })
+        let late = || FetchError::from(ReadError::DeadlineExceeded);
+        let (batch, etags, _held);
+        if let Items::Objects { names, .. } = items {
+            _held = Some(self.hold_objects(context, names.len())?);
+            // In a box: it is larger than all other state of a request.
+            let planning = Box::pin(plan_objects(dataset, items, max));
+            (batch, etags) = until(deadline, planning).await.ok_or_else(late)?;
+        } else {
+            (batch, etags, _held) = (plan(dataset, items, max), Vec::new(), None);
+        }
+        if batch.data_bytes() > max {
+            return Err(FetchError::ResponseTooLarge {
+                bytes: batch.data_bytes(),
+                max,
+            });
+        }
+        let options = SubmitOptions {
+            deadline,
+            account: context
+                .connection
+                .as_ref()
+                .map(|connection| Arc::clone(connection.account())),
+            fail_fast: context.fail_fast,
+        };
+        let result = match self.inner.engine.submit(batch, options) {
+            Ok(ticket) => until(deadline, ticket).await.ok_or_else(late)?,
+            Err(error) => Err(error),
+        };
+        if let Items::Objects { names, .. } = items {
+            forget_truncated(dataset, names, &result);
+        }
+        Ok(Answered {
+            fetched: result?,
+            etags,
         })
-        .await
-        .unwrap_or_else(|| Err(ReadError::DeadlineExceeded.into()))
     }
 }
 
@@ -387,11 +387,9 @@ pub(crate) fn within(limits: &Limits, arrived: Instant, deadline: Option<Instant
     [deadline, limit].into_iter().flatten().min()
 }
 
-/// The batch of a checked request, whose items have at most `max` bytes, and the versions of its objects. Opens objects;
-/// touches nothing else.
-async fn plan(dataset: &Arc<Dataset>, items: Items<'_>, max: u64) -> (Batch, Vec<String>) {
+/// The batch of a checked request, whose items have at most `max` bytes. Objects are `plan_objects`'s.
+fn plan(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> Batch {
     let mut batch = Batch::new(Arc::clone(dataset), items.len());
-    let mut etags = Vec::new();
     match items {
         Items::Blocks(items) | Items::Vectors(items) => {
             let length = match dataset.kind() {
@@ -400,7 +398,7 @@ async fn plan(dataset: &Arc<Dataset>, items: Items<'_>, max: u64) -> (Batch, Vec
                 Kind::Objects => 0,
             };
             let blocks = matches!(dataset.kind(), Kind::Blocks { .. });
-            for item in items {
+            for item in *items {
                 if length > max {
                     batch.push_failed(ReadError::ItemTooLarge { length, max });
                 } else if blocks {
@@ -412,7 +410,7 @@ async fn plan(dataset: &Arc<Dataset>, items: Items<'_>, max: u64) -> (Batch, Vec
         }
         Items::Ranges { offsets, lengths } => {
             let end = dataset.length_bytes();
-            for (offset, length) in offsets.iter().zip(lengths) {
+            for (offset, length) in offsets.iter().zip(*lengths) {
                 match too_large(*offset, *length, end, max) {
                     Some(error) => batch.push_failed(error),
                     None => batch.push_range(*offset, *length),
@@ -424,50 +422,60 @@ async fn plan(dataset: &Arc<Dataset>, items: Items<'_>, max: u64) -> (Batch, Vec
             offsets,
             lengths,
         } => {
-            for (offset, length) in offsets.iter().zip(lengths) {
+            for (offset, length) in offsets.iter().zip(*lengths) {
                 push_object(&mut batch, object.file(), *offset, Some(*length), max);
             }
         }
-        Items::Objects {
-            names,
-            offsets,
-            lengths,
-            if_match,
-        } => {
-            let (distinct, places) = distinct(names);
-            // A plain loop where `buffered` would do: its closure over a borrowed name keeps the future from being
-            // `Send` for every lifetime, which transports need.
-            let mut waiting = distinct.iter();
-            let mut opening = FuturesOrdered::new();
-            let mut opened = Vec::with_capacity(distinct.len());
-            etags.reserve_exact(names.len());
-            for (item, place) in places.into_iter().enumerate() {
-                while opened.len() <= place {
-                    while opening.len() < OPENS_AT_ONCE
-                        && let Some(name) = waiting.next()
-                    {
-                        opening.push_back(dataset.object(name));
-                    }
-                    let Some(object) = opening.next().await else { break };
-                    opened.push(object);
-                }
-                let offset = offsets.get(item).copied().unwrap_or(0);
-                let length = lengths.get(item).copied().filter(|length| *length > 0);
-                let if_match = if_match.get(item).map_or("", String::as_str);
-                let Some(object) = opened.get(place) else { break };
-                etags.push(
-                    object
-                        .as_ref()
-                        .map_or_else(|_| String::new(), |object| object.etag().to_owned()),
-                );
-                match object {
-                    Ok(object) => match check_version(object.etag(), if_match) {
-                        Ok(()) => push_object(&mut batch, object, offset, length, max),
-                        Err(error) => batch.push_failed(error),
-                    },
-                    Err(error) => batch.push_failed(error.clone()),
-                }
+        Items::Objects { .. } => {}
+    }
+    batch
+}
+
+/// The batch of a checked request for objects, and their versions. Opens them; touches nothing else.
+async fn plan_objects(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> (Batch, Vec<String>) {
+    let mut batch = Batch::new(Arc::clone(dataset), items.len());
+    let mut etags = Vec::new();
+    let Items::Objects {
+        names,
+        offsets,
+        lengths,
+        if_match,
+    } = items
+    else {
+        return (batch, etags);
+    };
+    let (distinct, places) = distinct(names);
+    // A plain loop where `buffered` would do: its closure over a borrowed name keeps the future from being
+    // `Send` for every lifetime, which transports need.
+    let mut waiting = distinct.iter();
+    let mut opening = FuturesOrdered::new();
+    let mut opened = Vec::with_capacity(distinct.len());
+    etags.reserve_exact(names.len());
+    for (item, place) in places.into_iter().enumerate() {
+        while opened.len() <= place {
+            while opening.len() < OPENS_AT_ONCE
+                && let Some(name) = waiting.next()
+            {
+                opening.push_back(dataset.object(name));
             }
+            let Some(object) = opening.next().await else { break };
+            opened.push(object);
+        }
+        let offset = offsets.get(item).copied().unwrap_or(0);
+        let length = lengths.get(item).copied().filter(|length| *length > 0);
+        let if_match = if_match.get(item).map_or("", String::as_str);
+        let Some(object) = opened.get(place) else { break };
+        etags.push(
+            object
+                .as_ref()
+                .map_or_else(|_| String::new(), |object| object.etag().to_owned()),
+        );
+        match object {
+            Ok(object) => match check_version(object.etag(), if_match) {
+                Ok(()) => push_object(&mut batch, object, offset, length, max),
+                Err(error) => batch.push_failed(error),
+            },
+            Err(error) => batch.push_failed(error.clone()),
         }
     }
     (batch, etags)
@@ -587,7 +595,7 @@ pub(crate) mod tests {
                 lengths: &[],
                 if_match: &[],
             };
-            fetcher.fetch("objects", "", items, context).await.map(|_| ())
+            fetcher.fetch("objects", "", &items, &context).await.map(|_| ())
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.unwrap().block_on(async {

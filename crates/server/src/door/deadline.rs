@@ -9,8 +9,8 @@
 
 use slab::Slab;
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -21,22 +21,35 @@ use tokio::time::{Instant, Sleep, sleep_until};
 const WALK_PERIOD: Duration = Duration::from_secs(1);
 
 /// What comes of some work, or `None` if it takes until after the deadline. Work that is done at once is never late.
+/// Pinned work, so that no future is moved into another: each such move doubles a request's state (ADR 0012).
 ///
 /// # Cancel safety
 /// As the work's.
-pub(crate) async fn until<T>(
-    deadline: Option<std::time::Instant>,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    let Some(deadline) = deadline else {
-        return Some(work.await);
-    };
-    let (mut work, mut alarm) = (pin!(work), Alarm::new(deadline.into()));
-    poll_fn(|cx| match work.as_mut().poll(cx) {
-        Poll::Ready(done) => Poll::Ready(Some(done)),
-        Poll::Pending => alarm.poll(cx).map(|()| None),
-    })
-    .await
+pub(crate) fn until<F: Future + Unpin>(deadline: Option<std::time::Instant>, work: F) -> Until<F> {
+    Until {
+        work,
+        alarm: deadline.map(|deadline| Alarm::new(deadline.into())),
+    }
+}
+
+/// See [`until`].
+pub(crate) struct Until<F> {
+    work: F,
+    alarm: Option<Alarm>,
+}
+
+impl<F: Future + Unpin> Future for Until<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Poll::Ready(done) = Pin::new(&mut self.work).poll(cx) {
+            return Poll::Ready(Some(done));
+        }
+        match &mut self.alarm {
+            Some(alarm) => alarm.poll(cx).map(|()| None),
+            None => Poll::Pending,
+        }
+    }
 }
 
 /// Goes off at a deadline.
@@ -224,6 +237,7 @@ impl Drop for Walk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::pin;
 
     #[tokio::test(start_paused = true)]
     async fn work_is_waited_for_until_its_deadline() {
@@ -251,7 +265,7 @@ mod tests {
                     takes
                 };
                 assert_eq!(
-                    until(deadline_at, work).await,
+                    until(deadline_at, pin!(work)).await,
                     expected,
                     "{takes} s, {deadline:?}"
                 );

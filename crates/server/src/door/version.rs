@@ -112,7 +112,7 @@ impl Fetcher {
             let dataset = self.find(dataset, Wanted::Objects)?;
             let (_in_flight, deadline) = self.admit(&self.limits(), context)?;
             let held = self.hold_objects(context, 1)?;
-            let file = until(deadline, dataset.0.object(name))
+            let file = until(deadline, Box::pin(dataset.0.object(name)))
                 .await
                 .ok_or(ReadError::DeadlineExceeded)??;
             Ok(Version {
@@ -141,20 +141,20 @@ impl Fetcher {
         version: &Version,
         offsets: &[u64],
         lengths: &[u64],
-        context: CallContext,
+        context: &CallContext,
         part: Part,
     ) -> Result<Bytes, VersionError> {
         let dataset = &version.dataset;
         let Some(object) = &version.object else {
             let items = Items::Ranges { offsets, lengths };
-            return Ok(self.read_part(dataset, items, context, part).await?);
+            return Ok(self.read_part(dataset, &items, context, part).await?);
         };
         let items = Items::Pinned {
             object,
             offsets,
             lengths,
         };
-        let result = self.read_part(dataset, items, context, part).await;
+        let result = self.read_part(dataset, &items, context, part).await;
         // Looked at after the read, and before its result is: a file that was cut short fails the read.
         if object.file.is_unchanged() {
             return Ok(result?);
@@ -166,8 +166,8 @@ impl Fetcher {
     async fn read_part(
         &self,
         dataset: &Opened,
-        items: Items<'_>,
-        context: CallContext,
+        items: &Items<'_>,
+        context: &CallContext,
         part: Part,
     ) -> Result<Bytes, FetchError> {
         let answered = match part {

@@ -90,7 +90,7 @@ impl Reader {
                 };
                 let read = self
                     .fetcher
-                    .read_version(&self.version, &offsets, &lengths, context, part);
+                    .read_version(&self.version, &offsets, &lengths, &context, part);
                 read.await?
             }
         };

@@ -34,14 +34,10 @@ pub(super) trait FetchCall: Message + Default + Send + Sync + 'static {
 pub(super) async fn run<C: FetchCall>(
     fetcher: &Fetcher,
     request: &C,
-    context: CallContext,
+    context: &CallContext,
 ) -> Result<(C::Answer, Bytes), FetchError> {
-    let context = CallContext {
-        fail_fast: request.fail_fast(),
-        ..context
-    };
     let (dataset, Answered { fetched, etags }) = fetcher
-        .fetch(request.dataset(), request.if_match(), request.items(), context)
+        .fetch(request.dataset(), request.if_match(), &request.items(), context)
         .await?;
     let errors = describe::item_errors(&fetched.errors);
     let versions = Versions {

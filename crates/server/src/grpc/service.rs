@@ -25,8 +25,8 @@ use http_body::Frame;
 use prost::Message;
 use ringfetch_proto::v1;
 use std::convert::Infallible;
-use std::future::Future;
-use std::pin::Pin;
+use std::future::{Future, ready};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -55,8 +55,9 @@ impl tower::Service<Request<Body>> for FetchService {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let started = Instant::now();
-        let (service, connection) = (self.clone(), connection_of(request.extensions()));
-        Box::pin(async move { Ok(service.respond(request, connection, started).await) })
+        let connection = connection_of(request.extensions());
+        let answer = self.respond(request, connection, started);
+        Box::pin(async move { Ok(answer.await) })
     }
 }
 
@@ -69,9 +70,7 @@ impl Shortcut for FetchService {
     }
 
     fn answer(&self, request: Request<ReceivedBody>, connection: &Arc<Connection>) -> Answer {
-        let started = Instant::now();
-        let (service, connection) = (self.clone(), Arc::clone(connection));
-        Box::pin(async move { service.respond(request, Some(connection), started).await })
+        self.respond(request, Some(Arc::clone(connection)), Instant::now())
     }
 }
 
@@ -80,53 +79,90 @@ trait RequestBody: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unp
 
 impl<B: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static> RequestBody for B {}
 
+/// A call as it came, without what was looked at already: what a call holds while it waits is allocated, and copied, for each.
+struct Call<B> {
+    service: FetchService,
+    body: B,
+    deadline: Result<Option<Instant>, Status>,
+    connection: Option<Arc<Connection>>,
+    started: Instant,
+}
+
 impl FetchService {
-    async fn respond<B: RequestBody>(
+    /// A box for each method: what they hold while they wait differs.
+    fn respond<B: RequestBody>(
         &self,
         request: Request<B>,
         connection: Option<Arc<Connection>>,
         started: Instant,
-    ) -> Response<Body> {
+    ) -> Answer {
         if let Some(refused) = refuse_other_protocols(&request) {
-            return refused;
+            return Box::pin(ready(refused));
         }
-        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
-        match method {
-            "FetchBlocks" => {
-                self.unary::<v1::FetchBlocksRequest, B>(request, connection, started)
-                    .await
-            }
-            "FetchVectors" => {
-                self.unary::<v1::FetchVectorsRequest, B>(request, connection, started)
-                    .await
-            }
-            "FetchRanges" => {
-                self.unary::<v1::FetchRangesRequest, B>(request, connection, started)
-                    .await
-            }
-            "FetchObjects" => {
-                self.unary::<v1::FetchObjectsRequest, B>(request, connection, started)
-                    .await
-            }
-            "FetchStream" => self.stream(request, connection, started),
-            "ReadObject" => self.read_object(request, connection, started).await,
+        let (parts, body) = request.into_parts();
+        let deadline =
+            metadata::check_encoding(&parts.headers).and_then(|()| deadline_of(&parts.headers, started));
+        let call = Call {
+            service: self.clone(),
+            body,
+            deadline,
+            connection,
+            started,
+        };
+        match parts.uri.path().rsplit('/').next().unwrap_or_default() {
+            "FetchBlocks" => Box::pin(call.unary::<v1::FetchBlocksRequest>()),
+            "FetchVectors" => Box::pin(call.unary::<v1::FetchVectorsRequest>()),
+            "FetchRanges" => Box::pin(call.unary::<v1::FetchRangesRequest>()),
+            "FetchObjects" => Box::pin(call.unary::<v1::FetchObjectsRequest>()),
+            "FetchStream" => Box::pin(ready(call.stream())),
+            "ReadObject" => Box::pin(call.read_object()),
             _ => {
+                let status = Status::unimplemented(format!("{NAME} has no such method"));
                 self.rpc
                     .grpc(GrpcMethod::Other)
-                    .observe(Code::Unimplemented, started.elapsed());
-                Status::unimplemented(format!("{NAME} has no such method")).into_http()
+                    .observe(status.code(), started.elapsed());
+                Box::pin(ready(status.into_http()))
             }
         }
     }
+}
 
-    async fn unary<C: FetchCall, B: RequestBody>(
-        &self,
-        request: Request<B>,
-        connection: Option<Arc<Connection>>,
-        started: Instant,
-    ) -> Response<Body> {
-        let counted = self.rpc.grpc(C::METHOD).begin(started);
-        let result = self.unary_result::<C, B>(request, connection, started).await;
+impl<B: RequestBody> Call<B> {
+    async fn unary<C: FetchCall>(self) -> Response<Body> {
+        let Self {
+            service: FetchService { fetcher, rpc, .. },
+            mut body,
+            deadline,
+            connection,
+            started,
+        } = self;
+        let counted = rpc.grpc(C::METHOD).begin(started);
+        let result = async {
+            let to_status = |error: FetchError| status::to_status(&error, C::ITEMS_FIELD);
+            let limits = fetcher.limits();
+            // From the arrival of the head, reading the request included.
+            let deadline = within(&limits, started, deadline?);
+            let items_max = limits.items_per_request;
+            let mut intake = Intake::new(&fetcher, connection.as_ref());
+            let message = {
+                let reading = pin!(read_one(&mut body, limits.request_bytes, &mut intake));
+                until(deadline, reading).await
+            };
+            let message = message.unwrap_or_else(|| Err(to_status(fetcher.refused_late())))?;
+            let items = fetcher.counted(items_of::<C>(&message, items_max));
+            let items = items.map_err(to_status)?;
+            intake.whole(message.len(), items).map_err(to_status)?;
+            let call: C = decode(message)?;
+            let context = CallContext {
+                arrived: Some(started),
+                deadline,
+                connection: connection.clone(),
+                fail_fast: call.fail_fast(),
+            };
+            let (answer, data) = run(&fetcher, &call, &context).await.map_err(to_status)?;
+            Envelope::unary(&answer, data)
+        }
+        .await;
         counted.end(result.as_ref().map_or_else(Status::code, |_| Code::Ok));
         match result {
             Ok(envelope) => ok(UnaryBody::new(envelope)),
@@ -134,73 +170,42 @@ impl FetchService {
         }
     }
 
-    async fn unary_result<C: FetchCall, B: RequestBody>(
-        &self,
-        request: Request<B>,
-        connection: Option<Arc<Connection>>,
-        started: Instant,
-    ) -> Result<Envelope, Status> {
-        let (parts, body) = request.into_parts();
-        metadata::check_encoding(&parts.headers)?;
-        let to_status = |error: FetchError| status::to_status(&error, C::ITEMS_FIELD);
-        // From the arrival of the head, reading the request included.
-        let limits = self.fetcher.limits();
-        let deadline = within(&limits, started, deadline_of(&parts.headers, started)?);
-        let mut intake = Intake::new(&self.fetcher, connection.as_ref());
-        let reading = read_one(body, limits.request_bytes, &mut intake);
-        let message = until(deadline, reading)
-            .await
-            .unwrap_or_else(|| Err(to_status(self.fetcher.refused_late())))?;
-        let items = items_of::<C>(&message, limits.items_per_request);
-        let items = self.fetcher.counted(items).map_err(to_status)?;
-        intake.whole(message.len(), items).map_err(to_status)?;
-        let call: C = decode(message)?;
-        let context = CallContext {
-            arrived: Some(started),
+    fn stream(self) -> Response<Body> {
+        let Self {
+            service:
+                FetchService {
+                    fetcher,
+                    lifecycle,
+                    rpc,
+                },
+            body,
             deadline,
-            connection: connection.clone(),
-            fail_fast: call.fail_fast(),
-        };
-        let (answer, data) = run(&self.fetcher, &call, context).await.map_err(to_status)?;
-        Envelope::unary(&answer, data)
-    }
-
-    fn stream<B: RequestBody>(
-        &self,
-        request: Request<B>,
-        connection: Option<Arc<Connection>>,
-        started: Instant,
-    ) -> Response<Body> {
-        let (parts, body) = request.into_parts();
-        let checked =
-            metadata::check_encoding(&parts.headers).and_then(|()| deadline_of(&parts.headers, started));
-        let deadline = match checked {
+            connection,
+            started,
+        } = self;
+        let deadline = match deadline {
             Ok(deadline) => deadline,
             Err(status) => {
-                self.rpc
-                    .grpc(GrpcMethod::FetchStream)
+                rpc.grpc(GrpcMethod::FetchStream)
                     .observe(status.code(), started.elapsed());
                 return status.into_http();
             }
         };
-        let limits = self.fetcher.limits();
+        let limits = fetcher.limits();
         let bounds = stream::Bounds {
             requests_in_flight: limits.stream_requests_in_flight as usize,
             message_bytes: limits.request_bytes,
             deadline,
         };
-        let (fetcher, held_by) = (self.fetcher.clone(), connection.clone());
+        let (holding, held_by) = (fetcher.clone(), connection.clone());
         let mut charge = None;
         let hold = Box::new(move |bytes| {
             if bytes == 0 {
                 charge = None;
             }
-            fetcher.hold(held_by.as_ref(), &mut charge, bytes)
+            holding.hold(held_by.as_ref(), &mut charge, bytes)
         });
-        let fetcher = self.fetcher.clone();
         let start = move |message| stream::respond(fetcher.clone(), connection.clone(), deadline, message);
-        let lifecycle = self.lifecycle.clone();
-        let rpc = self.rpc.clone();
         let ended = move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed());
         ok(StreamBody::new(
             body,
@@ -211,20 +216,14 @@ impl FetchService {
             ended,
         ))
     }
-}
 
-impl FetchService {
-    async fn read_object<B: RequestBody>(
-        &self,
-        request: Request<B>,
-        connection: Option<Arc<Connection>>,
-        started: Instant,
-    ) -> Response<Body> {
-        let rpc = self.rpc.clone();
+    async fn read_object(self) -> Response<Body> {
+        let rpc = self.service.rpc.clone();
+        let started = self.started;
         let counted = Counted::new(move |code| {
             rpc.grpc(GrpcMethod::ReadObject).observe(code, started.elapsed());
         });
-        match self.opened_object(request, connection, started).await {
+        match self.opened_object().await {
             Ok((object, deadline)) => ok(ObjectBody::new(object, deadline, counted)),
             Err(status) => {
                 counted.end(status.code());
@@ -233,28 +232,22 @@ impl FetchService {
         }
     }
 
-    async fn opened_object<B: RequestBody>(
-        &self,
-        request: Request<B>,
-        connection: Option<Arc<Connection>>,
-        started: Instant,
-    ) -> Result<(object::Begun, Option<Instant>), Status> {
-        let (parts, body) = request.into_parts();
-        metadata::check_encoding(&parts.headers)?;
+    async fn opened_object(mut self) -> Result<(object::Begun, Option<Instant>), Status> {
         // The client's is for the whole answer, the limit's until it begins, as over HTTP.
-        let deadline = deadline_of(&parts.headers, started)?;
-        let limits = self.fetcher.limits();
-        let mut intake = Intake::new(&self.fetcher, connection.as_ref());
-        let beginning = async {
-            let message = read_one(body, limits.request_bytes, &mut intake).await?;
+        let deadline = self.deadline?;
+        let (fetcher, connection) = (&self.service.fetcher, self.connection);
+        let limits = fetcher.limits();
+        let mut intake = Intake::new(fetcher, connection.as_ref());
+        let beginning = pin!(async {
+            let message = read_one(&mut self.body, limits.request_bytes, &mut intake).await?;
             intake
                 .whole(message.len(), 1)
                 .map_err(|error| status::to_status(&error, "message"))?;
-            object::begin(&self.fetcher, connection.clone(), deadline, &decode(message)?).await
-        };
-        let begun = until(within(&limits, started, deadline), beginning).await;
+            object::begin(fetcher, connection.clone(), deadline, &decode(message)?).await
+        });
+        let begun = until(within(&limits, self.started, deadline), beginning).await;
         begun
-            .unwrap_or_else(|| Err(status::to_status(&self.fetcher.refused_late(), "name")))
+            .unwrap_or_else(|| Err(status::to_status(&fetcher.refused_late(), "name")))
             .map(|begun| (begun, deadline))
     }
 }
@@ -318,7 +311,11 @@ pub(super) fn items_of<C: FetchCall>(message: &[u8], max: u32) -> Result<usize, 
 /// Reads the one message of a unary call.
 ///
 /// Another number of messages is UNIMPLEMENTED: so says gRPC's `doc/statuscodes.md` of a cardinality violation.
-async fn read_one<B>(mut body: B, message_bytes_max: u32, intake: &mut Intake<'_>) -> Result<Bytes, Status>
+async fn read_one<B>(
+    mut body: &mut B,
+    message_bytes_max: u32,
+    intake: &mut Intake<'_>,
+) -> Result<Bytes, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
@@ -443,7 +440,7 @@ mod tests {
     async fn read(body: Vec<u8>) -> Result<v1::FetchBlocksRequest, Status> {
         let fetcher = without_datasets(Limits::default());
         let mut intake = Intake::new(&fetcher, None);
-        decode(read_one(Full::new(Bytes::from(body)), 64, &mut intake).await?)
+        decode(read_one(&mut Full::new(Bytes::from(body)), 64, &mut intake).await?)
     }
 
     #[tokio::test]

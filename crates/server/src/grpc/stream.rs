@@ -182,9 +182,10 @@ async fn answer<C: FetchCall>(
     fetcher: &Fetcher,
     id: u64,
     call: &C,
-    context: CallContext,
+    mut context: CallContext,
 ) -> Result<Envelope, Status> {
-    match run(fetcher, call, context).await {
+    context.fail_fast = call.fail_fast();
+    match run(fetcher, call, &context).await {
         Ok((answer, data)) => Envelope::nested(id, C::STREAM_TAG, &answer, data),
         Err(error) => failed(id, &error, C::ITEMS_FIELD),
     }

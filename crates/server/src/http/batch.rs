@@ -17,6 +17,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, StatusCode, header};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -86,7 +87,7 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     let limits = app.fetcher.limits();
     let mut intake = Intake::new(&app.fetcher, connection.as_ref());
     let reading = read_body(body, declared, limits.request_bytes, &mut intake);
-    let body = until(within(&limits, arrival, None), reading)
+    let body = until(within(&limits, arrival, None), pin!(reading))
         .await
         .ok_or_else(not_sent_in_time)??;
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
@@ -122,7 +123,7 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     };
     let result = app
         .fetcher
-        .fetch_of(&dataset, call.columns.items(), context)
+        .fetch_of(&dataset, &call.columns.items(), &context)
         .await;
     let answered = result.map_err(|error| in_terms_of(call.field, error))?;
     let shape = match dataset.kind() {

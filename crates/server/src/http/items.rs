@@ -212,7 +212,7 @@ async fn fetch_one(
         fail_fast: true,
         ..CallContext::default()
     };
-    Ok(fetcher.fetch_of(dataset, item, context).await?.fetched.data)
+    Ok(fetcher.fetch_of(dataset, &item, &context).await?.fetched.data)
 }
 
 fn octets(mut head: HeaderMap, data: Bytes) -> Response {
