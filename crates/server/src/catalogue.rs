@@ -39,7 +39,7 @@ pub struct Catalogue {
 
 /// What became of the datasets: names, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Difference {
+pub struct CatalogueDiff {
     /// There were none of these names.
     pub added: Vec<String>,
     /// There are none of these names any more.
@@ -76,9 +76,9 @@ impl Catalogue {
     ///
     /// # Errors
     /// As [`Catalogue::open`].
-    pub fn renewed(&self, specs: &[DatasetSpec]) -> Result<(Self, Difference), OpenErrors> {
+    pub fn renewed(&self, specs: &[DatasetSpec]) -> Result<(Self, CatalogueDiff), OpenErrors> {
         let mut next = Self::open(specs)?;
-        let mut difference = Difference::default();
+        let mut difference = CatalogueDiff::default();
         for (name, fresh) in &mut next.entries {
             match self.entries.get(name) {
                 None => difference.added.push(name.clone()),
@@ -196,7 +196,7 @@ mod tests {
             objects(path("objects")),
         ];
         let (after, difference) = before.renewed(&specs).unwrap();
-        let expected = Difference {
+        let expected = CatalogueDiff {
             added: names(&["new"]),
             removed: names(&["gone"]),
             replaced: names(&["cut", "renamed"]),

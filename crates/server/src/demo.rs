@@ -199,7 +199,7 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
             Kind::Vectors {
                 dim, dtype, count, ..
             } => (
-                format!("vectors, {dim} x {}", dtype_name(dtype)),
+                format!("vectors, {dim} x {}", dtype.as_str()),
                 count.to_string(),
                 size(),
             ),
@@ -251,16 +251,6 @@ The other engine:
         backend.backend, backend.reason
     );
     out
-}
-
-fn dtype_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "f32",
-        Dtype::F16 => "f16",
-        Dtype::U8 => "u8",
-        Dtype::I8 => "i8",
-        Dtype::I32 => "i32",
-    }
 }
 
 /// Columns as wide as their widest cell, two spaces between them.

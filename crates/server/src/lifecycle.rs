@@ -12,8 +12,8 @@ use ringfetch_engine::engine::Engine;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::door::Fetcher;
-use crate::listener::Remaining;
+use crate::fetch::Fetcher;
+use crate::listener::DrainingPort;
 
 /// What the daemon is doing. It only moves down this list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,9 +93,9 @@ impl Lifecycle {
     }
 
     /// Tells that the configuration is being read again, until the guard is dropped.
-    pub fn start_reloading(&self) -> Reloading<'_> {
+    pub fn start_reloading(&self) -> ReloadGuard<'_> {
         self.reloading.send_replace(true);
-        Reloading { lifecycle: self }
+        ReloadGuard { lifecycle: self }
     }
 
     /// Moves on to serving. Does nothing once it drains.
@@ -166,11 +166,11 @@ impl Lifecycle {
 
 /// While this lives, the configuration is being read again.
 #[derive(Debug)]
-pub struct Reloading<'a> {
+pub struct ReloadGuard<'a> {
     lifecycle: &'a Lifecycle,
 }
 
-impl Drop for Reloading<'_> {
+impl Drop for ReloadGuard<'_> {
     fn drop(&mut self) {
         self.lifecycle.reloading.send_replace(false);
     }
@@ -181,12 +181,12 @@ const EXIT_SECOND_SIGNAL: i32 = 130;
 
 /// SIGTERM and SIGINT, caught from the moment this is made.
 #[derive(Debug)]
-pub struct Signals {
+pub struct ShutdownSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl Signals {
+impl ShutdownSignals {
     /// Takes the signals' default action away. Must be called inside a tokio runtime.
     ///
     /// # Errors
@@ -202,7 +202,7 @@ impl Signals {
     ///
     /// # Cancel safety
     /// Dropping the future leaves the signals without effect.
-    pub async fn obey(mut self, lifecycle: Lifecycle, lame_duck: impl Fn() -> Duration) {
+    pub async fn drain_on_signal(mut self, lifecycle: Lifecycle, lame_duck: impl Fn() -> Duration) {
         let first = self.next().await;
         let lame_duck = lame_duck();
         let lame_duck_ms = u64::try_from(lame_duck.as_millis()).unwrap_or(u64::MAX);
@@ -242,11 +242,11 @@ impl Signals {
 
 /// SIGHUP, caught from the moment this is made. Those that come while one is acted upon count as one.
 #[derive(Debug)]
-pub struct Hangups {
+pub struct ReloadSignals {
     hangup: Signal,
 }
 
-impl Hangups {
+impl ReloadSignals {
     /// Takes the signal's default action away, which ends the process. Must be called inside a tokio runtime.
     ///
     /// # Errors
@@ -294,14 +294,14 @@ const FAREWELL: Duration = Duration::from_millis(500);
 
 /// What a drain had to cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drained {
+pub struct DrainOutcome {
     /// Connections that were still open.
     pub connections: usize,
     /// Reads that did not complete.
     pub reads: u64,
 }
 
-impl Drained {
+impl DrainOutcome {
     /// Whether nothing was cut off.
     pub fn is_clean(self) -> bool {
         self.connections == 0 && self.reads == 0
@@ -316,9 +316,9 @@ impl Drained {
 pub async fn drain(
     fetcher: &Fetcher,
     lifecycle: &Lifecycle,
-    ports: Vec<Remaining>,
+    ports: Vec<DrainingPort>,
     timeout: Duration,
-) -> Drained {
+) -> DrainOutcome {
     let started = Instant::now();
     lifecycle.start_draining();
     let all_closed = async {
@@ -332,17 +332,17 @@ pub async fn drain(
     let connections = if in_time {
         0
     } else {
-        ports.iter().map(Remaining::open).sum()
+        ports.iter().map(DrainingPort::open).sum()
     };
     // Not earlier: a long HTTP answer is made of many fetches, and the rest of them must not be refused. New requests
     // end with the connections, which take none once they shut down.
     fetcher.start_draining();
     // The cores, on which operators are answered too, end with the engine.
     lifecycle.end();
-    let all_closed = join_all(ports.into_iter().map(Remaining::all_closed));
+    let all_closed = join_all(ports.into_iter().map(DrainingPort::all_closed));
     let _closed_or_cut_off = tokio::time::timeout(FAREWELL.min(timeout / 20), all_closed).await;
     let report = fetcher.engine().drain(started + timeout).await;
-    Drained {
+    DrainOutcome {
         connections,
         reads: report.abandoned_reads,
     }

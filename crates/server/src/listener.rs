@@ -5,18 +5,18 @@
 //! for each newcomer (`places`); how long clients are waited for is `watch`'s. Deliberately absent: TLS, and what the
 //! requests mean.
 
+mod bind;
 mod bodies;
-mod bound;
+mod close;
 mod coalesce;
-mod conversation;
-mod ending;
-mod front;
+mod connection_limits;
+mod connection_table;
+mod dispatch;
 mod hosts;
 mod lingering;
-mod places;
 mod progress;
-mod slots;
-mod watch;
+mod serve;
+mod timeouts;
 
 use std::convert::Infallible;
 use std::io;
@@ -36,18 +36,18 @@ use tokio::task::JoinHandle;
 use crate::caller::{CallerKey, Callers};
 use crate::lifecycle::{Lifecycle, State};
 
-use conversation::{Conversation, Party};
-use ending::{Endings, Reason};
-use front::{Front, Refusals};
-use places::Full;
+use close::{CloseCounters, CloseReason};
+use connection_limits::{ConnectionPermit, PortConnections};
+use connection_table::PortFull;
+use dispatch::{RefusalCounters, RequestDispatcher};
 use progress::Progress;
-use slots::{Slot, Slots};
+use serve::{AcceptedConnection, PortServer};
 
-pub use bodies::ReceivedBody;
-pub use bound::{Addresses, BindError, Bound, bind};
-pub use front::{Answer, Shortcut};
-pub use hosts::Hosts;
-pub use slots::ConnectionBounds;
+pub use bind::{Addresses, BindError, BoundSocket, bind};
+pub use bodies::RequestBody;
+pub use connection_limits::ConnectionLimits;
+pub use dispatch::{FastPath, ResponseFuture};
+pub use hosts::AllowedHosts;
 
 /// An idle connection's peer is asked whether it lives after this long.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
@@ -63,11 +63,11 @@ const HEADER_LIST_BYTES: u32 = 16 << 10;
 /// Pause after an `accept` that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A port that stays full, or cannot accept, says so this often.
-const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The engine's cores as connections see them: how many each has. One for all ports.
 #[derive(Debug)]
-pub struct Cores {
+pub struct CorePool {
     engine: Engine,
     callers: Callers,
     open: Box<[AtomicUsize]>,
@@ -76,7 +76,7 @@ pub struct Cores {
     refused: IntCounterVec,
 }
 
-impl Cores {
+impl CorePool {
     /// All of an engine's cores.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Cores {
             &["transport"],
         )?;
         registry.register(Box::new(gauge.clone()))?;
-        let (closed, refused) = (ending::metric(registry)?, front::metric(registry)?);
+        let (closed, refused) = (close::metric(registry)?, dispatch::metric(registry)?);
         let open = (0..engine.core_count()).map(|_| AtomicUsize::new(0)).collect();
         Ok(Arc::new(Self {
             engine,
@@ -120,15 +120,15 @@ pub struct Port {
     /// `grpc`, `http` or `admin`, in logs and metrics.
     pub transport: &'static str,
     /// Its address, taken.
-    pub bound: Bound,
+    pub bound: BoundSocket,
     /// Whether only HTTP/2 is spoken (gRPC); else HTTP/1.1 too.
     pub http2_only: bool,
     /// The service; each request gets a clone.
     pub router: Router,
     /// Answers what it takes in the router's place.
-    pub shortcut: Option<Arc<dyn Shortcut>>,
+    pub fast_path: Option<Arc<dyn FastPath>>,
     /// By which names it may be addressed, where browsers could ask under others; none: by any.
-    pub hosts: Option<Hosts>,
+    pub hosts: Option<AllowedHosts>,
     /// What it is there for.
     pub role: Role,
 }
@@ -149,25 +149,25 @@ pub enum Role {
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
-    conversation: Arc<Conversation>,
-    cores: Arc<Cores>,
+    server: Arc<PortServer>,
+    cores: Arc<CorePool>,
     lifecycle: Lifecycle,
-    slots: Arc<Slots>,
+    connections: Arc<PortConnections>,
     gauge: IntGauge,
     role: Role,
 }
 
 /// An open connection, counted until dropped.
 #[derive(Debug)]
-struct Open {
-    cores: Arc<Cores>,
+struct ConnectionGuard {
+    cores: Arc<CorePool>,
     core: usize,
     gauge: IntGauge,
-    slot: Slot,
+    permit: ConnectionPermit,
 }
 
-impl Open {
-    fn new(cores: Arc<Cores>, core: usize, gauge: IntGauge, slot: Slot) -> Self {
+impl ConnectionGuard {
+    fn new(cores: Arc<CorePool>, core: usize, gauge: IntGauge, permit: ConnectionPermit) -> Self {
         if let Some(open) = cores.open.get(core) {
             open.fetch_add(1, Ordering::Relaxed);
         }
@@ -176,12 +176,12 @@ impl Open {
             cores,
             core,
             gauge,
-            slot,
+            permit,
         }
     }
 }
 
-impl Drop for Open {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         if let Some(open) = self.cores.open.get(self.core) {
             open.fetch_sub(1, Ordering::Relaxed);
@@ -190,15 +190,15 @@ impl Drop for Open {
     }
 }
 
-/// Says something at most once every [`COMPLAINT_INTERVAL`].
+/// Says something at most once every [`LOG_INTERVAL`].
 #[derive(Debug, Default)]
-struct Complaint {
+struct LogLimiter {
     last: Option<Instant>,
 }
 
-impl Complaint {
+impl LogLimiter {
     fn is_due(&mut self) -> bool {
-        let due = self.last.is_none_or(|last| last.elapsed() >= COMPLAINT_INTERVAL);
+        let due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
         if due {
             self.last = Some(Instant::now());
         }
@@ -213,8 +213,8 @@ impl Listener {
     /// Somebody else listens there by now.
     pub fn open_port(
         port: Port,
-        cores: &Arc<Cores>,
-        bounds: &ConnectionBounds,
+        cores: &Arc<CorePool>,
+        connection_limits: &ConnectionLimits,
         lifecycle: &Lifecycle,
     ) -> Result<Self, BindError> {
         let Port {
@@ -222,7 +222,7 @@ impl Listener {
             bound,
             http2_only,
             router,
-            shortcut,
+            fast_path,
             hosts,
             role,
         } = port;
@@ -231,22 +231,22 @@ impl Listener {
         tracing::info!(transport, %address, "listening");
         Ok(Self {
             tcp,
-            conversation: Arc::new(Conversation {
+            server: Arc::new(PortServer {
                 transport,
-                front: Front {
+                dispatcher: RequestDispatcher {
                     router,
-                    shortcut,
+                    fast_path,
                     hosts,
                     role,
-                    refusals: Refusals::new(&cores.refused, transport),
+                    refusals: RefusalCounters::new(&cores.refused, transport),
                 },
                 http2_only,
-                bounds: bounds.clone(),
-                endings: Endings::new(&cores.closed, transport),
+                connection_limits: connection_limits.clone(),
+                close_counters: CloseCounters::new(&cores.closed, transport),
             }),
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
-            slots: bounds.slots(),
+            connections: connection_limits.add_port(),
             gauge: cores.gauge.with_label_values(&[transport]),
             role,
         })
@@ -257,15 +257,15 @@ impl Listener {
     ///
     /// # Cancel safety
     /// Dropping the future closes the port; connections go on.
-    pub async fn serve(self) -> Remaining {
+    pub async fn serve(self) -> DrainingPort {
         tokio::select! {
             () = self.lifecycle.draining() => {}
             () = self.accept(false) => {}
         }
-        let slots = Arc::clone(&self.slots);
+        let connections = Arc::clone(&self.connections);
         let late = match self.role {
             Role::Data => {
-                self.accept_who_knocked(false);
+                self.accept_backlog(false);
                 None
             }
             Role::DataAndProbes(_) | Role::Control => {
@@ -275,19 +275,19 @@ impl Listener {
                         _told_or_dropped = dropped => {}
                         () = self.accept(true) => {}
                     }
-                    self.accept_who_knocked(true);
+                    self.accept_backlog(true);
                 });
-                Some(Late { until, accepting })
+                Some(LateAccept { until, accepting })
             }
         };
-        Remaining { slots, late }
+        DrainingPort { connections, late }
     }
 
     /// Takes the connections that the kernel has completed already, as far as there is room: closing the port would reset
     /// them, and they are to be told like all others that the daemon drains.
-    fn accept_who_knocked(&self, is_late: bool) {
+    fn accept_backlog(&self, is_late: bool) {
         let mut last = 0;
-        while self.slots.open() < self.conversation.bounds.connections() {
+        while self.connections.open() < self.server.connection_limits.connections_max() {
             // The kernel itself: tokio knows of connections only what it saw when it last waited.
             let Ok((socket, peer)) = SockRef::from(&self.tcp).accept() else {
                 return;
@@ -306,20 +306,20 @@ impl Listener {
     }
 
     async fn accept(&self, is_late: bool) {
-        let mut failing = Complaint::default();
+        let mut failing = LogLimiter::default();
         let mut last = 0;
         loop {
-            self.slots.few_closing().await;
+            self.connections.few_closing().await;
             let (stream, peer) = match self.tcp.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) if is_of_one_connection(&error) => continue,
                 Err(error) => {
                     if failing.is_due() {
-                        let transport = self.conversation.transport;
+                        let transport = self.server.transport;
                         tracing::warn!(transport, %error, "accepting fails; is the limit of open files too low?");
                     }
                     // Its descriptor is what the next one needs.
-                    self.slots.evict();
+                    self.connections.evict();
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
@@ -332,27 +332,35 @@ impl Listener {
     }
 
     fn hand_over(&self, stream: StdTcpStream, peer: IpAddr, core: usize, is_late: bool) {
-        let (bounds, endings) = (&self.conversation.bounds, &self.conversation.endings);
+        let (connection_limits, close_counters) =
+            (&self.server.connection_limits, &self.server.close_counters);
         let progress = Arc::new(Progress::default());
         let caller = CallerKey::of(peer);
         // Nobody waits for operators' own connections when everything else is answered.
         let is_late = is_late || matches!(self.role, Role::Control);
-        let slot = match self.slots.take(caller, &progress, bounds.connections(), is_late) {
-            Ok(slot) => slot,
-            Err(Full) => return endings.count(Reason::Refused, caller),
-        };
-        let open = Open::new(Arc::clone(&self.cores), core, self.gauge.clone(), slot);
-        let conversation = Arc::clone(&self.conversation);
-        let party = Party {
-            connection: self.cores.callers.connect(peer, bounds.connection_bytes()),
+        let permit =
+            match self
+                .connections
+                .take(caller, &progress, connection_limits.connections_max(), is_late)
+            {
+                Ok(permit) => permit,
+                Err(PortFull) => return close_counters.count(CloseReason::Refused, caller),
+            };
+        let open = ConnectionGuard::new(Arc::clone(&self.cores), core, self.gauge.clone(), permit);
+        let server = Arc::clone(&self.server);
+        let accepted = AcceptedConnection {
+            connection: self
+                .cores
+                .callers
+                .connect(peer, connection_limits.connection_bytes()),
             progress,
-            number: open.slot.number(),
+            number: open.permit.number(),
             is_late,
             state: self.lifecycle.subscribe(),
         };
         let alive = self.cores.engine.spawn_on(core, move || async move {
             let _counted_until_the_end = open;
-            conversation.hold(stream, party).await;
+            server.serve_connection(stream, accepted).await;
         });
         // Cores end at the end of a drain, and late connections with them.
         if !alive && self.lifecycle.state() < State::Draining {
@@ -363,30 +371,32 @@ impl Listener {
 
 /// A port while the daemon drains: its open connections, and the port itself if it stays open. Closed when dropped.
 #[derive(Debug)]
-pub struct Remaining {
-    slots: Arc<Slots>,
-    late: Option<Late>,
+pub struct DrainingPort {
+    connections: Arc<PortConnections>,
+    late: Option<LateAccept>,
 }
 
 /// A port that accepts until this is dropped.
 #[derive(Debug)]
-struct Late {
+struct LateAccept {
     until: oneshot::Sender<Infallible>,
     accepting: JoinHandle<()>,
 }
 
-impl Remaining {
+impl DrainingPort {
     /// Resolves once none is open that was there before the drain, operators' own left out.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
     pub async fn closed(&self) {
-        self.slots.until(|slots| slots.awaited() == 0).await;
+        self.connections
+            .until(|connections| connections.awaited() == 0)
+            .await;
     }
 
     /// How many of those are open.
     pub fn open(&self) -> usize {
-        self.slots.awaited()
+        self.connections.awaited()
     }
 
     /// Closes the port, after who has knocked until now was let in; resolves once no connection is open at all.
@@ -394,12 +404,14 @@ impl Remaining {
     /// # Cancel safety
     /// Dropping the future closes the port; connections go on.
     pub async fn all_closed(self) {
-        if let Some(Late { until, accepting }) = self.late {
+        if let Some(LateAccept { until, accepting }) = self.late {
             drop(until);
             // It cannot be cut off, and has nothing to say.
             let _port_is_closed = accepting.await;
         }
-        self.slots.until(|slots| slots.open() == 0).await;
+        self.connections
+            .until(|connections| connections.open() == 0)
+            .await;
     }
 }
 

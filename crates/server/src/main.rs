@@ -24,14 +24,14 @@ use ringfetch_engine::device::queue_tags;
 use ringfetch_engine::engine::{Engine, StartError};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use ringfetch_server::config::{self, Base, Config, Inputs};
-use ringfetch_server::door::Fetcher;
-use ringfetch_server::lifecycle::{self, Hangups, Lifecycle, Signals};
+use ringfetch_server::fetch::Fetcher;
+use ringfetch_server::lifecycle::{self, Lifecycle, ReloadSignals, ShutdownSignals};
 use ringfetch_server::listener::{
-    self, Addresses, Bound, ConnectionBounds, Cores, Hosts, Listener, Port, Role,
+    self, Addresses, AllowedHosts, BoundSocket, ConnectionLimits, CorePool, Listener, Port, Role,
 };
-use ringfetch_server::live::{self, Live};
+use ringfetch_server::reconfigure::{self, Reconfigurer};
 use ringfetch_server::rpc_metrics::RpcMetrics;
-use ringfetch_server::supervisor::Supervisor;
+use ringfetch_server::sd_notify::Notifier;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::{admin, demo, grpc, http};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -51,7 +51,7 @@ const EXIT_HOST: u8 = 3;
 /// The configuration, or the files it names, are at fault. One line a problem.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Misconfigured(String);
+struct ConfigError(String);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
 
 /// Who has to fix it: whoever wrote the configuration, whoever runs the host, or neither.
 fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<Misconfigured>() {
+    if error.is::<ConfigError>() {
         EXIT_CONFIG
     } else if error.is::<listener::BindError>() || error.is::<StartError>() {
         EXIT_HOST
@@ -85,8 +85,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-fn load(inputs: &Inputs) -> Result<config::Loaded, Misconfigured> {
-    config::load(inputs).map_err(|problems| Misconfigured(problems.to_string()))
+fn load(inputs: &Inputs) -> Result<config::Loaded, ConfigError> {
+    config::load(inputs).map_err(|problems| ConfigError(problems.to_string()))
 }
 
 fn say(text: &str) -> anyhow::Result<()> {
@@ -103,7 +103,7 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         .map(|dataset| dataset.name.as_str())
         .collect();
     let opened = if open {
-        Catalogue::open(&config.datasets).map_err(misconfigured)?;
+        Catalogue::open(&config.datasets).map_err(config_error)?;
         ", and they open"
     } else {
         ""
@@ -133,15 +133,15 @@ fn check_health(inputs: &Inputs, flag: Option<SocketAddr>) -> anyhow::Result<()>
     say(&format!("{line}\n"))
 }
 
-fn misconfigured(errors: OpenErrors) -> Misconfigured {
-    Misconfigured(errors.to_string())
+fn config_error(errors: OpenErrors) -> ConfigError {
+    ConfigError(errors.to_string())
 }
 
 /// The three ports, taken.
 struct Ports {
-    grpc: Bound,
-    http: Bound,
-    admin: Option<Bound>,
+    grpc: BoundSocket,
+    http: BoundSocket,
+    admin: Option<BoundSocket>,
 }
 
 impl Ports {
@@ -157,7 +157,7 @@ impl Ports {
     }
 
     fn addresses(&self) -> Addresses {
-        let admin = self.admin.as_ref().map(Bound::address);
+        let admin = self.admin.as_ref().map(BoundSocket::address);
         Addresses {
             grpc: self.grpc.address(),
             http: self.http.address(),
@@ -174,13 +174,13 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     keep_to_small_pages();
     let runtime = runtime()?;
     // Before anything that takes time: a SIGHUP meanwhile must not end the daemon, but wait until it serves.
-    let hangups = {
+    let reload_signals = {
         let _inside = runtime.enter();
-        Hangups::install().context("catching SIGHUP")?
+        ReloadSignals::install().context("catching SIGHUP")?
     };
     // Ports before anything slow, so that a port in use is reported at once; but a configured file that does not open is
     // a mistake of the configuration, and those are reported before any port is bound.
-    let open = || Catalogue::open(&config.datasets).map_err(misconfigured);
+    let open = || Catalogue::open(&config.datasets).map_err(config_error);
     let (ports, catalogue) = match &inputs.base {
         Base::File(_) => {
             let catalogue = open()?;
@@ -200,7 +200,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     let most = engine.response_bytes_max();
     if config.limits.response_bytes > most {
         let asked = config.limits.response_bytes;
-        return Err(Misconfigured(format!(
+        return Err(ConfigError(format!(
             "limits.response_bytes: is {asked} bytes, and engine.memory_budget has room for an answer of {most}; lower \
              it, or raise engine.memory_budget"
         ))
@@ -208,16 +208,16 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     }
     engine.register_metrics(telemetry.registry())?;
     let fetcher = Fetcher::new(engine, datasets, config.limits);
-    live::start_own_backends(&fetcher, config)?;
+    reconfigure::start_own_backends(&fetcher, config)?;
     log_facts(config, &fetcher);
-    let start = Start {
+    let start = StartupParts {
         inputs,
         loaded,
         catalogue,
         fetcher,
         telemetry,
         ports,
-        hangups,
+        reload_signals,
         addresses_file,
     };
     let served = runtime.block_on(serve(start));
@@ -227,56 +227,57 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
 }
 
 /// What a daemon starts with, once everything is there that takes time.
-struct Start<'a> {
+struct StartupParts<'a> {
     inputs: &'a Inputs,
     loaded: config::Loaded,
     catalogue: Catalogue,
     fetcher: Fetcher,
     telemetry: Telemetry,
     ports: Ports,
-    hangups: Hangups,
+    reload_signals: ReloadSignals,
     addresses_file: Option<&'a Path>,
 }
 
-async fn serve(start: Start<'_>) -> anyhow::Result<()> {
-    let Start {
+async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
+    let StartupParts {
         inputs,
         loaded,
         catalogue,
         fetcher,
         telemetry,
         ports,
-        hangups,
+        reload_signals,
         addresses_file,
     } = start;
     let engine = fetcher.engine().clone();
     let lifecycle = Lifecycle::new();
     let registry = telemetry.registry();
     fetcher.register_metrics(registry)?;
-    let bounds = ConnectionBounds::new(&loaded.config.limits, loaded.config.engine.connection_bytes);
-    bounds.set_timeouts(&loaded.config.timeouts);
+    let connection_limits =
+        ConnectionLimits::new(&loaded.config.limits, loaded.config.engine.connection_bytes);
+    connection_limits.set_timeouts(&loaded.config.timeouts);
     let http_hosts = loaded.config.http_hosts.clone();
-    let hosts = |bound: &Bound| Some(Hosts::of(bound.address(), http_hosts.as_deref()));
-    let live = Live::new(live::Parts {
+    let hosts = |bound: &BoundSocket| Some(AllowedHosts::of(bound.address(), http_hosts.as_deref()));
+    let reconfigurer = Reconfigurer::new(reconfigure::ReconfigurerParts {
         inputs: inputs.clone(),
         loaded,
         catalogue,
         fetcher: fetcher.clone(),
         lifecycle: lifecycle.clone(),
         telemetry: telemetry.clone(),
-        bounds: bounds.clone(),
+        connection_limits: connection_limits.clone(),
     })?;
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
-    let grpc_shortcut = grpc::shortcut(fetcher.clone(), lifecycle.clone(), rpc.clone());
-    let http_shortcut = http::shortcut(fetcher.clone(), rpc.clone());
+    let grpc_fast_path = grpc::fast_path(fetcher.clone(), lifecycle.clone(), rpc.clone());
+    let http_fast_path = http::fast_path(fetcher.clone(), rpc.clone());
     let admin = admin::service(
         fetcher.clone(),
         lifecycle.clone(),
         telemetry.clone(),
         rpc,
-        live.clone(),
+        reconfigurer.clone(),
     );
 
     let addresses = ports.addresses();
@@ -286,7 +287,7 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
             bound: ports.grpc,
             http2_only: true,
             router: grpc,
-            shortcut: Some(grpc_shortcut),
+            fast_path: Some(grpc_fast_path),
             // Browsers do not speak HTTP/2 without TLS.
             hosts: None,
             role: Role::Data,
@@ -298,7 +299,7 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
             bound: ports.http,
             http2_only: false,
             router: http,
-            shortcut: Some(http_shortcut),
+            fast_path: Some(http_fast_path),
         },
     ];
     served.extend(ports.admin.map(|bound| Port {
@@ -308,31 +309,30 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
         bound,
         http2_only: true,
         router: admin,
-        shortcut: None,
+        fast_path: None,
     }));
 
-    let signals = Signals::install().context("catching signals")?;
-    let cores = Cores::new(engine.clone(), fetcher.callers().clone(), registry)?;
+    let signals = ShutdownSignals::install().context("catching signals")?;
+    let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), registry)?;
     let listeners: Vec<Listener> = served
         .into_iter()
-        .map(|port| Listener::open_port(port, &cores, &bounds, &lifecycle))
+        .map(|port| Listener::open_port(port, &cores, &connection_limits, &lifecycle))
         .collect::<Result<_, _>>()?;
     let lame_duck = {
-        let live = live.clone();
-        move || live.lame_duck()
+        let reconfigurer = reconfigurer.clone();
+        move || reconfigurer.lame_duck()
     };
-    tokio::spawn(signals.obey(lifecycle.clone(), lame_duck));
+    tokio::spawn(signals.drain_on_signal(lifecycle.clone(), lame_duck));
     tokio::spawn(lifecycle::watch_engine(engine.clone(), lifecycle.clone()));
     lifecycle.start_serving();
-    tokio::spawn(live.clone().obey(hangups));
+    tokio::spawn(reconfigurer.clone().reload_on_signal(reload_signals));
     if let Some(path) = addresses_file {
         addresses
             .write(path)
             .with_context(|| format!("--addresses-file {}", path.display()))?;
     }
-    let supervisor = Supervisor::from_environment().map(|supervisor| {
-        tokio::spawn(supervisor.accompany(engine.clone(), lifecycle.clone(), live.clone()))
-    });
+    let notifier = Notifier::from_environment()
+        .map(|notifier| tokio::spawn(notifier.run(engine.clone(), lifecycle.clone(), reconfigurer.clone())));
     if let Base::Demo(_) = inputs.base {
         // A closed stdout is no reason to stop serving.
         let _stdout_is_gone = say(&demo::greeting(
@@ -343,9 +343,9 @@ async fn serve(start: Start<'_>) -> anyhow::Result<()> {
     }
 
     let remaining = futures_util::future::join_all(listeners.into_iter().map(Listener::serve)).await;
-    let drain_timeout = live.drain_timeout();
+    let drain_timeout = reconfigurer.drain_timeout();
     let drained = lifecycle::drain(&fetcher, &lifecycle, remaining, drain_timeout).await;
-    if let Some(told) = supervisor {
+    if let Some(told) = notifier {
         // However short the drain was: that the daemon stops is said before it is gone.
         let _told = told.await;
     }

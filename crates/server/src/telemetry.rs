@@ -16,6 +16,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
 
 use crate::config::{LogConfig, LogFormat};
+use crate::rpc_metrics::as_f64;
 
 type FilterHandle = reload::Handle<EnvFilter, tracing_subscriber::Registry>;
 
@@ -198,7 +199,7 @@ impl Process {
             self.cpu_seconds.inc_by(difference);
         }
         let limit = getrlimit(Resource::Nofile).current;
-        self.max_fds.set(limit.map_or(f64::INFINITY, approximate));
+        self.max_fds.set(limit.map_or(f64::INFINITY, as_f64));
         if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
             // One of them is the directory being read.
             self.open_fds.set(signed(entries.count().saturating_sub(1)));
@@ -249,7 +250,7 @@ fn stat_field(stat: &str, field: usize) -> Option<u64> {
 fn started() -> Option<f64> {
     let ticks = stat_field(&std::fs::read_to_string("/proc/self/stat").ok()?, 22)?;
     let since_boot = seconds(clock_gettime(ClockId::Boottime));
-    let age = since_boot - approximate(ticks) / approximate(rustix::param::clock_ticks_per_second());
+    let age = since_boot - as_f64(ticks) / as_f64(rustix::param::clock_ticks_per_second());
     Some(now() - age)
 }
 
@@ -263,14 +264,6 @@ fn now() -> f64 {
 )]
 fn seconds(time: rustix::time::Timespec) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "a metric is a float; integers below 2^53 are exact"
-)]
-fn approximate(value: u64) -> f64 {
-    value as f64
 }
 
 fn signed(value: usize) -> i64 {

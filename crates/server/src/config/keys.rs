@@ -108,7 +108,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     let drain_timeout =
         Duration::from_millis(shutdown.integer("drain_timeout_ms", DRAIN_TIMEOUT_MS, 0..=3_600_000));
     shutdown.finish();
-    let around = datasets::Surroundings {
+    let around = datasets::EntryContext {
         directory,
         direct_io,
         response_bytes: limits.response_bytes,
@@ -161,7 +161,7 @@ fn ports_differ(walk: &Walk, listeners: [(&str, Option<SocketAddr>); 3]) {
             let same =
                 address.port() == other.port() && address.port() != 0 && overlap(address.ip(), other.ip());
             let problem = format!("is {address}, and {other_key} is {other}: one port cannot be both");
-            walk.clash(
+            walk.report_conflict(
                 key,
                 other_key,
                 same,
@@ -228,14 +228,14 @@ fn engine(mut section: Section<'_>) -> (EngineConfig, DirectIo) {
     plan_section.finish();
     section.finish();
 
-    walk.clash(
+    walk.report_conflict(
         "engine.plan.merge_gap",
         "engine.plan.max_read",
         merge_gap > max_read,
         format!("is {merge_gap} bytes, and one read has at most {max_read} (engine.plan.max_read)"),
         "lower it: a gap that large is never bridged".to_owned(),
     );
-    walk.clash(
+    walk.report_conflict(
         "engine.plan.max_read",
         "engine.memory_budget",
         max_read > memory_budget_bytes,
@@ -301,7 +301,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
 
     let at_most = |key: &str, value: u64, other_key: &str, other: u64, why: &str| {
         let problem = format!("is {value}, more than {other_key}, which is {other}: {why}");
-        walk.clash(
+        walk.report_conflict(
             key,
             other_key,
             value > other,
@@ -314,7 +314,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     // The engine's rule: see `Engine::response_bytes_max`.
     let problem = format!("is {response_bytes}, more than a quarter of {budget_key}, which is {budget}");
     let remedy = format!("lower it, or raise {budget_key}: one answer must leave room for others");
-    walk.clash(
+    walk.report_conflict(
         "limits.response_bytes",
         budget_key,
         response_bytes > budget / 4,
@@ -339,7 +339,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     let problem = format!(
         "is {request_bytes}, more than half of limits.request_memory, which is {request_memory_bytes}"
     );
-    walk.clash(
+    walk.report_conflict(
         "limits.request_bytes",
         "limits.request_memory",
         request_bytes > request_memory_bytes / 2,

@@ -147,9 +147,9 @@ pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -
     Ok(root)
 }
 
-type Complaint = (String, String);
+type ProblemAndRemedy = (String, String);
 
-fn read(path: &Path) -> Result<Value, Complaint> {
+fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
     let elsewhere = "name a readable file with --config or RINGFETCH_CONFIG, or give neither for the demo";
     let unreadable = |error: std::io::Error| (format!("cannot be read: {error}"), elsewhere.to_owned());
     let mut text = String::new();

@@ -54,7 +54,7 @@ impl Walk {
         }
     }
 
-    pub(super) fn complain(&self, key: &str, problem: String, remedy: String, source: Source) {
+    pub(super) fn report(&self, key: &str, problem: String, remedy: String, source: Source) {
         self.found.borrow_mut().problems.push(Problem {
             key: key.to_owned(),
             problem,
@@ -64,9 +64,16 @@ impl Walk {
     }
 
     /// Notes a contradiction between two keys, unless one of them is already wrong by itself. Reported at `key`.
-    pub(super) fn clash(&self, key: &str, with: &str, clashes: bool, problem: String, remedy: String) {
+    pub(super) fn report_conflict(
+        &self,
+        key: &str,
+        with: &str,
+        conflicts: bool,
+        problem: String,
+        remedy: String,
+    ) {
         let found = self.found.borrow();
-        if !clashes
+        if !conflicts
             || found
                 .problems
                 .iter()
@@ -86,7 +93,7 @@ impl Walk {
             .reduce(|a, b| if a == Source::Default { b } else { a })
             .unwrap_or(Source::Default);
         drop(found);
-        self.complain(key, problem, remedy, source);
+        self.report(key, problem, remedy, source);
     }
 
     pub(super) fn record(&self, key: &str, value: impl Into<Value>, source: Source) {
@@ -201,7 +208,7 @@ impl<'w> Section<'w> {
                 ..
             }) => entries = found,
             Some(Node { content, source }) => {
-                walk.complain(&path, content.describe(), SECTION_ALLOWED.to_owned(), source);
+                walk.report(&path, content.describe(), SECTION_ALLOWED.to_owned(), source);
             }
         }
         Self { walk, path, entries }
@@ -257,7 +264,7 @@ impl<'w> Section<'w> {
             }
             Err(problem) => {
                 self.walk
-                    .complain(&key, problem, format!("allowed: {allowed}"), node.source);
+                    .report(&key, problem, format!("allowed: {allowed}"), node.source);
                 None
             }
         }

@@ -4,7 +4,7 @@
 //! A message is bounded by its prefix, before a byte of it is kept; memory grows with what arrived and never with
 //! what a prefix claims. Deliberately absent: decompression (`metadata` refuses compressed encodings).
 
-use crate::status::ERROR_DOMAIN;
+use crate::error_status::ERROR_DOMAIN;
 use bytes::{Buf as _, Bytes, BytesMut};
 use std::collections::HashMap;
 use tonic::{Code, Status};
@@ -54,7 +54,7 @@ impl FrameError {
 
 /// Finds messages in a body that arrives in pieces. A message that lies in one piece is not copied.
 #[derive(Debug)]
-pub(super) struct Deframer {
+pub(super) struct FrameDecoder {
     /// Longest message, without its prefix.
     message_bytes_max: u32,
     /// The beginning of a message that is not all there. Empty when `piece` begins with a prefix.
@@ -63,7 +63,7 @@ pub(super) struct Deframer {
     piece: Bytes,
 }
 
-impl Deframer {
+impl FrameDecoder {
     pub(super) fn new(message_bytes_max: u32) -> Self {
         Self {
             message_bytes_max,
@@ -161,8 +161,8 @@ mod tests {
         bytes
     }
 
-    fn read(deframer: &mut Deframer, found: &mut Vec<Vec<u8>>) -> Result<(), FrameError> {
-        while let Some(message) = deframer.next()? {
+    fn read(decoder: &mut FrameDecoder, found: &mut Vec<Vec<u8>>) -> Result<(), FrameError> {
+        while let Some(message) = decoder.next()? {
             found.push(message.to_vec());
         }
         Ok(())
@@ -176,17 +176,17 @@ mod tests {
         ) {
             // Any messages, delivered in any pieces: the same messages come out, and nothing is left over.
             let bytes = framed(&messages);
-            let mut deframer = Deframer::new(1000);
+            let mut decoder = FrameDecoder::new(1000);
             let mut found = Vec::new();
             let (mut rest, mut cut) = (&bytes[..], cuts.iter().cycle());
             while !rest.is_empty() {
                 let (piece, left) = rest.split_at((*cut.next().unwrap()).min(rest.len()));
-                deframer.push(Bytes::copy_from_slice(piece));
-                read(&mut deframer, &mut found).unwrap();
+                decoder.push(Bytes::copy_from_slice(piece));
+                read(&mut decoder, &mut found).unwrap();
                 rest = left;
             }
             prop_assert_eq!(found, messages);
-            prop_assert_eq!(deframer.finish(), Ok(()));
+            prop_assert_eq!(decoder.finish(), Ok(()));
         }
     }
 
@@ -194,11 +194,11 @@ mod tests {
     fn a_body_fed_byte_by_byte_is_read() {
         // Two messages and an empty one, one byte at a time: each comes out with its last byte.
         let messages = [b"first".to_vec(), Vec::new(), b"third".to_vec()];
-        let mut deframer = Deframer::new(5);
+        let mut decoder = FrameDecoder::new(5);
         let mut found = Vec::new();
         for byte in framed(&messages) {
-            deframer.push(Bytes::copy_from_slice(&[byte]));
-            read(&mut deframer, &mut found).unwrap();
+            decoder.push(Bytes::copy_from_slice(&[byte]));
+            read(&mut decoder, &mut found).unwrap();
         }
         assert_eq!(found, messages);
     }
@@ -207,9 +207,9 @@ mod tests {
     fn a_message_in_one_piece_is_not_copied() {
         // A whole frame in one piece: the message is a slice of that piece.
         let piece = Bytes::from(framed(&[b"whole".to_vec()]));
-        let mut deframer = Deframer::new(5);
-        deframer.push(piece.clone());
-        let message = deframer.next().unwrap().unwrap();
+        let mut decoder = FrameDecoder::new(5);
+        decoder.push(piece.clone());
+        let message = decoder.next().unwrap().unwrap();
         assert_eq!(message.as_ptr(), piece[PREFIX_BYTES..].as_ptr());
     }
 
@@ -228,10 +228,10 @@ mod tests {
             ([1, 0, 0, 0, 1], FrameError::Compressed),
             ([7, 0, 0, 0, 1], FrameError::BadFlag(7)),
         ] {
-            let mut at_once = Deframer::new(5);
+            let mut at_once = FrameDecoder::new(5);
             at_once.push(Bytes::copy_from_slice(&prefix));
             assert_eq!(at_once.next(), Err(error));
-            let mut in_pieces = Deframer::new(5);
+            let mut in_pieces = FrameDecoder::new(5);
             for byte in prefix {
                 in_pieces.push(Bytes::copy_from_slice(&[byte]));
                 if let Err(found) = in_pieces.next() {
@@ -251,10 +251,10 @@ mod tests {
     fn a_body_that_ends_inside_a_message_is_cut_short() {
         // A prefix without its message, and half a prefix: both are reported at the end of the body.
         for bytes in [&[0, 0, 0, 0, 2, 9][..], &[0, 0]] {
-            let mut deframer = Deframer::new(5);
-            deframer.push(Bytes::copy_from_slice(bytes));
-            assert_eq!(deframer.next(), Ok(None));
-            assert_eq!(deframer.finish(), Err(FrameError::CutShort));
+            let mut decoder = FrameDecoder::new(5);
+            decoder.push(Bytes::copy_from_slice(bytes));
+            assert_eq!(decoder.next(), Ok(None));
+            assert_eq!(decoder.finish(), Err(FrameError::CutShort));
         }
     }
 }

@@ -13,12 +13,12 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 /// The health of a set of services.
 #[derive(Debug, Clone)]
-pub(crate) struct Healthy {
+pub(crate) struct HealthService {
     lifecycle: Lifecycle,
     services: &'static [&'static str],
 }
 
-impl Healthy {
+impl HealthService {
     /// Knows these services, and the empty name for the daemon as a whole.
     pub(crate) fn new(lifecycle: Lifecycle, services: &'static [&'static str]) -> Self {
         Self { lifecycle, services }
@@ -43,7 +43,7 @@ fn response(status: ServingStatus) -> HealthCheckResponse {
 }
 
 #[tonic::async_trait]
-impl Health for Healthy {
+impl Health for HealthService {
     async fn check(
         &self,
         request: Request<HealthCheckRequest>,
@@ -101,7 +101,7 @@ mod tests {
     async fn a_watch_follows_the_daemon_to_its_end() {
         // Starting, serving, draining: each change is reported, and after the drain the watch ends.
         let lifecycle = Lifecycle::new();
-        let health = Healthy::new(lifecycle.clone(), &["ringfetch.v1.FetchService"]);
+        let health = HealthService::new(lifecycle.clone(), &["ringfetch.v1.FetchService"]);
         let mut watch = health
             .watch(ask("ringfetch.v1.FetchService"))
             .await
@@ -121,7 +121,7 @@ mod tests {
         // The daemon as a whole and a service by name answer; a name nobody serves is NOT_FOUND, and unknown to a watch.
         let lifecycle = Lifecycle::new();
         lifecycle.start_serving();
-        let health = Healthy::new(lifecycle, &["ringfetch.v1.FetchService"]);
+        let health = HealthService::new(lifecycle, &["ringfetch.v1.FetchService"]);
         for name in ["", "ringfetch.v1.FetchService"] {
             assert_eq!(
                 health.check(ask(name)).await.unwrap().into_inner().status(),

@@ -7,23 +7,23 @@
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench_hooks;
-mod calls;
-mod count;
+mod call_metrics;
+pub(crate) mod convert;
 mod datasets;
-pub(crate) mod describe;
-mod envelope;
+mod encode;
+mod fetch_request;
 mod frame;
 mod health;
 mod metadata;
-mod object;
+mod read_object;
 mod service;
 mod stream;
 mod wire;
 
 use crate::caller::Connection;
-use crate::door::Fetcher;
+use crate::fetch::Fetcher;
 use crate::lifecycle::Lifecycle;
-use crate::listener::Shortcut;
+use crate::listener::FastPath;
 use crate::rpc_metrics::RpcMetrics;
 use ringfetch_proto::v1::dataset_service_server::DatasetServiceServer;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum:
 }
 
 /// FetchService without the router around it: the shortcut beside [`service`], made of the same parts.
-pub fn shortcut(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Arc<dyn Shortcut> {
+pub fn fast_path(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Arc<dyn FastPath> {
     Arc::new(service::FetchService {
         fetcher,
         lifecycle,
@@ -74,7 +74,7 @@ pub(crate) fn finish(
     services: &'static [&'static str],
 ) -> axum::Router {
     routes.add_service(
-        HealthServer::new(health::Healthy::new(lifecycle, services))
+        HealthServer::new(health::HealthService::new(lifecycle, services))
             .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX),
     );
     // A descriptor set that does not parse would be a fault of the build, which a test holds; serving goes on.
@@ -91,7 +91,7 @@ pub(crate) fn finish(
         Err(error) => tracing::error!(%error, "no reflection v1alpha"),
     }
     let router = Routes::into_axum_router(routes.routes());
-    router.layer(axum::middleware::from_fn_with_state(rpc, count::count))
+    router.layer(axum::middleware::from_fn_with_state(rpc, call_metrics::count))
 }
 
 /// Names only what this port serves: the descriptor set holds the admin service, too.

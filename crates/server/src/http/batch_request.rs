@@ -3,7 +3,7 @@
 
 use super::bounded_list;
 use super::problem::Problem;
-use crate::door::Items;
+use crate::fetch::Items;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::ToSchema;
@@ -117,7 +117,7 @@ pub(super) enum Columns {
 
 /// A request as every kind of it is handled.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Call {
+pub(super) struct BatchParams {
     /// The items.
     pub(super) columns: Columns,
     /// The member that lists them.
@@ -166,63 +166,46 @@ impl Columns {
 /// A request in one of its four forms.
 pub(super) trait BatchRequest: DeserializeOwned {
     /// The request, its items in columns.
-    fn into_call(self) -> Result<Call, Problem>;
+    fn into_params(self) -> Result<BatchParams, Problem>;
 }
 
 impl BatchRequest for BlocksBatch {
-    fn into_call(self) -> Result<Call, Problem> {
-        let Self {
-            indices,
-            fail_fast,
-            deadline_ms,
-        } = self;
-        Ok(Call {
-            columns: Columns::Blocks(indices),
+    fn into_params(self) -> Result<BatchParams, Problem> {
+        Ok(BatchParams {
+            columns: Columns::Blocks(self.indices),
             field: "indices",
-            fail_fast,
-            deadline_ms,
+            fail_fast: self.fail_fast,
+            deadline_ms: self.deadline_ms,
         })
     }
 }
 
 impl BatchRequest for VectorsBatch {
-    fn into_call(self) -> Result<Call, Problem> {
-        let Self {
-            ids,
-            fail_fast,
-            deadline_ms,
-        } = self;
-        Ok(Call {
-            columns: Columns::Vectors(ids),
+    fn into_params(self) -> Result<BatchParams, Problem> {
+        Ok(BatchParams {
+            columns: Columns::Vectors(self.ids),
             field: "ids",
-            fail_fast,
-            deadline_ms,
+            fail_fast: self.fail_fast,
+            deadline_ms: self.deadline_ms,
         })
     }
 }
 
 impl BatchRequest for RangesBatch {
-    fn into_call(self) -> Result<Call, Problem> {
-        let Self {
-            ranges,
-            fail_fast,
-            deadline_ms,
-        } = self;
-        let (offsets, lengths) = ranges
-            .into_iter()
-            .map(|range| (range.offset, range.length))
-            .unzip();
-        Ok(Call {
+    fn into_params(self) -> Result<BatchParams, Problem> {
+        let extents = self.ranges.into_iter().map(|range| (range.offset, range.length));
+        let (offsets, lengths) = extents.unzip();
+        Ok(BatchParams {
             columns: Columns::Ranges { offsets, lengths },
             field: "ranges",
-            fail_fast,
-            deadline_ms,
+            fail_fast: self.fail_fast,
+            deadline_ms: self.deadline_ms,
         })
     }
 }
 
 impl BatchRequest for ObjectsBatch {
-    fn into_call(self) -> Result<Call, Problem> {
+    fn into_params(self) -> Result<BatchParams, Problem> {
         let Self {
             names,
             objects,
@@ -265,7 +248,7 @@ impl BatchRequest for ObjectsBatch {
                 ));
             }
         };
-        Ok(Call {
+        Ok(BatchParams {
             columns,
             field,
             fail_fast,
@@ -309,16 +292,16 @@ pub(super) mod tests {
         (status, text("field"), text("detail"))
     }
 
-    fn call<R: BatchRequest>(json: &str) -> Result<Call, Problem> {
+    fn call<R: BatchRequest>(json: &str) -> Result<BatchParams, Problem> {
         let (request, _listed) = parse::<R>(json.as_bytes(), 1024)?;
-        request.into_call()
+        request.into_params()
     }
 
     #[test]
     fn requests_become_columns() {
         // Each of the four requests, with and without optional members: the columns that a fetch wants.
         let blocks = call::<BlocksBatch>(r#"{"indices":[3,1],"fail_fast":true,"deadline_ms":50}"#).unwrap();
-        let expected = Call {
+        let expected = BatchParams {
             columns: Columns::Blocks(vec![3, 1]),
             field: "indices",
             fail_fast: true,

@@ -2,7 +2,7 @@
 //! is read.
 
 use super::range::content_range;
-use crate::door::Piece;
+use crate::fetch::BodyPart;
 use bytes::Bytes;
 use ringfetch_engine::geometry::Extent;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -13,7 +13,7 @@ pub(super) struct Multipart {
     /// Value of the answer's Content-Type.
     pub(super) content_type: String,
     /// The body in order: text, extent, text, extent, ..., text.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<BodyPart>,
 }
 
 impl Multipart {
@@ -30,11 +30,13 @@ impl Multipart {
             let head = format!(
                 "{line_end}--{boundary}\r\nContent-Type: {part_type}\r\nContent-Range: {range}\r\n\r\n"
             );
-            pieces.push(Piece::Text(Bytes::from(head)));
-            pieces.push(Piece::Extent(extent));
+            pieces.push(BodyPart::Text(Bytes::from(head)));
+            pieces.push(BodyPart::Extent(extent));
             line_end = "\r\n";
         }
-        pieces.push(Piece::Text(Bytes::from(format!("{line_end}--{boundary}--\r\n"))));
+        pieces.push(BodyPart::Text(Bytes::from(format!(
+            "{line_end}--{boundary}--\r\n"
+        ))));
         Self {
             content_type: format!("multipart/byteranges; boundary={boundary}"),
             pieces,
@@ -52,16 +54,16 @@ fn boundary() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::door::total_bytes;
+    use crate::fetch::total_bytes;
     use proptest::prelude::*;
 
     /// The body as a client sees it, with byte number `i` of the representation being `i % 251`.
-    fn produce(pieces: &[Piece]) -> Vec<u8> {
+    fn produce(pieces: &[BodyPart]) -> Vec<u8> {
         let mut body = Vec::new();
         for piece in pieces {
             match piece {
-                Piece::Text(text) => body.extend_from_slice(text),
-                Piece::Extent(extent) => {
+                BodyPart::Text(text) => body.extend_from_slice(text),
+                BodyPart::Extent(extent) => {
                     body.extend(
                         (extent.offset..extent.offset + extent.length)
                             .map(|i| u8::try_from(i % 251).unwrap()),

@@ -10,14 +10,14 @@ pub(super) const JSON: &str = "application/json";
 
 /// The form of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ResponseFormat {
     /// The bytes.
     Octets,
     /// JSON.
     Json,
 }
 
-impl Form {
+impl ResponseFormat {
     /// Its media type.
     pub(super) fn media_type(self) -> HeaderValue {
         HeaderValue::from_static(match self {
@@ -31,7 +31,7 @@ impl Form {
 ///
 /// # Errors
 /// 406 when it takes neither.
-pub(super) fn preferred(headers: &HeaderMap) -> Result<Form, Problem> {
+pub(super) fn preferred(headers: &HeaderMap) -> Result<ResponseFormat, Problem> {
     let octets = quality(headers, "application", "octet-stream");
     let json = quality(headers, "application", "json");
     match (octets, json) {
@@ -42,8 +42,8 @@ pub(super) fn preferred(headers: &HeaderMap) -> Result<Form, Problem> {
         )
         .with_field("Accept")
         .with_allowed(vec![OCTET_STREAM, JSON])),
-        (octets, json) if json > octets => Ok(Form::Json),
-        _ => Ok(Form::Octets),
+        (octets, json) if json > octets => Ok(ResponseFormat::Json),
+        _ => Ok(ResponseFormat::Octets),
     }
 }
 
@@ -136,23 +136,23 @@ mod tests {
     fn bytes_unless_json_is_preferred() {
         // Accept headers as clients send them: JSON only where it is wanted more than bytes.
         for (value, expected) in [
-            ("*/*", Form::Octets),
-            ("application/json", Form::Json),
-            ("APPLICATION/JSON; charset=utf-8", Form::Json),
-            ("application/json, */*;q=0.1", Form::Json),
-            ("application/json, */*", Form::Octets),
-            ("application/*", Form::Octets),
+            ("*/*", ResponseFormat::Octets),
+            ("application/json", ResponseFormat::Json),
+            ("APPLICATION/JSON; charset=utf-8", ResponseFormat::Json),
+            ("application/json, */*;q=0.1", ResponseFormat::Json),
+            ("application/json, */*", ResponseFormat::Octets),
+            ("application/*", ResponseFormat::Octets),
             (
                 "application/octet-stream;q=0.2, application/json;q=0.3",
-                Form::Json,
+                ResponseFormat::Json,
             ),
-            ("application/octet-stream;q=0, */*", Form::Json),
-            ("text/html, application/octet-stream", Form::Octets),
-            ("nonsense", Form::Octets),
+            ("application/octet-stream;q=0, */*", ResponseFormat::Json),
+            ("text/html, application/octet-stream", ResponseFormat::Octets),
+            ("nonsense", ResponseFormat::Octets),
         ] {
             assert_eq!(preferred(&accept(value)).unwrap(), expected, "{value}");
         }
-        assert_eq!(preferred(&HeaderMap::new()).unwrap(), Form::Octets);
+        assert_eq!(preferred(&HeaderMap::new()).unwrap(), ResponseFormat::Octets);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! beside every GET, and problem details as every operation's other answer.
 
 use super::problem::{PROBLEM_JSON, ProblemBody};
-use super::{App, batch, datasets, items, objects, page, probes, status};
+use super::{AppState, batch, datasets, items, objects, page, probes, status};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -80,7 +80,7 @@ fn head_of(get: &Operation) -> Operation {
 /// This document.
 #[utoipa::path(get, path = "/openapi.json", tag = "operation", operation_id = "OpenApi",
     responses((status = 200, description = "OpenAPI 3.1.", content_type = "application/json")))]
-pub(super) async fn get(State(app): State<Arc<App>>) -> Response {
+pub(super) async fn get(State(app): State<Arc<AppState>>) -> Response {
     let content_type = HeaderValue::from_static("application/json");
     ([(header::CONTENT_TYPE, content_type)], app.document.clone()).into_response()
 }

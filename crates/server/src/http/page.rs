@@ -5,9 +5,9 @@
 //! so that it works below a proxy's prefix. Deliberately absent: templates (no byte of an answer depends on a request),
 //! frameworks, and anything that changes the daemon.
 
-use super::App;
+use super::AppState;
 use super::conditional::{ETag, Precondition, evaluate};
-use super::problem::{Problem, Segments, no_such_path};
+use super::problem::{PathParams, Problem, no_such_path};
 use super::representation::precondition_failed;
 use axum::body::Body;
 use axum::extract::State;
@@ -123,7 +123,7 @@ impl Asset {
         (status = 200, description = "The page.", body = String, content_type = "text/html"),
         (status = 304, description = "The page of If-None-Match is the current one."),
     ))]
-pub(super) async fn index(State(app): State<Arc<App>>, headers: HeaderMap) -> Result<Response, Problem> {
+pub(super) async fn index(State(app): State<Arc<AppState>>, headers: HeaderMap) -> Result<Response, Problem> {
     app.page.answer(INDEX, &headers).await
 }
 
@@ -135,8 +135,8 @@ pub(super) async fn index(State(app): State<Arc<App>>, headers: HeaderMap) -> Re
         (status = 304, description = "The file of If-None-Match is the current one."),
     ))]
 pub(super) async fn asset(
-    State(app): State<Arc<App>>,
-    Segments(name): Segments<String>,
+    State(app): State<Arc<AppState>>,
+    PathParams(name): PathParams<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     match &*name {

@@ -1,7 +1,7 @@
 //! Errors as RFC 9457 problem details. A [`Problem`] that leaves a route is a bare response that carries it; the outermost
 //! layer, which knows the path, writes the body ([`render`]), so that what axum itself refuses (404, 405) looks the same.
 //!
-//! What an error of a read *means* is decided in `crate::status`; only problems that HTTP alone has are named here.
+//! What an error of a read *means* is decided in `crate::error_status`; only problems that HTTP alone has are named here.
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path};
@@ -15,8 +15,8 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use super::routes;
-use crate::door::FetchError;
-use crate::status;
+use crate::error_status;
+use crate::fetch::FetchError;
 use ringfetch_engine::error::ReadError;
 
 /// The media type of every error body.
@@ -121,7 +121,7 @@ impl Problem {
             allowed,
             mut headers,
         } = *self.0;
-        let detail = status::message_of(&detail);
+        let detail = error_status::message_of(&detail);
         let body = ProblemBody {
             type_: format!("/problems/{slug}"),
             title: title(slug),
@@ -145,9 +145,9 @@ impl Problem {
 
 impl From<FetchError> for Problem {
     fn from(error: FetchError) -> Self {
-        let answer = status::of_fetch(&error);
+        let answer = error_status::of_fetch(&error);
         let mut problem = Self::new(answer.http, answer.slug, error.to_string());
-        problem.0.field = status::field_of(&error).map(|field| Cow::Owned(field.to_owned()));
+        problem.0.field = error_status::field_of(&error).map(|field| Cow::Owned(field.to_owned()));
         problem.0.retry_after = answer.retry_after;
         problem
     }
@@ -231,9 +231,9 @@ fn retry_after_seconds(after: Duration) -> u64 {
 
 /// The path's parameters, percent-decoded; a path that cannot be decoded is a problem.
 #[derive(Debug)]
-pub(super) struct Segments<T>(pub(super) T);
+pub(super) struct PathParams<T>(pub(super) T);
 
-impl<T, S> FromRequestParts<S> for Segments<T>
+impl<T, S> FromRequestParts<S> for PathParams<T>
 where
     T: DeserializeOwned + Send,
     S: Send + Sync,

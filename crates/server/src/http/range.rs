@@ -21,7 +21,7 @@ pub(super) enum Ranges {
 
 /// One range as it was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spec {
+enum RangeSpec {
     /// `first-last`, or `first-`.
     From { first: u64, last: Option<u64> },
     /// `-length`.
@@ -45,7 +45,7 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     if length == 0
         && specs
             .iter()
-            .any(|spec| matches!(spec, Spec::Last { length: 1.. }))
+            .any(|spec| matches!(spec, RangeSpec::Last { length: 1.. }))
     {
         // Satisfiable, RFC 9110 14.1.2, but Content-Range cannot describe no bytes: the whole is what was asked for.
         return Ranges::Ignored;
@@ -73,7 +73,7 @@ pub(super) fn content_range(extent: Extent, length: u64) -> String {
 }
 
 /// The ranges of `bytes=...`; none if it is malformed or in another unit.
-fn parse(value: &[u8]) -> Option<Vec<Spec>> {
+fn parse(value: &[u8]) -> Option<Vec<RangeSpec>> {
     let value = std::str::from_utf8(value).ok()?;
     let (unit, set) = value.split_once('=')?;
     if !unit.trim_matches(BLANK).eq_ignore_ascii_case("bytes") {
@@ -84,26 +84,26 @@ fn parse(value: &[u8]) -> Option<Vec<Spec>> {
         .split(',')
         .map(|element| element.trim_matches(BLANK))
         .filter(|element| !element.is_empty());
-    let specs: Vec<Spec> = elements.map(parse_spec).collect::<Option<_>>()?;
+    let specs: Vec<RangeSpec> = elements.map(parse_spec).collect::<Option<_>>()?;
     (!specs.is_empty()).then_some(specs)
 }
 
 const BLANK: [char; 2] = [' ', '\t'];
 
-fn parse_spec(element: &str) -> Option<Spec> {
+fn parse_spec(element: &str) -> Option<RangeSpec> {
     let (first, last) = element.split_once('-')?;
     match (first.is_empty(), last.is_empty()) {
         (true, true) => None,
-        (true, false) => Some(Spec::Last {
+        (true, false) => Some(RangeSpec::Last {
             length: number(last)?,
         }),
-        (false, true) => Some(Spec::From {
+        (false, true) => Some(RangeSpec::From {
             first: number(first)?,
             last: None,
         }),
         (false, false) => {
             let (first, last) = (number(first)?, number(last)?);
-            (first <= last).then_some(Spec::From {
+            (first <= last).then_some(RangeSpec::From {
                 first,
                 last: Some(last),
             })
@@ -120,19 +120,19 @@ fn number(digits: &str) -> Option<u64> {
 }
 
 /// Where a range falls in `length` bytes; none if it is past them.
-fn place(spec: Spec, length: u64) -> Option<Extent> {
+fn place(spec: RangeSpec, length: u64) -> Option<Extent> {
     match spec {
         // 90-199 of 100 bytes: offset 90, end min(200, 100), so 10 bytes.
-        Spec::From { first, last } if first < length => {
+        RangeSpec::From { first, last } if first < length => {
             let end = last.map_or(length, |last| last.saturating_add(1).min(length));
             Some(Extent {
                 offset: first,
                 length: end - first,
             })
         }
-        Spec::From { .. } => None,
+        RangeSpec::From { .. } => None,
         // -30 of 100 bytes: offset 70. -300 of 100 bytes: all of it.
-        Spec::Last { length: asked } => {
+        RangeSpec::Last { length: asked } => {
             let taken = asked.min(length);
             (taken > 0).then(|| Extent {
                 offset: length - taken,
@@ -304,34 +304,34 @@ mod tests {
     }
 
     /// The bytes a range means, by looking at each of them.
-    fn model(spec: Spec, length: u64) -> Vec<u64> {
+    fn model(spec: RangeSpec, length: u64) -> Vec<u64> {
         (0..length)
             .filter(|&byte| match spec {
-                Spec::From { first, last } => byte >= first && last.is_none_or(|last| byte <= last),
-                Spec::Last { length: asked } => length - byte <= asked,
+                RangeSpec::From { first, last } => byte >= first && last.is_none_or(|last| byte <= last),
+                RangeSpec::Last { length: asked } => length - byte <= asked,
             })
             .collect()
     }
 
-    fn spec() -> impl Strategy<Value = Spec> {
+    fn spec() -> impl Strategy<Value = RangeSpec> {
         prop_oneof![
-            (0..80_u64, 0..40_u64).prop_map(|(first, more)| Spec::From {
+            (0..80_u64, 0..40_u64).prop_map(|(first, more)| RangeSpec::From {
                 first,
                 last: Some(first + more)
             }),
-            (0..80_u64).prop_map(|first| Spec::From { first, last: None }),
-            (0..80_u64).prop_map(|length| Spec::Last { length }),
+            (0..80_u64).prop_map(|first| RangeSpec::From { first, last: None }),
+            (0..80_u64).prop_map(|length| RangeSpec::Last { length }),
         ]
     }
 
-    fn text(spec: &Spec) -> String {
+    fn text(spec: &RangeSpec) -> String {
         match spec {
-            Spec::From {
+            RangeSpec::From {
                 first,
                 last: Some(last),
             } => format!("{first}-{last}"),
-            Spec::From { first, last: None } => format!("{first}-"),
-            Spec::Last { length } => format!("-{length}"),
+            RangeSpec::From { first, last: None } => format!("{first}-"),
+            RangeSpec::Last { length } => format!("-{length}"),
         }
     }
 

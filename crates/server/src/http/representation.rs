@@ -9,7 +9,7 @@ use super::negotiate::OCTET_STREAM;
 use super::problem::Problem;
 use super::range::{Ranges, content_range, resolve};
 use crate::caller::Connection;
-use crate::door::{Fetcher, Piece, Reader, Version, VersionError, WindowedBody};
+use crate::fetch::{BodyPart, Fetcher, Snapshot, SnapshotError, SnapshotReader, WindowedBody};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -65,7 +65,7 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
 /// for good is a response.
 pub(super) async fn answer(
     fetcher: &Fetcher,
-    version: Version,
+    version: Snapshot,
     method: &Method,
     headers: &HeaderMap,
     connection: Option<Arc<Connection>>,
@@ -89,10 +89,13 @@ pub(super) async fn answer(
             return Ok((StatusCode::OK, head, Body::empty()).into_response());
         }
         Decision::Whole if length == 0 => (StatusCode::OK, Vec::new()),
-        Decision::Whole => (StatusCode::OK, vec![Piece::Extent(Extent { offset: 0, length })]),
+        Decision::Whole => (
+            StatusCode::OK,
+            vec![BodyPart::Extent(Extent { offset: 0, length })],
+        ),
         Decision::One(extent) => {
             insert_text(&mut head, header::CONTENT_RANGE, content_range(extent, length));
-            (StatusCode::PARTIAL_CONTENT, vec![Piece::Extent(extent)])
+            (StatusCode::PARTIAL_CONTENT, vec![BodyPart::Extent(extent)])
         }
         Decision::Many(extents) => {
             let multipart = Multipart::new(&extents, length, OCTET_STREAM);
@@ -100,14 +103,14 @@ pub(super) async fn answer(
             (StatusCode::PARTIAL_CONTENT, multipart.pieces)
         }
     };
-    let reader = Reader::new(fetcher.clone(), connection, version);
+    let reader = SnapshotReader::new(fetcher.clone(), connection, version);
     match WindowedBody::start(reader, pieces).await {
         Ok(body) => {
             head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));
             Ok((status, head, Body::new(body)).into_response())
         }
-        Err(VersionError::Fetch(error)) => Ok(Problem::from(error).into_response()),
-        Err(VersionError::Changed) => Err(Changed),
+        Err(SnapshotError::Fetch(error)) => Ok(Problem::from(error).into_response()),
+        Err(SnapshotError::Changed) => Err(Changed),
     }
 }
 

@@ -43,7 +43,7 @@ thread_local! {
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-struct Gathered<T> {
+struct WriteBuffer<T> {
     io: T,
     bytes: Vec<u8>,
     /// How many of `bytes` are written already.
@@ -58,7 +58,7 @@ struct Gathered<T> {
     failed: Option<io::ErrorKind>,
 }
 
-impl<T: Write + Unpin> Gathered<T> {
+impl<T: Write + Unpin> WriteBuffer<T> {
     fn check(&self) -> io::Result<()> {
         self.failed.map_or(Ok(()), |kind| Err(kind.into()))
     }
@@ -133,12 +133,12 @@ impl<T: Write + Unpin> Gathered<T> {
 }
 
 /// A socket whose writes are gathered.
-pub(super) struct Coalescing<T>(Rc<RefCell<Gathered<T>>>);
+pub(super) struct CoalescingIo<T>(Rc<RefCell<WriteBuffer<T>>>);
 
-impl<T: Read + Write + Unpin> Coalescing<T> {
+impl<T: Read + Write + Unpin> CoalescingIo<T> {
     /// The socket for hyper, and the hand that writes what was gathered.
-    pub(super) fn new(io: T, progress: Arc<Progress>) -> (Self, Drain<T>) {
-        let gathered = Rc::new(RefCell::new(Gathered {
+    pub(super) fn new(io: T, progress: Arc<Progress>) -> (Self, Flusher<T>) {
+        let gathered = Rc::new(RefCell::new(WriteBuffer {
             io,
             bytes: Vec::new(),
             written: 0,
@@ -149,7 +149,7 @@ impl<T: Read + Write + Unpin> Coalescing<T> {
         }));
         (
             Self(Rc::clone(&gathered)),
-            Drain {
+            Flusher {
                 gathered,
                 ended: Cell::new(false),
             },
@@ -158,13 +158,13 @@ impl<T: Read + Write + Unpin> Coalescing<T> {
 }
 
 /// Writes what a connection gathered.
-pub(super) struct Drain<T> {
-    gathered: Rc<RefCell<Gathered<T>>>,
+pub(super) struct Flusher<T> {
+    gathered: Rc<RefCell<WriteBuffer<T>>>,
     /// The connection has ended and must not be polled again.
     ended: Cell<bool>,
 }
 
-impl<T: Write + Unpin> Drain<T> {
+impl<T: Write + Unpin> Flusher<T> {
     /// Polls a connection, and after each poll writes what it gathered, until it has ended and all is written.
     ///
     /// # Errors
@@ -200,7 +200,7 @@ impl<T: Write + Unpin> Drain<T> {
     }
 }
 
-impl<T: Read + Write + Unpin> Read for Coalescing<T> {
+impl<T: Read + Write + Unpin> Read for CoalescingIo<T> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -218,7 +218,7 @@ impl<T: Read + Write + Unpin> Read for Coalescing<T> {
     }
 }
 
-impl<T: Read + Write + Unpin> Write for Coalescing<T> {
+impl<T: Read + Write + Unpin> Write for CoalescingIo<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
@@ -246,7 +246,7 @@ impl<T: Read + Write + Unpin> Write for Coalescing<T> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // At the end of the turn: see `Drain::drive`.
+        // At the end of the turn: see `Flusher::drive`.
         Poll::Ready(Ok(()))
     }
 
@@ -323,7 +323,7 @@ mod tests {
             got: Rc::clone(&got),
             ..Scripted::default()
         };
-        let (mut io, drain) = Coalescing::new(socket, Arc::default());
+        let (mut io, drain) = CoalescingIo::new(socket, Arc::default());
         let mut left = VecDeque::from(pieces);
         let connection = std::pin::pin!(std::future::poll_fn(move |cx| {
             while let Some(piece) = left.front() {
@@ -395,7 +395,7 @@ mod tests {
             got: Rc::clone(&got),
             ..Scripted::default()
         };
-        let (mut io, drain) = Coalescing::new(socket, Arc::default());
+        let (mut io, drain) = CoalescingIo::new(socket, Arc::default());
         let answer = vec![7; BYTES];
         let mut sent = 0;
         let mut connection = std::pin::pin!(std::future::poll_fn(move |cx| {
@@ -430,7 +430,7 @@ mod tests {
             progress: Arc::clone(&progress),
             ..Scripted::default()
         };
-        let (mut io, drain) = Coalescing::new(socket, progress);
+        let (mut io, drain) = CoalescingIo::new(socket, progress);
         let reads_max = (10 * TURN_RECEIVED_BYTES_MAX) >> 10;
         let (mut reads, others) = (0, Rc::new(Cell::new(0)));
         let connection = std::pin::pin!(std::future::poll_fn(move |cx| {

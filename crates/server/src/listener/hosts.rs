@@ -14,7 +14,7 @@ const SERVICE_NAME: &str = "ringfetchd";
 
 /// The names of a port.
 #[derive(Debug, Clone)]
-pub struct Hosts {
+pub struct AllowedHosts {
     names: Vec<String>,
     any: bool,
     addresses: bool,
@@ -22,14 +22,14 @@ pub struct Hosts {
 
 /// What is wrong with a request's host.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unnamed {
+pub(super) enum HostError {
     /// There is none, and there must be.
     Missing,
     /// Not one of ours.
     Foreign,
 }
 
-impl Hosts {
+impl AllowedHosts {
     /// The names of a port at `address`: those in `http.hosts`, or what suits the address.
     pub fn of(address: SocketAddr, configured: Option<&[String]>) -> Self {
         let is_local = address.ip().to_canonical().is_loopback();
@@ -49,7 +49,7 @@ impl Hosts {
     ///
     /// # Errors
     /// It is for somebody else, or does not say so.
-    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), Unnamed> {
+    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), HostError> {
         if self.any {
             return Ok(());
         }
@@ -60,18 +60,18 @@ impl Hosts {
         if authority.is_none() && header.is_none() && request.version() != Version::HTTP_10
             || another.is_some()
         {
-            return Err(Unnamed::Missing);
+            return Err(HostError::Missing);
         }
         let header = match header.map(|header| header.to_str()) {
             Some(Ok(header)) => Some(header),
-            Some(Err(_)) => return Err(Unnamed::Foreign),
+            Some(Err(_)) => return Err(HostError::Foreign),
             None => None,
         };
         let is_ours = |name: Option<&str>| name.is_none_or(|name| self.knows(name));
         if is_ours(authority) && is_ours(header) {
             Ok(())
         } else {
-            Err(Unnamed::Foreign)
+            Err(HostError::Foreign)
         }
     }
 
@@ -128,10 +128,10 @@ fn is_port(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn hosts(address: &str, configured: Option<&[&str]>) -> Hosts {
+    fn hosts(address: &str, configured: Option<&[&str]>) -> AllowedHosts {
         let configured: Option<Vec<String>> =
             configured.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
-        Hosts::of(address.parse().unwrap(), configured.as_deref())
+        AllowedHosts::of(address.parse().unwrap(), configured.as_deref())
     }
 
     const LOCAL: [&str; 9] = [
@@ -207,7 +207,7 @@ mod tests {
     fn every_name_in_a_request_counts() {
         // Scenario: requests with a target and headers. Expectation: no foreign name in either, not two headers, and none
         // left out but with HTTP/1.0; a star lets everything pass.
-        let check = |hosts: &Hosts, target: &str, names: &[&str], version| {
+        let check = |hosts: &AllowedHosts, target: &str, names: &[&str], version| {
             let mut request = Request::get(target).version(version);
             for name in names {
                 request = request.header(HOST, *name);
@@ -217,21 +217,21 @@ mod tests {
         let ours = hosts("127.0.0.1:7411", None);
         let h1 = Version::HTTP_11;
         assert_eq!(check(&ours, "/", &["localhost"], h1), Ok(()));
-        assert_eq!(check(&ours, "/", &["evil.example"], h1), Err(Unnamed::Foreign));
+        assert_eq!(check(&ours, "/", &["evil.example"], h1), Err(HostError::Foreign));
         assert_eq!(
             check(&ours, "http://evil.example/", &["localhost"], h1),
-            Err(Unnamed::Foreign)
+            Err(HostError::Foreign)
         );
         assert_eq!(
             check(&ours, "http://localhost/", &["evil.example"], h1),
-            Err(Unnamed::Foreign)
+            Err(HostError::Foreign)
         );
         assert_eq!(check(&ours, "http://127.0.0.1:1/", &[], Version::HTTP_2), Ok(()));
         assert_eq!(
             check(&ours, "/", &["localhost", "localhost"], h1),
-            Err(Unnamed::Missing)
+            Err(HostError::Missing)
         );
-        assert_eq!(check(&ours, "/", &[], h1), Err(Unnamed::Missing));
+        assert_eq!(check(&ours, "/", &[], h1), Err(HostError::Missing));
         assert_eq!(check(&ours, "/", &[], Version::HTTP_10), Ok(()));
         assert_eq!(
             check(&hosts("127.0.0.1:1", Some(&["*"])), "/", &["evil.example"], h1),

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-use super::ending::{Reason, Verdict};
+use super::close::{CloseDecision, CloseReason};
 use super::progress::Progress;
 
 /// How long the peer has to close its side.
@@ -25,7 +25,7 @@ const DISCARD_BYTES: usize = 16 << 10;
 
 /// A socket that goes back to who lent it when its user is done with it.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct LingeringStream {
     /// `None` only while it is dropped.
     stream: Option<TcpStream>,
     progress: Arc<Progress>,
@@ -34,20 +34,23 @@ pub(super) struct Lent {
 
 /// Where a lent socket comes back.
 #[derive(Debug)]
-pub(super) struct Returned(oneshot::Receiver<TcpStream>);
+pub(super) struct LingeringClose(oneshot::Receiver<TcpStream>);
 
 /// Lends a socket out. What is done with it is noted in `progress`.
-pub(super) fn lend(stream: TcpStream, progress: Arc<Progress>) -> (Lent, Returned) {
+pub(super) fn with_lingering_close(
+    stream: TcpStream,
+    progress: Arc<Progress>,
+) -> (LingeringStream, LingeringClose) {
     let (back, returned) = oneshot::channel();
-    let lent = Lent {
+    let lingering = LingeringStream {
         stream: Some(stream),
         progress,
         back: Some(back),
     };
-    (lent, Returned(returned))
+    (lingering, LingeringClose(returned))
 }
 
-impl Returned {
+impl LingeringClose {
     /// Closes the socket once the peer has, or after [`LINGER`]. Call it when the user of the socket is gone.
     ///
     /// # Cancel safety
@@ -65,7 +68,7 @@ impl Returned {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LingeringStream {
     fn drop(&mut self) {
         if let (Some(stream), Some(back)) = (self.stream.take(), self.back.take()) {
             // Nobody waits for it: then it is closed here.
@@ -74,7 +77,7 @@ impl Drop for Lent {
     }
 }
 
-impl Lent {
+impl LingeringStream {
     fn stream(&mut self) -> io::Result<Pin<&mut TcpStream>> {
         let stream = self.stream.as_mut();
         stream
@@ -83,7 +86,7 @@ impl Lent {
     }
 }
 
-impl AsyncRead for Lent {
+impl AsyncRead for LingeringStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -95,13 +98,13 @@ impl AsyncRead for Lent {
             .read(buffer.filled().get(before..).unwrap_or_default());
         if self.progress.floods() {
             // Which wakes the connection, to be closed.
-            self.progress.decide(Verdict::Close(Reason::Flood));
+            self.progress.decide(CloseDecision::Close(CloseReason::Flood));
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Lent {
+impl AsyncWrite for LingeringStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = self.stream()?.poll_write(cx, bytes);
         self.progress.wrote(&outcome);
@@ -154,9 +157,9 @@ mod tests {
         let server = async {
             let (stream, _) = listener.accept().await.expect("a connection");
             stream.readable().await.expect("bytes");
-            let (mut lent, returned) = lend(stream, Arc::default());
-            lent.write_all(&vec![7; BYTES]).await.expect("written");
-            drop(lent);
+            let (mut lingering, returned) = with_lingering_close(stream, Arc::default());
+            lingering.write_all(&vec![7; BYTES]).await.expect("written");
+            drop(lingering);
             returned.close().await;
         };
         let (got, ()) = tokio::join!(peer, server);

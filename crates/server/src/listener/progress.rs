@@ -12,8 +12,8 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use slab::Slab;
 
-use super::ending::Verdict;
-use super::watch::ExchangeMarks;
+use super::close::CloseDecision;
+use super::timeouts::ExchangeStalls;
 use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
 
 /// The client connection preface of HTTP/2 (RFC 9113 3.4), and less than any head of HTTP/1 that names a host.
@@ -59,21 +59,21 @@ pub(super) struct Progress {
     open: AtomicUsize,
     open_whole: AtomicUsize,
     /// What was decided about the connection; it is woken to hear it.
-    verdict: AtomicU8,
+    decision: AtomicU8,
     told: AtomicWaker,
-    exchanges: Mutex<Slab<Watched>>,
+    exchanges: Mutex<Slab<TrackedExchange>>,
 }
 
 /// An open exchange as those see it who look at all of them now and then.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct TrackedExchange {
     pub(super) exchange: Weak<Exchange>,
-    pub(super) marks: ExchangeMarks,
+    pub(super) marks: ExchangeStalls,
 }
 
 /// What a connection is doing, for those who look for one that can be closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum Activity {
     /// It never sent a whole request.
     Unproven,
     /// It did, and has none in flight.
@@ -145,9 +145,9 @@ impl Progress {
             is_stalled: AtomicBool::new(false),
             waiting: Mutex::default(),
         });
-        entry.insert(Watched {
+        entry.insert(TrackedExchange {
             exchange: Arc::downgrade(&exchange),
-            marks: ExchangeMarks::default(),
+            marks: ExchangeStalls::default(),
         });
         drop(exchanges);
         if is_whole {
@@ -223,18 +223,18 @@ impl Progress {
             .saturating_sub(self.read_bytes_at_end.load(Ordering::Relaxed))
     }
 
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn activity(&self) -> Activity {
         if self.open_whole.load(Ordering::Relaxed) > 0 || self.owes() {
-            Standing::Busy
+            Activity::Busy
         } else if self.whole.load(Ordering::Relaxed) > 0 {
-            Standing::Idle
+            Activity::Idle
         } else {
-            Standing::Unproven
+            Activity::Unproven
         }
     }
 
     /// Calls `look` for each open exchange.
-    pub(super) fn each_exchange(&self, mut look: impl FnMut(&Arc<Exchange>, &mut ExchangeMarks)) {
+    pub(super) fn each_exchange(&self, mut look: impl FnMut(&Arc<Exchange>, &mut ExchangeStalls)) {
         // Counted first: most connections have none open when they are looked at.
         if self.is_idle() && !self.owes() {
             return;
@@ -253,12 +253,12 @@ impl Progress {
     }
 
     /// Decides about the connection. The first decision to close counts; one to go away can be followed by one to close.
-    pub(super) fn decide(&self, verdict: Verdict) {
-        let closes = |code| Verdict::of(code).is_some_and(Verdict::closes);
+    pub(super) fn decide(&self, decision: CloseDecision) {
+        let closes = |code| CloseDecision::of(code).is_some_and(CloseDecision::closes);
         let decided = self
-            .verdict
+            .decision
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |code| {
-                (code == 0 || (verdict.closes() && !closes(code))).then_some(verdict.code())
+                (code == 0 || (decision.closes() && !closes(code))).then_some(decision.code())
             });
         if decided.is_ok() {
             self.told.wake();
@@ -269,11 +269,12 @@ impl Progress {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing. One waiter at a time.
-    pub(super) async fn decided(&self, known: Option<Verdict>) -> Verdict {
+    pub(super) async fn decided(&self, known: Option<CloseDecision>) -> CloseDecision {
         std::future::poll_fn(|cx| {
-            let look = || Verdict::of(self.verdict.load(Ordering::Acquire)).filter(|new| Some(*new) != known);
-            if let Some(verdict) = look() {
-                return Poll::Ready(verdict);
+            let look =
+                || CloseDecision::of(self.decision.load(Ordering::Acquire)).filter(|new| Some(*new) != known);
+            if let Some(decision) = look() {
+                return Poll::Ready(decision);
             }
             self.told.register(cx.waker());
             look().map_or(Poll::Pending, Poll::Ready)
@@ -292,7 +293,7 @@ impl Progress {
             let before = std::mem::replace(&mut body_bytes, self.body_bytes());
             // A request that stays half is owed nothing.
             let comes_on = !self.is_idle() && body_bytes > before;
-            if self.standing() != Standing::Busy && !comes_on {
+            if self.activity() != Activity::Busy && !comes_on {
                 looks -= 1;
             }
         }
@@ -410,7 +411,7 @@ impl Drop for Exchange {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ending::Reason;
+    use super::super::close::CloseReason;
     use super::*;
     use futures_util::FutureExt as _;
 
@@ -459,20 +460,20 @@ mod tests {
         // Scenario: nothing; a head whose body is missing; the body; the answer's end; bytes that are owed. Expectation: a
         // half request is none.
         let progress = Arc::new(Progress::default());
-        assert_eq!(progress.standing(), Standing::Unproven);
+        assert_eq!(progress.activity(), Activity::Unproven);
         let exchange = progress.open(false);
-        assert_eq!(progress.standing(), Standing::Unproven);
+        assert_eq!(progress.activity(), Activity::Unproven);
         exchange.is_whole();
-        assert_eq!(progress.standing(), Standing::Busy);
+        assert_eq!(progress.activity(), Activity::Busy);
         exchange.produced(10);
         exchange.sent(4);
         assert!(progress.owes());
         exchange.forgiven(6);
         assert!(!progress.owes());
         drop(exchange);
-        assert_eq!(progress.standing(), Standing::Idle);
+        assert_eq!(progress.activity(), Activity::Idle);
         drop(progress.open(false));
-        assert_eq!(progress.standing(), Standing::Idle);
+        assert_eq!(progress.activity(), Activity::Idle);
     }
 
     #[test]
@@ -481,13 +482,16 @@ mod tests {
         // each of the first two is heard, the third is not.
         let progress = Progress::default();
         assert_eq!(progress.decided(None).now_or_never(), None);
-        let (leave, close) = (Verdict::Leave(Reason::Age), Verdict::Close(Reason::Send));
+        let (leave, close) = (
+            CloseDecision::GoAway(CloseReason::Age),
+            CloseDecision::Close(CloseReason::Send),
+        );
         progress.decide(leave);
         assert_eq!(progress.decided(None).now_or_never(), Some(leave));
         assert_eq!(progress.decided(Some(leave)).now_or_never(), None);
         progress.decide(close);
-        progress.decide(Verdict::Leave(Reason::Idle));
-        progress.decide(Verdict::Close(Reason::Evicted));
+        progress.decide(CloseDecision::GoAway(CloseReason::Idle));
+        progress.decide(CloseDecision::Close(CloseReason::Evicted));
         assert_eq!(progress.decided(Some(leave)).now_or_never(), Some(close));
     }
 }

@@ -1,0 +1,72 @@
+//! Datasets that are served no more and still read: when the last of their readers is gone, what the engine holds of them
+//! is let go of. Looked at now and then, by one task, only while there are any.
+
+use ringfetch_engine::dataset::Dataset;
+use ringfetch_engine::engine::Engine;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// The first look; later ones wait twice as long each, up to the longest.
+const LOOK_FIRST: Duration = Duration::from_millis(20);
+const LOOK_LONGEST: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Default)]
+struct State {
+    datasets: Vec<Weak<Dataset>>,
+    watched: bool,
+}
+
+/// The retired datasets.
+#[derive(Debug, Default)]
+pub(super) struct RetiredDatasets {
+    state: Mutex<State>,
+}
+
+impl RetiredDatasets {
+    /// Adds one that is not served any more.
+    pub(super) fn add(&self, dataset: &Arc<Dataset>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.datasets.push(Arc::downgrade(dataset));
+    }
+
+    /// Watches them, unless there are none or it is done already.
+    pub(super) fn watch(self: &Arc<Self>, runtime: &Handle, engine: &Engine) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.watched || state.datasets.is_empty() {
+            return;
+        }
+        state.watched = true;
+        runtime.spawn(Arc::clone(self).sweep(engine.clone()));
+    }
+
+    async fn sweep(self: Arc<Self>, engine: Engine) {
+        let mut wait = LOOK_FIRST;
+        let mut again = false;
+        loop {
+            tokio::time::sleep(wait).await;
+            let some = self.drop_gone();
+            if some || again {
+                engine.sweep();
+                wait = LOOK_FIRST;
+            } else {
+                wait = (wait * 2).min(LOOK_LONGEST);
+            }
+            // A shard whose inbox was full has not heard: the next look tells it again.
+            again = some;
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if state.datasets.is_empty() && !again {
+                state.watched = false;
+                return;
+            }
+        }
+    }
+
+    /// Forgets those that nobody reads any more; whether there were any.
+    fn drop_gone(&self) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = state.datasets.len();
+        state.datasets.retain(|dataset| dataset.strong_count() > 0);
+        state.datasets.len() < before
+    }
+}
