@@ -1,8 +1,7 @@
-//! The admin service: what the daemon does now, and what changes it while it serves. Stands on a port of its own, with
-//! health and reflection beside it.
+//! The admin service: reports what the daemon does, and changes it while it serves. Has a port of its own, with health and
+//! reflection.
 //!
-//! Rates are over the last few seconds, from samples that a task takes once a second for as long as the service
-//! lives. Deliberately absent: anything that reads data.
+//! Rates are over the last few seconds, from samples that a task takes once a second while the service exists.
 
 mod change;
 
@@ -79,7 +78,7 @@ impl Admin {
         admin
     }
 
-    /// Starts the task that samples, once, as soon as there is a runtime. It ends with the service.
+    /// Starts the sampling task, once, as soon as there is a runtime. It ends with the service.
     fn keep_sampling(&self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
@@ -104,7 +103,7 @@ impl Admin {
     }
 }
 
-/// What was counted at one moment.
+/// Counters at one moment.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     at: Instant,

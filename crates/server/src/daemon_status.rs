@@ -1,8 +1,8 @@
-//! What the daemon does now: taken once, and told as JSON (`http::status`, for the page at `/` and for scripts without
-//! Prometheus) and as a message (`admin`).
+//! The daemon's status, as JSON (`http::status`, for the page at `/` and scripts without Prometheus) and as a gRPC message
+//! (`admin`).
 //!
-//! Counters only grow and histograms are cumulative, so whoever polls computes rates and quantiles between two answers.
-//! Counters are those of `/metrics`, gathered by the same code. Absent: anything that a client has to be trusted for.
+//! Counters only grow and histograms are cumulative, so clients compute rates and quantiles between two polls. Counters are
+//! those of `/metrics`, gathered by the same code.
 
 use crate::fetch::{DatasetInfo, Fetcher, StorageInfo, backend_word};
 use crate::lifecycle::State;
@@ -195,7 +195,7 @@ struct DatasetCounters {
     bytes: u64,
 }
 
-/// What `/metrics` shows of the engine and of refusals, at one moment.
+/// The engine's metrics and the refusals at one moment, as in `/metrics`.
 struct Counters(Vec<MetricFamily>);
 
 impl Counters {
@@ -249,7 +249,7 @@ fn value(metric: &Metric) -> u64 {
     count(metric.get_counter().get_value())
 }
 
-/// A counter's value as what it was before it became a metric.
+/// A counter's value as an integer.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -286,23 +286,23 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Takes the figures.
+/// Collects the status.
 #[derive(Debug)]
 pub(crate) struct StatusCollector {
     started: Instant,
     started_unix_ms: u64,
-    /// Only what is needed here: scraping the process as well would read several files of /proc a second.
+    /// Has only what is needed here: the process's metrics would read several files of /proc each time.
     registry: Registry,
 }
 
 impl StatusCollector {
-    /// Of a daemon that starts now.
+    /// For a daemon that starts now.
     pub(crate) fn of(fetcher: &Fetcher) -> Self {
         let registry = Registry::new();
         let registered = fetcher.engine().register_metrics(&registry);
-        // The names are free: the registry is new, and the daemon's own has them all.
+        // The registry is new, so the names are free.
         if let Err(error) = registered.and_then(|()| fetcher.register_metrics(&registry)) {
-            tracing::warn!(%error, "the status has no figures of its datasets");
+            tracing::warn!(%error, "the status has no counters of its datasets");
         }
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Self {
@@ -312,7 +312,7 @@ impl StatusCollector {
         }
     }
 
-    /// The figures of this moment.
+    /// The status now.
     pub(crate) fn collect(&self, fetcher: &Fetcher, state: State) -> StatusView {
         let now = Instant::now();
         let engine = fetcher.engine();

@@ -1,8 +1,7 @@
-//! The one table from an error to its gRPC code, HTTP status, problem type and retry hint.
+//! Maps every error to its gRPC code, HTTP status, problem type and retry hint.
 //!
-//! A retry hint is given exactly where the same request may succeed later. Messages are cut to a size that fits a
-//! gRPC trailer, because clients choose part of what they say (names). No arm is a wildcard: a new error does not
-//! compile until it is decided how it is answered.
+//! There is a retry hint exactly if the same request may succeed later. Messages contain names chosen by clients and are cut
+//! to fit a gRPC trailer. No wildcard arms: a new error does not compile until it has a mapping.
 
 use crate::fetch::FetchError;
 use ::http::StatusCode as Http;
@@ -13,7 +12,7 @@ use std::time::Duration;
 use tonic::Code;
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-/// How an error is answered.
+/// The status of an error on both transports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorStatus {
     /// The gRPC status code.
@@ -51,14 +50,14 @@ pub const ERROR_DOMAIN: &str = "ringfetch";
 /// is in them up to three times (percent-encoded, and twice in base64 in the details).
 const MESSAGE_BYTES_MAX: usize = 512;
 
-/// A queue or the memory empties at the rate of the disk: thousands of reads in this time.
+/// Queues and memory drain at the rate of the disk: thousands of reads in this time.
 const RETRY_OVERLOADED: Duration = Duration::from_millis(50);
 /// A large directory takes this long to walk.
 const RETRY_LISTING: Duration = Duration::from_millis(200);
-/// A client that gets this finds another replica, or this one restarted.
+/// By then the client finds another replica, or this one restarted.
 const RETRY_DRAINING: Duration = Duration::from_secs(1);
 
-/// How a failed item is answered.
+/// The status of a failed item.
 pub fn of_read(error: &ReadError) -> ErrorStatus {
     let (grpc, http, slug) = match error {
         // Over HTTP an index is part of the path, and a resource that does not exist is a 404.
@@ -127,7 +126,7 @@ fn of_unreadable(errno: i32) -> ErrorStatus {
     }
 }
 
-/// How a failed request is answered.
+/// The status of a failed request.
 pub fn of_fetch(error: &FetchError) -> ErrorStatus {
     let (grpc, http, slug) = match error {
         FetchError::DatasetNotFound { .. } => (Code::NotFound, Http::NOT_FOUND, "dataset-not-found"),

@@ -1,9 +1,8 @@
-//! Ports: bound before anything else starts, accepted on the main thread, served on the engine's cores.
+//! Ports: bound before anything else starts; connections are accepted on the main thread and served on the engine's cores.
 //!
-//! Each connection goes to the core with the fewest open ones and stays there, so that its reads never cross threads;
-//! SO_REUSEPORT's hash would pile a few connections on one core. A port that is full closes a connection that does nothing
-//! for each newcomer (`places`); how long clients are waited for is `watch`'s. Deliberately absent: TLS, and what the
-//! requests mean.
+//! A connection goes to the core with the fewest connections and stays there, so that its reads never cross threads;
+//! SO_REUSEPORT's hash could put several on one core. A full port closes an inactive connection for each new one
+//! (`connection_table`); `timeouts` closes slow ones. There is no TLS.
 
 mod bind;
 mod bodies;
@@ -49,23 +48,23 @@ pub use connection_limits::ConnectionLimits;
 pub use dispatch::{FastPath, ResponseFuture};
 pub use hosts::AllowedHosts;
 
-/// An idle connection's peer is asked whether it lives after this long.
+/// TCP keepalive: idle time before the first probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
-/// And then this often and so many times, until it is taken for gone.
+/// Interval and number of probes until the peer is considered gone.
 const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const TCP_KEEPALIVE_PROBES: u32 = 3;
-/// Windows for what clients send: what a connection can make the daemon hold before anybody takes it up. Requests are
-/// small; the windows for answers are the clients' own.
+/// HTTP/2 windows for requests, which bound the memory of requests that are not read yet. Requests are small; the windows for
+/// responses are the clients'.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 /// Longest list of headers, decoded (RFC 9113 6.5.2).
 const HEADER_LIST_BYTES: u32 = 16 << 10;
-/// Pause after an `accept` that failed for want of descriptors or memory.
+/// Pause after an `accept` that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// A port that stays full, or cannot accept, says so this often.
+/// How often a port logs that it cannot accept.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The engine's cores as connections see them: how many each has. One for all ports.
+/// The engine's cores with the number of connections on each. Shared by all ports.
 #[derive(Debug)]
 pub struct CorePool {
     engine: Engine,
@@ -104,8 +103,7 @@ impl CorePool {
     }
 }
 
-/// The core with the fewest connections; of several the first after `last`, so that connections that come and go one at
-/// a time are spread too.
+/// The core with the fewest connections; of several the first after `last`, so that successive connections are spread.
 fn least_loaded(open: &[AtomicUsize], last: usize) -> usize {
     let count = open.len().max(1);
     let after_last = (1..=count).map(|step| (last + step) % count);
@@ -114,34 +112,34 @@ fn least_loaded(open: &[AtomicUsize], last: usize) -> usize {
         .unwrap_or(0)
 }
 
-/// What one port serves.
+/// The configuration of a port.
 #[derive(Debug)]
 pub struct Port {
     /// `grpc`, `http` or `admin`, in logs and metrics.
     pub transport: &'static str,
-    /// Its address, taken.
+    /// Its bound socket.
     pub bound: BoundSocket,
-    /// Whether only HTTP/2 is spoken (gRPC); else HTTP/1.1 too.
+    /// Whether only HTTP/2 is accepted (gRPC), or HTTP/1.1 too.
     pub http2_only: bool,
     /// The service; each request gets a clone.
     pub router: Router,
-    /// Answers what it takes in the router's place.
+    /// Serves some requests in the router's place.
     pub fast_path: Option<Arc<dyn FastPath>>,
-    /// By which names it may be addressed, where browsers could ask under others; none: by any.
+    /// Accepted host names, if browsers can reach the port; `None`: any.
     pub hosts: Option<AllowedHosts>,
-    /// What it is there for.
+    /// Its purpose.
     pub role: Role,
 }
 
-/// What a port is there for, which says when it closes.
+/// The purpose of a port, which decides when it closes.
 #[derive(Debug, Clone, Copy)]
 pub enum Role {
     /// Data. Closed when a drain begins.
     Data,
-    /// Data, and what operators and orchestrators ask. When a drain begins its connections are told to end; further ones
-    /// get an answer to the paths for which this holds, until the end of the drain.
+    /// Data, and endpoints for operators and orchestrators. When a drain begins its connections shut down gracefully; new ones
+    /// are served the paths for which this function returns true, until the end of the drain.
     DataAndProbes(fn(&str) -> bool),
-    /// Only calls of gRPC, by operators. Open until the end of a drain.
+    /// gRPC calls by operators. Open until the end of a drain.
     Control,
 }
 
@@ -190,7 +188,7 @@ impl Drop for ConnectionGuard {
     }
 }
 
-/// Says something at most once every [`LOG_INTERVAL`].
+/// Limits a log line to one per [`LOG_INTERVAL`].
 #[derive(Debug, Default)]
 struct LogLimiter {
     last: Option<Instant>,
@@ -210,7 +208,7 @@ impl Listener {
     /// Starts listening and logs the address. Must be called inside a tokio runtime; [`Listener::serve`] accepts.
     ///
     /// # Errors
-    /// Somebody else listens there by now.
+    /// Another process listens there.
     pub fn open_port(
         port: Port,
         cores: &Arc<CorePool>,
@@ -252,11 +250,11 @@ impl Listener {
         })
     }
 
-    /// Accepts until the daemon drains. Then a port for data alone closes; others go on until what this answers with is
-    /// told to close, or dropped.
+    /// Accepts until the daemon drains. Then a port for data closes; others accept until the returned value is closed or
+    /// dropped.
     ///
     /// # Cancel safety
-    /// Dropping the future closes the port; connections go on.
+    /// Dropping the future closes the port; connections continue.
     pub async fn serve(self) -> DrainingPort {
         tokio::select! {
             () = self.lifecycle.draining() => {}
@@ -283,12 +281,12 @@ impl Listener {
         DrainingPort { connections, late }
     }
 
-    /// Takes the connections that the kernel has completed already, as far as there is room: closing the port would reset
-    /// them, and they are to be told like all others that the daemon drains.
+    /// Accepts the connections in the backlog, as far as there is room: closing the port would reset them, but they should be
+    /// told that the daemon drains.
     fn accept_backlog(&self, is_late: bool) {
         let mut last = 0;
         while self.connections.open() < self.server.connection_limits.connections_max() {
-            // The kernel itself: tokio knows of connections only what it saw when it last waited.
+            // Asks the kernel directly: tokio knows only the readiness that it polled last.
             let Ok((socket, peer)) = SockRef::from(&self.tcp).accept() else {
                 return;
             };
@@ -316,15 +314,15 @@ impl Listener {
                 Err(error) => {
                     if failing.is_due() {
                         let transport = self.server.transport;
-                        tracing::warn!(transport, %error, "accepting fails; is the limit of open files too low?");
+                        tracing::warn!(transport, %error, "cannot accept connections; is the limit of open files too low?");
                     }
-                    // Its descriptor is what the next one needs.
+                    // Frees a descriptor for the next connection.
                     self.connections.evict();
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
-            // A connection that is gone already fails here, and is nobody's loss.
+            // Fails if the connection is already gone.
             let Ok(stream) = prepare(stream) else { continue };
             last = least_loaded(&self.cores.open, last);
             self.hand_over(stream, peer.ip(), last, is_late);
@@ -336,7 +334,7 @@ impl Listener {
             (&self.server.connection_limits, &self.server.close_counters);
         let progress = Arc::new(Progress::default());
         let caller = CallerKey::of(peer);
-        // Nobody waits for operators' own connections when everything else is answered.
+        // A drain does not wait for operators' connections.
         let is_late = is_late || matches!(self.role, Role::Control);
         let permit =
             match self
@@ -362,14 +360,14 @@ impl Listener {
             let _counted_until_the_end = open;
             server.serve_connection(stream, accepted).await;
         });
-        // Cores end at the end of a drain, and late connections with them.
+        // At the end of a drain cores stop, with their late connections.
         if !alive && self.lifecycle.state() < State::Draining {
             self.lifecycle.fail(format!("core {core} has stopped"));
         }
     }
 }
 
-/// A port while the daemon drains: its open connections, and the port itself if it stays open. Closed when dropped.
+/// A port of a draining daemon: its open connections, and the port itself if it stays open. Closed when dropped.
 #[derive(Debug)]
 pub struct DrainingPort {
     connections: Arc<PortConnections>,
@@ -384,7 +382,7 @@ struct LateAccept {
 }
 
 impl DrainingPort {
-    /// Resolves once none is open that was there before the drain, operators' own left out.
+    /// Resolves once all connections from before the drain are closed, except operators'.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -394,19 +392,19 @@ impl DrainingPort {
             .await;
     }
 
-    /// How many of those are open.
+    /// The number of those connections that are open.
     pub fn open(&self) -> usize {
         self.connections.awaited()
     }
 
-    /// Closes the port, after who has knocked until now was let in; resolves once no connection is open at all.
+    /// Accepts the backlog and closes the port; resolves once no connection is open.
     ///
     /// # Cancel safety
-    /// Dropping the future closes the port; connections go on.
+    /// Dropping the future closes the port; connections continue.
     pub async fn all_closed(self) {
         if let Some(LateAccept { until, accepting }) = self.late {
             drop(until);
-            // It cannot be cut off, and has nothing to say.
+            // Not aborted, and returns nothing.
             let _port_is_closed = accepting.await;
         }
         self.connections
@@ -415,7 +413,7 @@ impl DrainingPort {
     }
 }
 
-/// Errors that accept(2) passes on from one connection; the next one may be well.
+/// Errors of accept(2) that concern only one connection.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(
@@ -424,7 +422,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Takes a connection out of this thread's runtime, its options set.
+/// Removes a connection from this thread's runtime and sets its options.
 fn prepare(stream: TcpStream) -> io::Result<StdTcpStream> {
     let stream = stream.into_std()?;
     set_options(&stream)?;
@@ -432,7 +430,7 @@ fn prepare(stream: TcpStream) -> io::Result<StdTcpStream> {
 }
 
 fn set_options(stream: &StdTcpStream) -> io::Result<()> {
-    // An answer must not wait for the acknowledgement of the one before.
+    // A response must not wait for the acknowledgement of the previous one.
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
         .with_time(TCP_KEEPALIVE)

@@ -1,9 +1,8 @@
-//! What changes while the daemon serves: which backend reads, and the configuration.
+//! Changes of a serving daemon: backend switches and configuration reloads.
 //!
-//! One change at a time; a few may wait, more are refused. A change that fails leaves everything
-//! as it was. Reads are never stopped for one: a request keeps the dataset it found, a batch the shard it is on. The
-//! work is done where blocking is allowed, and goes on when whoever asked for it leaves.
-//! Deliberately absent: how a switch is made (the engine's), and what only a restart changes, which is named.
+//! Changes run one at a time; a few may wait, more are refused. A failed change leaves everything as it was. Reads continue
+//! during a change: a request keeps the dataset it found, a batch its shard. The work runs on the blocking pool, and
+//! completes even if the caller leaves.
 
 mod changes;
 mod metrics;
@@ -31,25 +30,25 @@ use tokio::task::JoinError;
 pub use changes::ConfigChange;
 pub use reload::{LastReload, ReloadError, ReloadOutcome, ReloadProblem};
 
-/// Changes that may wait for the one under way, it included.
+/// Changes that may run or wait.
 const TURNS: usize = 8;
 
-/// What can be changed, and what it was made from.
+/// What a [`Reconfigurer`] needs.
 #[derive(Debug)]
 pub struct ReconfigurerParts {
-    /// Where the configuration is read again.
+    /// The inputs of the configuration.
     pub inputs: Inputs,
     /// The configuration in force.
     pub loaded: Loaded,
-    /// The datasets that are open, which the fetcher serves.
+    /// The open datasets, served by the fetcher.
     pub catalogue: Catalogue,
-    /// Reads.
+    /// Serves the datasets.
     pub fetcher: Fetcher,
-    /// Only while serving is anything changed.
+    /// Changes are made only while serving.
     pub lifecycle: Lifecycle,
-    /// The log's filter, and where metrics are registered.
+    /// The log filter and the metrics registry.
     pub telemetry: Telemetry,
-    /// The ports' bounds.
+    /// The limits of connections.
     pub connection_limits: ConnectionLimits,
 }
 
@@ -58,7 +57,7 @@ pub struct ReconfigurerParts {
 pub struct Reconfigurer {
     inner: Arc<Inner>,
     turns: Arc<Semaphore>,
-    /// Where the work is done: the cores must not block, and end before the process does.
+    /// Runs the work: cores must not block, and end before the process.
     runtime: Handle,
 }
 
@@ -70,7 +69,7 @@ struct Inner {
     telemetry: Telemetry,
     connection_limits: ConnectionLimits,
     metrics: Metrics,
-    /// Locked for as long as a change takes.
+    /// Locked during a change.
     active: Mutex<ActiveConfig>,
     last: Mutex<Option<LastReload>>,
     lame_duck: Mutex<Duration>,
@@ -78,7 +77,7 @@ struct Inner {
     retired: Arc<RetiredDatasets>,
 }
 
-/// The configuration in force, as far as a reload compares with it.
+/// The configuration in force, as far as a reload needs it.
 #[derive(Debug)]
 struct ActiveConfig {
     settings: Vec<Setting>,
@@ -87,25 +86,25 @@ struct ActiveConfig {
     catalogue: Catalogue,
 }
 
-/// A switch that was made.
+/// A completed switch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SwitchOutcome {
-    /// What read before.
+    /// The backend before.
     pub previous: BackendStatus,
-    /// What reads now.
+    /// The backend now.
     pub now: BackendStatus,
-    /// Datasets that the switch did not reach, since they have a backend of their own.
+    /// Datasets not switched because they have a backend of their own.
     pub datasets_with_own: Vec<String>,
 }
 
-/// Why a switch was not made. What read before goes on.
+/// Why a switch failed. The old backend remains.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchError {
-    /// The daemon does not serve yet, or not any more.
+    /// The daemon is not serving.
     #[error("the daemon is {0}: nothing is switched")]
     NotServing(State),
-    /// Too many changes wait.
-    #[error("{TURNS} changes are under way or wait: retry after a moment")]
+    /// Too many changes are waiting.
+    #[error("{TURNS} changes are running or waiting: retry after a moment")]
     Busy,
     /// There is no such dataset.
     #[error(transparent)]
@@ -113,13 +112,13 @@ pub enum SwitchError {
     /// The backend is unavailable.
     #[error("{0}")]
     Unavailable(String),
-    /// The change broke down: a defect.
-    #[error("the switch broke down: {0}")]
+    /// The change panicked: a defect.
+    #[error("the switch failed: {0}")]
     Broken(String),
 }
 
 impl Reconfigurer {
-    /// Must be called inside a tokio runtime, which does the work.
+    /// Must be called inside a tokio runtime, which runs the work.
     ///
     /// # Errors
     /// A metric's name is taken.
@@ -162,13 +161,13 @@ impl Reconfigurer {
         })
     }
 
-    /// Makes a backend read every dataset that has none of its own, until the next reload.
+    /// Switches all datasets without a backend of their own, until the next reload.
     ///
     /// # Errors
     /// See [`SwitchError`].
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the switch to be made.
+    /// The switch is completed even if the future is dropped.
     pub async fn set_backend(&self, backend: BackendKind) -> Result<SwitchOutcome, SwitchError> {
         self.switch(move |inner| {
             let engine = inner.fetcher.engine();
@@ -186,13 +185,13 @@ impl Reconfigurer {
         .await
     }
 
-    /// Gives a dataset a backend of its own until the next reload, or takes it away (`None`).
+    /// Sets or clears (`None`) a dataset's own backend until the next reload.
     ///
     /// # Errors
     /// See [`SwitchError`].
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the switch to be made.
+    /// The switch is completed even if the future is dropped.
     pub async fn set_backend_of(
         &self,
         dataset: &str,
@@ -228,13 +227,13 @@ impl Reconfigurer {
         done.await.unwrap_or_else(broken)
     }
 
-    /// Reads the configuration again and applies what can change, or nothing at all.
+    /// Reloads the configuration: applies what can change, or nothing if there is an error.
     ///
     /// # Errors
     /// See [`ReloadError`].
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the reload to be made.
+    /// The reload is completed even if the future is dropped.
     pub async fn reload(&self) -> Result<ReloadOutcome, ReloadError> {
         let turn = self.turn().map_err(|_| ReloadError::Busy)?;
         self.reload_in(turn).await
@@ -251,19 +250,19 @@ impl Reconfigurer {
         done.await.unwrap_or_else(broken)
     }
 
-    /// Reloads on each SIGHUP, for as long as there are any.
+    /// Reloads on each SIGHUP.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the signal without effect.
     pub async fn reload_on_signal(self, mut reload_signals: ReloadSignals) {
         while reload_signals.next().await.is_some() {
-            // Nobody would hear that it is busy: it waits. The semaphore is never closed.
+            // A signal cannot be refused, so it waits. The semaphore is never closed.
             let Ok(turn) = Arc::clone(&self.turns).acquire_owned().await else {
                 return;
             };
             tracing::info!(signal = "SIGHUP", "reading the configuration again");
-            // What comes of it is logged there.
-            let _told = self.reload_in(turn).await;
+            // The outcome is logged there.
+            let _logged = self.reload_in(turn).await;
         }
     }
 
@@ -272,7 +271,7 @@ impl Reconfigurer {
         lock(&self.inner.last).clone()
     }
 
-    /// How long requests are still served after readiness has ended.
+    /// How long requests are served after readiness has ended.
     pub fn lame_duck(&self) -> Duration {
         *lock(&self.inner.lame_duck)
     }
@@ -282,12 +281,12 @@ impl Reconfigurer {
         *lock(&self.inner.drain_timeout)
     }
 
-    /// A place among those who wait for their turn.
+    /// A permit to run or wait.
     fn turn(&self) -> Result<OwnedSemaphorePermit, TryAcquireError> {
         Arc::clone(&self.turns).try_acquire_owned()
     }
 
-    /// Does something when it is its turn, where blocking is allowed.
+    /// Runs work on the blocking pool when it is its turn.
     async fn in_turn<T: Send + 'static>(
         &self,
         turn: OwnedSemaphorePermit,
@@ -303,7 +302,7 @@ impl Reconfigurer {
 }
 
 impl Inner {
-    /// Makes a switch, counts it and tells of it.
+    /// Makes, counts and logs a switch.
     fn count_switch(
         &self,
         backend: BackendKind,
@@ -313,16 +312,16 @@ impl Inner {
         self.metrics.switched(backend, result.is_ok());
         match &result {
             Ok(now) => tracing::info!(backend = %now.backend, reason = now.reason, "backend switched"),
-            Err(error) => tracing::warn!(%backend, %error, "backend not switched: the old one stays"),
+            Err(error) => tracing::warn!(%backend, %error, "backend switch failed; the old one stays"),
         }
         result.map_err(|error| SwitchError::Unavailable(error.to_string()))
     }
 }
 
-/// Gives each dataset the backend of its own that the configuration names, before it is served. Blocks.
+/// Sets the own backends of datasets in the configuration, before they are served. Blocks.
 ///
 /// # Errors
-/// One is unavailable, and falling back is not allowed.
+/// A backend is unavailable, and falling back is not allowed.
 pub fn start_own_backends(fetcher: &Fetcher, config: &Config) -> Result<(), StartError> {
     for dataset in fetcher.datasets() {
         let name = dataset.name();

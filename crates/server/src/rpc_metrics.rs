@@ -1,11 +1,10 @@
 //! Requests counted and timed, the same way for every transport: `ringfetch_rpc_requests_total{transport,method,code}`
 //! and `ringfetch_rpc_duration_seconds{transport,method}`.
 //!
-//! A thread counts in a slot of its own and the slots are merged at scrape, so that counting a request moves no
-//! cache line between cores. Labels are closed sets: methods and routes are enums, codes are tables.
+//! Each thread counts in its own slot, merged at scrape, so that counting a request moves no cache line between cores.
+//! Labels are closed sets: methods are enums, codes are tables.
 //!
-//! Deliberately absent: the requests inside a FetchStream (the stream is one call; its reads are in the engine's
-//! metrics), and series for what never happened.
+//! A FetchStream counts as one call; its reads are in the engine's metrics. There are no series for what never happened.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Histogram, LabelPair, Metric, MetricFamily, MetricType};
@@ -64,7 +63,7 @@ methods! {
         HealthWatch = "HealthWatch",
         /// Server reflection, v1 and v1alpha.
         ServerReflectionInfo = "ServerReflectionInfo",
-        /// Whatever else was called.
+        /// Anything else.
         Other = "other",
     }
 }
@@ -108,7 +107,7 @@ methods! {
         Page = "page",
         /// `GET /page/{asset}`.
         PageAsset = "page-asset",
-        /// Whatever else was asked for.
+        /// Anything else.
         Other = "other",
     }
 }
@@ -134,13 +133,13 @@ const GRPC_CODES: [&str; 17] = [
     "UNAUTHENTICATED",
 ];
 
-/// `code` labels of HTTP; the last is for every status that is not listed.
+/// `code` labels of HTTP; the last is for all others.
 const HTTP_CODES: [&str; 27] = [
     "200", "204", "206", "301", "304", "308", "400", "403", "404", "405", "406", "408", "411", "412", "413",
     "414", "415", "416", "421", "429", "431", "499", "500", "501", "503", "504", "other",
 ];
 
-/// Where `HTTP_CODES` has 499.
+/// Index of 499 in `HTTP_CODES`.
 const HTTP_CLIENT_LEFT: usize = 21;
 
 /// The code's name in the `code` label: `OK`, `NOT_FOUND`, ...
@@ -185,16 +184,15 @@ const TRANSPORTS: [&str; 2] = ["grpc", "http"];
 const METHODS_MAX: usize = 20;
 const CODES_MAX: usize = 27;
 
-/// More threads than this share slots: correct, only slower.
+/// Number of slots. More threads share them, which is only slower.
 const SLOTS: usize = 32;
 
-/// One method's counts on one slot. Aligned so that two slots never share a cache line (128: lines are fetched in
-/// pairs on x86).
+/// Counts of a method in a slot. Aligned so that slots never share a cache line (128: x86 fetches lines in pairs).
 #[derive(Debug)]
 #[repr(align(128))]
 struct Counts {
     codes: [AtomicU64; CODES_MAX],
-    /// The last one counts what is above every bound.
+    /// The last one is for values above every bound.
     buckets: [AtomicU64; BOUNDS_NS.len() + 1],
     sum_ns: AtomicU64,
 }
@@ -274,7 +272,7 @@ pub struct MethodMetrics<'a, M> {
 }
 
 impl RpcMetrics {
-    /// Makes the two metrics and registers them. Called once; transports get clones.
+    /// Creates and registers the metrics. Called once; transports get clones.
     ///
     /// # Errors
     /// A name is taken in this registry.
@@ -398,7 +396,7 @@ impl<'a, M: Method> MethodMetrics<'a, M> {
     }
 }
 
-/// The calling thread's slot: threads are numbered as they first count.
+/// The calling thread's slot; threads are numbered when they first count.
 fn slot_of_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {

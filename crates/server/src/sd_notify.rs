@@ -1,10 +1,8 @@
 //! Notifications to the service manager: sd_notify(3), datagrams to the socket that NOTIFY_SOCKET names.
 //!
-//! Ready once serving, reloading while it reloads, stopping once it drains, and in between a line of status and signs of
-//! life. WATCHDOG=1 is only sent after every shard and every core has answered, so that a supervisor with a watchdog
-//! restarts a daemon of which a part is stuck. Nothing here stops the daemon or holds it up: without the variable
-//! nothing happens, and a socket that does not take a message is logged. Deliberately absent: sockets and descriptors
-//! from the supervisor, and AF_VSOCK.
+//! Sends READY once serving, RELOADING, STOPPING once draining, a status line, and WATCHDOG. WATCHDOG=1 is sent only after
+//! every shard and core has answered, so that the service manager restarts a daemon with a stuck part. Failures are logged and
+//! never stop or delay the daemon; without NOTIFY_SOCKET nothing is sent. No socket activation, no AF_VSOCK.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -23,29 +21,29 @@ use tokio::time::Instant;
 use crate::lifecycle::Lifecycle;
 use crate::reconfigure::{LastReload, Reconfigurer};
 
-/// Longest wait for the socket to take a message.
+/// Timeout of sending a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often the status is looked at, and life asked for, unless the watchdog wants it more often.
+/// How often status and liveness are checked, unless the watchdog needs it more often.
 const PERIOD_MAX: Duration = Duration::from_secs(5);
-/// How soon a daemon that is stuck is asked again.
+/// How soon a stuck part is checked again.
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// What a stop may take beyond the drain: threads ended, memory unmapped.
+/// Time for the stop after the drain: ending threads, unmapping memory.
 const EXIT_GRACE: Duration = Duration::from_secs(5);
 /// Longest status text, bytes; `systemctl status` shows one line.
 const STATUS_BYTES_MAX: usize = 512;
 
-/// A supervisor that listens.
+/// Notifies the service manager.
 #[derive(Debug)]
 pub struct Notifier {
     address: SocketAddr,
-    /// Restarts the daemon when it says nothing for this long.
+    /// The watchdog's timeout.
     watchdog: Option<Duration>,
-    /// The last message was not taken: said once, not once a message.
+    /// The last message failed, which is logged once.
     send_failed: AtomicBool,
 }
 
 impl Notifier {
-    /// The one that started this process, if it wants to be told. What it asks for and cannot be done is logged.
+    /// For the service manager that started this process, if it set NOTIFY_SOCKET. Logs invalid variables.
     pub fn from_environment() -> Option<Self> {
         Self::from_variables(|name| std::env::var_os(name), std::process::id())
     }
@@ -72,7 +70,7 @@ impl Notifier {
             if parsed.is_none() {
                 tracing::warn!(
                     value = ?text,
-                    "WATCHDOG_USEC is not a number of microseconds: the watchdog is not fed"
+                    "WATCHDOG_USEC is not a number of microseconds: WATCHDOG=1 is not sent"
                 );
             }
             parsed.map(Duration::from_micros)
@@ -84,10 +82,10 @@ impl Notifier {
         })
     }
 
-    /// Says that the daemon serves, then how it is doing, and at last that it stops; ends with that.
+    /// Sends READY, then status and watchdog messages, and STOPPING once the daemon drains; then ends.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the supervisor without news.
+    /// Dropping the future stops notifications.
     pub async fn run(self, engine: Engine, lifecycle: Lifecycle, reconfigurer: Reconfigurer) {
         let reloading = lifecycle.subscribe_reloading();
         let status = describe(&engine.backend(), reconfigurer.last_reload());
@@ -96,7 +94,7 @@ impl Notifier {
             () = lifecycle.leaving() => {}
             () = self.report(&engine, &reconfigurer, reloading, status) => {}
         }
-        // A drain may take as long as is configured, whatever the supervisor's own patience is.
+        // A drain may take as long as configured, even if the service manager's timeout is shorter.
         let patience = (reconfigurer.lame_duck() + reconfigurer.drain_timeout() + EXIT_GRACE).as_micros();
         let why = lifecycle
             .failure()
@@ -108,8 +106,7 @@ impl Notifier {
         .await;
     }
 
-    /// Feeds the watchdog while all shards and cores answer, and tells of reloads and of every change of the status.
-    /// Never ends.
+    /// Sends WATCHDOG while all shards and cores answer, and reloads and changes of the status. Never ends.
     async fn report(
         &self,
         engine: &Engine,
@@ -117,7 +114,7 @@ impl Notifier {
         mut reloading: watch::Receiver<bool>,
         mut said: String,
     ) {
-        // Half of what the supervisor waits, as sd_watchdog_enabled(3) advises; the other half is for asking.
+        // Half of the timeout, as sd_watchdog_enabled(3) advises; the other half is for checking.
         let period = self
             .watchdog
             .map_or(PERIOD_MAX, |watchdog| PERIOD_MAX.min(watchdog / 2));
@@ -128,12 +125,12 @@ impl Notifier {
             tokio::select! {
                 changed = reloading.changed() => {
                     if changed.is_err() {
-                        // The lifecycle is gone, and with it what there is to tell.
+                        // The lifecycle is gone.
                         return std::future::pending().await;
                     }
                     let now = *reloading.borrow_and_update();
                     if !announced {
-                        // Also when it is over already: a reload that was asked for is waited for.
+                        // Even if the reload is already over: systemd waits for it.
                         self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}\n", monotonic_usec())).await;
                     }
                     announced = now;
@@ -146,12 +143,12 @@ impl Notifier {
                     if alive.is_ok() && self.watchdog.is_some() {
                         message.push_str("WATCHDOG=1\n");
                     }
-                    tell(&alive, &stuck);
+                    log_liveness(&alive, &stuck);
                     stuck = alive.err();
                     next = Instant::now() + if stuck.is_some() { period.min(RETRY_MAX) } else { period };
                 }
             }
-            // What a reload changes is told with its READY, not before: it may have ended while its beginning was sent.
+            // The status after a reload is sent with its READY, not before.
             if !announced && !reloading.has_changed().unwrap_or(false) {
                 serving = describe(&engine.backend(), reconfigurer.last_reload());
             }
@@ -169,7 +166,7 @@ impl Notifier {
         }
     }
 
-    /// Which part of the daemon does not answer, if there is a watchdog that wants to know.
+    /// Checks all shards and cores if there is a watchdog; an error names the part that does not answer.
     async fn ask(&self, engine: &Engine) -> Result<(), String> {
         let Some(watchdog) = self.watchdog else {
             return Ok(());
@@ -179,7 +176,7 @@ impl Notifier {
             .signs_of_life(within)
             .await
             .map_err(|shard| format!("shard {shard}"))?;
-        // Backends with threads of their own leave the cores to the network.
+        // Shards may have threads of their own, so check the cores too.
         let until = Instant::now() + within;
         let mut answers = Vec::new();
         for core in 0..engine.core_count() {
@@ -213,7 +210,7 @@ impl Notifier {
         }
     }
 
-    /// A socket for each message, as libsystemd does it: the other side may have been made anew since the last one.
+    /// A socket for each message, as in libsystemd: the service manager may have created its socket again.
     async fn try_send(&self, message: &str) -> io::Result<()> {
         let socket = std::os::unix::net::UnixDatagram::unbound()?;
         socket.connect_addr(&self.address)?;
@@ -223,7 +220,7 @@ impl Notifier {
     }
 }
 
-/// A path, or with a leading `@` a name in the abstract namespace (unix(7)).
+/// A path, or a name in the abstract namespace after `@` (unix(7)).
 fn address(socket: &OsStr) -> io::Result<SocketAddr> {
     match socket.as_bytes() {
         [b'/', ..] => SocketAddr::from_pathname(socket),
@@ -232,13 +229,13 @@ fn address(socket: &OsStr) -> io::Result<SocketAddr> {
     }
 }
 
-/// Whether a watchdog that names a process means this one; one that names none means whoever is asked.
+/// Whether the watchdog is for this process; without WATCHDOG_PID it is.
 fn is_ours(watched: Option<&OsStr>, pid: u32) -> bool {
     watched.is_none_or(|watched| watched.to_str().and_then(|text| text.parse().ok()) == Some(pid))
 }
 
-/// Says when a part stops to give signs of life, and when all do again.
-fn tell(alive: &Result<(), String>, stuck: &Option<String>) {
+/// Logs when a part stops responding, and when all respond again.
+fn log_liveness(alive: &Result<(), String>, stuck: &Option<String>) {
     match (alive, stuck) {
         (Err(part), before) if before.as_ref() != Some(part) => {
             tracing::error!(
@@ -251,7 +248,7 @@ fn tell(alive: &Result<(), String>, stuck: &Option<String>) {
     }
 }
 
-/// CLOCK_MONOTONIC, microseconds: what a reload is matched by.
+/// CLOCK_MONOTONIC in microseconds, which systemd matches a reload by.
 fn monotonic_usec() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec
@@ -280,7 +277,7 @@ fn describe(backend: &BackendStatus, last_reload: Option<LastReload>) -> String 
     one_line(&format!("{reload}serving on {running}{in_place}: {reason}"))
 }
 
-/// A line break in a message would begin the next assignment.
+/// A line break in a message would start the next assignment.
 fn one_line(text: &str) -> String {
     let mut line = text.replace(char::is_control, " ");
     line.truncate(line.floor_char_boundary(STATUS_BYTES_MAX));

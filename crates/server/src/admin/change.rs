@@ -1,4 +1,4 @@
-//! Switches and reloads, in the words of the wire.
+//! Backend switches and reloads as gRPC messages and statuses.
 
 use crate::error_status::{self, ERROR_DOMAIN};
 use crate::grpc::convert;
@@ -12,10 +12,10 @@ use std::time::{Duration, UNIX_EPOCH};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
-/// When to come back to a daemon that is busy with other changes.
+/// Retry hint of a daemon that is busy with other changes.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Bytes of one problem, and problems, of an answer: it travels in headers, of which clients take 16 KiB.
+/// Bytes of one problem, and problems, in one status: it is sent in headers, of which clients accept 16 KiB.
 const PROBLEM_BYTES_MAX: usize = 384;
 const PROBLEMS_MAX: usize = 8;
 
@@ -36,7 +36,7 @@ pub(super) async fn set_backend(
     };
     let switched = match request.dataset.as_deref() {
         None => reconfigurer.set_backend(backend).await,
-        // A name that got lost on the way must not flip everything.
+        // A name lost by the client must not switch every dataset.
         Some("") => {
             return Err(malformed(
                 "dataset",
@@ -150,11 +150,11 @@ fn not_reloaded(refused: &ReloadError) -> Status {
                 text.truncate(text.floor_char_boundary(PROBLEM_BYTES_MAX));
                 text
             };
-            let told = || mistakes.iter().take(PROBLEMS_MAX);
-            let violations: Vec<FieldViolation> = told()
+            let listed = || mistakes.iter().take(PROBLEMS_MAX);
+            let violations: Vec<FieldViolation> = listed()
                 .map(|mistake| FieldViolation::new(&mistake.key, problem(mistake)))
                 .collect();
-            let mut message = told().map(problem).collect::<Vec<_>>().join("; ");
+            let mut message = listed().map(problem).collect::<Vec<_>>().join("; ");
             if mistakes.len() > PROBLEMS_MAX {
                 message.push_str(&format!(
                     "; {} more are in the daemon's log",

@@ -1,5 +1,5 @@
-//! The `datasets` list: names, paths, and what each kind needs. Files are not opened here; whether a shape fits its
-//! file is the engine's to say.
+//! The `datasets` list: names, paths, and the keys of each kind. Files are not opened here; the engine checks whether a
+//! shape fits its file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use super::layers::{Content, Node};
 use super::problem::Source;
 use super::walk::{Section, Walk};
 
-/// What the list's entries are judged by, besides themselves.
+/// What the check of an entry needs besides the entry.
 pub(super) struct EntryContext<'a> {
     /// Relative paths start here.
     pub(super) directory: &'a Path,
-    /// For datasets that do not say.
+    /// For datasets without `direct_io`.
     pub(super) direct_io: DirectIo,
     /// The largest answer: an item must fit.
     pub(super) response_bytes: u64,
@@ -195,7 +195,7 @@ fn entry(
         .collect();
     let backend = section.word("backend", None, &backends);
     for (key, of) in KIND_KEYS {
-        // Without a valid kind nobody knows which keys are wrong: that is reported, they are not.
+        // Without a valid kind it is unknown which keys are wrong: only the kind is reported.
         if kind != Some(of)
             && let Some(node) = section.take(key)
             && let Some(kind) = kind

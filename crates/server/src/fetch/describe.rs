@@ -1,5 +1,5 @@
-//! What a dataset is, for clients, and how it is read, for operators: once, whatever the transport. In JSON as it is here;
-//! over gRPC as `grpc::describe` translates it.
+//! Descriptions of datasets for clients, and of how they are read for operators; shared by the transports. HTTP sends them as
+//! JSON, gRPC through `grpc::convert`.
 
 use super::backends::DatasetBackend;
 use super::handle::{Kind, kind_word};

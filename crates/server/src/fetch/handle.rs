@@ -1,4 +1,4 @@
-//! A dataset as a request found it. Transports hold this, never the engine's dataset: what they may ask of it is here.
+//! A dataset as a request found it. Transports hold this and never the engine's dataset.
 
 use super::request::FetchError;
 use ringfetch_engine::dataset::Dataset;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 pub use ringfetch_engine::dataset::{Dtype, Kind};
 
-/// What a request needs its dataset to be.
+/// The kind of dataset that a request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequiredKind {
     /// Blocks.
@@ -30,7 +30,7 @@ impl RequiredKind {
         }
     }
 
-    /// Whether a dataset fits.
+    /// Checks a dataset's kind.
     ///
     /// # Errors
     /// `WrongKind`, which names what to use instead.
@@ -64,8 +64,7 @@ pub(super) fn kind_word(kind: Kind) -> &'static str {
     }
 }
 
-/// A dataset that a request found. It stays open until the last answer of it is sent, whatever is served by its name
-/// meanwhile.
+/// A dataset that a request looked up. It stays open until the response is sent, even if a reload replaces it.
 #[derive(Debug, Clone)]
 pub struct DatasetHandle(pub(super) Arc<Dataset>);
 
@@ -75,7 +74,7 @@ impl DatasetHandle {
         self.0.name()
     }
 
-    /// What it holds, and in which shape.
+    /// Its kind and shape.
     pub fn kind(&self) -> Kind {
         self.0.kind()
     }
@@ -85,7 +84,7 @@ impl DatasetHandle {
         self.0.etag()
     }
 
-    /// Whether this is the version asked for; empty: any is.
+    /// Checks that this is the version asked for; empty: any.
     ///
     /// # Errors
     /// `VersionMismatch`.
@@ -94,7 +93,7 @@ impl DatasetHandle {
     }
 }
 
-/// Whether `etag` is the version asked for; empty: any is.
+/// Checks that `etag` is the version asked for; empty: any.
 ///
 /// # Errors
 /// `VersionMismatch`.

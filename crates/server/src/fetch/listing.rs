@@ -1,7 +1,7 @@
-//! Listing datasets, and the objects of one, a page at a time, alike over every transport.
+//! Lists datasets and objects, a page at a time, for every transport.
 //!
-//! A listing of objects walks the directory on the blocking pool, a few walks at a time in the whole daemon: listings must
-//! not take the threads that open objects. A page ends at its number of names or at a bound of bytes, whichever comes first.
+//! Listing objects walks the directory on the blocking pool. Only a few walks run at a time, so that listings do not take the
+//! threads that open objects. A page is bounded by its number of names and by bytes.
 
 use super::handle::{DatasetHandle, RequiredKind};
 use super::{DatasetInfo, FetchError, Fetcher, RequestContext, timeout_at};
@@ -10,17 +10,17 @@ use ringfetch_engine::error::ReadError;
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Most names of a page, and how many there are where none are asked for.
+/// Most names of a page, and the default.
 pub const PAGE_NAMES_MAX: usize = 1000;
 /// Bytes of names on one page: clients refuse messages of more than 4 MiB by default, and a name can have 4 KiB.
 const PAGE_BYTES_MAX: usize = 1 << 20;
-/// Directory walks at a time in the whole daemon.
+/// Concurrent directory walks in the daemon.
 pub(super) const WALKS_MAX: usize = 4;
 
-/// Which page.
+/// A page to list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PageRequest {
-    /// At most this many; 0, or more than a page has: as many as a page has.
+    /// At most this many names; 0, or more than the maximum: the maximum.
     pub size: u32,
     /// The token of the page before; empty for the first.
     pub token: String,
@@ -45,12 +45,12 @@ pub struct ObjectPage {
 }
 
 impl Fetcher {
-    /// Leave to walk a directory, for as long as what is returned lives; none: there are as many walks as there may be.
+    /// A permit for a directory walk; `None` if the maximum is running.
     pub fn try_walk(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.inner.walks).try_acquire_owned().ok()
     }
 
-    /// Describes a page of the datasets, by name, and the token of the next page.
+    /// A page of datasets by name, and the token of the next page.
     pub fn list_datasets(&self, page: &PageRequest) -> (Vec<DatasetInfo>, Option<String>) {
         let (size, mut datasets) = (page.names(), self.datasets());
         datasets.retain(|dataset| page.token.is_empty() || dataset.name() > page.token.as_str());
@@ -85,7 +85,7 @@ impl Fetcher {
                 return Err(FetchError::ListingsBusy { max: WALKS_MAX });
             };
             let walk = tokio::task::spawn_blocking(move || {
-                // Given back when the walk is over, not when the caller gives up.
+                // Held until the walk ends, even if the caller gives up.
                 let _permit = permit;
                 dataset.list_objects(&after, names + 1)
             });
@@ -101,7 +101,7 @@ impl Fetcher {
     }
 }
 
-/// The page that begins with these entries. There is another one after it if they do not all fit.
+/// The page that starts with these entries. There is a next page if they do not all fit.
 fn page_of(entries: Vec<ObjectEntry>, names: usize) -> ObjectPage {
     let found = entries.len();
     let mut bytes = 0;

@@ -1,4 +1,4 @@
-//! Refusals, counted by reason: `ringfetch_rejected_total{reason}`. The engine refuses and does not count; this does.
+//! Counts refused requests by reason: `ringfetch_rejected_total{reason}`.
 
 use super::request::FetchError;
 use prometheus::{IntCounter, IntCounterVec, Opts};
@@ -85,7 +85,7 @@ impl Rejection {
     }
 }
 
-/// Refusals counted by reason. Made without a registry, so that a fetcher always has them.
+/// Refusals by reason. Created without a registry, so that a fetcher always has them.
 #[derive(Debug)]
 pub(super) struct RejectionCounters {
     pub(super) vec: IntCounterVec,
@@ -100,7 +100,7 @@ impl RejectionCounters {
         );
         let vec = match IntCounterVec::new(opts, &["reason"]) {
             Ok(vec) => vec,
-            // The name and the label are constants that the crate accepts; the tests make one.
+            // The name and the label are constants that the crate accepts, which a test checks.
             Err(error) => unreachable!("the rejection counter is well formed: {error}"),
         };
         let children = REJECTIONS.map(|(_, reason)| vec.with_label_values(&[reason]));

@@ -1,4 +1,4 @@
-//! What a request asks for, why it may fail as a whole, and what can be checked of it without reading.
+//! The items of a request, its errors, and the checks that need no reads.
 
 use super::handle::RequiredKind;
 use super::snapshot::PinnedObject;
@@ -47,13 +47,13 @@ pub enum Items<'a> {
 /// What a transport knows about a request.
 #[derive(Debug, Clone, Default)]
 pub struct RequestContext {
-    /// When the request came; `None`: now. The clock is not read again for it.
+    /// When the request arrived; `None`: now.
     pub arrived: Option<Instant>,
-    /// When the answer stops being worth anything.
+    /// When the client stops waiting.
     pub deadline: Option<Instant>,
-    /// Who asks.
+    /// The connection it came on.
     pub connection: Option<Arc<Connection>>,
-    /// Whether the first item error is to fail the request.
+    /// Whether the first item error fails the request.
     pub fail_fast: bool,
 }
 
@@ -84,7 +84,7 @@ pub enum FetchError {
         /// The request field.
         field: &'static str,
     },
-    /// Lists that must pair up do not.
+    /// Lists that must have the same length differ.
     #[error("{field}: {got} entries for {expected} {of}: the lists must have the same length")]
     ListsDiffer {
         /// The request field that is off.
@@ -127,7 +127,7 @@ pub enum FetchError {
     TooManyRequests {
         /// The limit.
         max: u32,
-        /// Whether the caller's own requests are in the way.
+        /// Whether the caller's own share is used up.
         own: bool,
     },
     /// The memory for requests that are being received is used up, or this caller's share of it.
@@ -139,7 +139,7 @@ pub enum FetchError {
     RequestMemory {
         /// The limit.
         max: u64,
-        /// Whether the caller's own requests are in the way.
+        /// Whether the caller's own share is used up.
         own: bool,
     },
     /// Too many directories are being listed.
@@ -159,10 +159,10 @@ pub enum FetchError {
     Malformed {
         /// The request field.
         field: String,
-        /// What is wrong and what would mend it.
+        /// What is wrong and how to fix it.
         problem: String,
     },
-    /// The engine's answer.
+    /// An error of the engine.
     #[error(transparent)]
     Read(#[from] ReadError),
 }
@@ -203,7 +203,7 @@ impl Items<'_> {
         }
     }
 
-    /// Whether the lists that must pair up do.
+    /// Checks that lists have equal lengths where they must.
     fn check_pairs(&self) -> Result<(), FetchError> {
         let pair = |field, got, of, expected| {
             if got == expected {
@@ -243,7 +243,7 @@ impl Items<'_> {
     }
 }
 
-/// What about a request can be checked without the dataset's files.
+/// Checks what needs no access to files.
 pub(super) fn check(items: Items<'_>, limits: &Limits) -> Result<(), FetchError> {
     if items.is_empty() {
         return Err(FetchError::EmptyBatch { field: items.field() });
@@ -260,8 +260,8 @@ pub(super) fn check(items: Items<'_>, limits: &Limits) -> Result<(), FetchError>
     }
 }
 
-/// `Some(error)` for an extent that lies inside `end` bytes and is larger than any answer. An extent that does not
-/// lie inside is the batch's to name: out of range comes before too large.
+/// `Some(error)` for an extent that is inside `end` bytes and larger than any response. An extent that is not inside is
+/// reported by the batch: out of range comes before too large.
 pub(super) fn too_large(offset: u64, length: u64, end: u64, max: u64) -> Option<ReadError> {
     let inside = offset.checked_add(length).is_some_and(|last| last <= end);
     (inside && length > max).then_some(ReadError::ItemTooLarge { length, max })

@@ -1,7 +1,7 @@
-//! The memory of a request while it is received and until it is answered: charged to its connection before it is held.
+//! The memory of a request from its arrival until it is answered, charged to its connection before it is used.
 //!
-//! A small request that is there at once is not charged: what such requests hold is bounded by their number
-//! (`limits.requests_in_flight`), and three shared counters a request would cost more than they protect.
+//! A small request that arrives at once is not charged: the memory of such requests is bounded by their number
+//! (`limits.requests_in_flight`), and updating three shared counters for each would cost too much.
 
 use super::Fetcher;
 use super::request::FetchError;
@@ -13,15 +13,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-/// Requests of at most so many bytes are not charged once they are whole. Decoded they have up to 12 times that: a name of
-/// no bytes takes two on the wire and 24 in memory. With 4,096 in flight: 24 MiB.
+/// Complete requests of at most this size are not charged. Decoded they have up to 12 times that: an empty name takes two
+/// bytes on the wire and 24 in memory. With 4,096 in flight: 24 MiB.
 const SMALL_BYTES_MAX: usize = 512;
 /// What a decoded item takes besides its bytes.
 const ITEM_BYTES: usize = 32;
-/// Charges grow in steps, so that a request that trickles in does not count with every byte.
+/// Charges grow in steps, so that a request that arrives slowly does not update the counters for each byte.
 const STEP_BYTES: usize = 16 << 10;
 
-/// What one request holds.
+/// The memory of one request.
 #[derive(Debug)]
 pub(crate) struct RequestMemory<'a> {
     fetcher: &'a Fetcher,
@@ -30,7 +30,7 @@ pub(crate) struct RequestMemory<'a> {
 }
 
 impl<'a> RequestMemory<'a> {
-    /// Of a request on this connection. Nothing is charged yet.
+    /// A request on this connection, with nothing charged yet.
     pub(crate) fn new(fetcher: &'a Fetcher, connection: Option<&'a Arc<Connection>>) -> Self {
         Self {
             fetcher,
@@ -39,10 +39,10 @@ impl<'a> RequestMemory<'a> {
         }
     }
 
-    /// The next frame of a body. Where it has to be waited for, the `held` bytes that came before it are charged.
+    /// The next frame of a body. If it has not arrived, charges the `held` bytes that came before it.
     ///
     /// # Errors
-    /// `RequestMemory`. The body's own errors are inside.
+    /// `RequestMemory`. Errors of the body are in the inner result.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -61,12 +61,12 @@ impl<'a> RequestMemory<'a> {
         .await
     }
 
-    /// Whether nothing is charged for a request of so many bytes once it is whole.
+    /// Whether a complete request of this size is not charged.
     pub(crate) fn is_free(bytes: usize) -> bool {
         bytes <= SMALL_BYTES_MAX
     }
 
-    /// The request is whole: `bytes` long, with so many items. To be called before it is decoded.
+    /// Charges a complete request of `bytes` with so many items. Call it before decoding.
     ///
     /// # Errors
     /// `RequestMemory`.
@@ -77,12 +77,12 @@ impl<'a> RequestMemory<'a> {
         self.hold(bytes.saturating_add(items.saturating_mul(ITEM_BYTES)))
     }
 
-    /// What is charged, to be held until the request is answered.
+    /// The charge, to be held until the request is answered.
     pub(crate) fn into_charge(self) -> Option<Charge> {
         self.charge
     }
 
-    /// From now on the request holds at least `bytes`.
+    /// Charges at least `bytes`.
     ///
     /// # Errors
     /// `RequestMemory`.
@@ -93,7 +93,7 @@ impl<'a> RequestMemory<'a> {
 }
 
 impl Fetcher {
-    /// Lets `charge` grow to at least `bytes` of the memory for requests.
+    /// Grows `charge` to at least `bytes` of request memory.
     ///
     /// # Errors
     /// `RequestMemory`.

@@ -1,6 +1,6 @@
-//! One version of some bytes: a dataset's address space or one object. What is read of it is of that version or is not
-//! read: an ETag never stands over another version's bytes. An object's file is held open, so that one that is replaced or
-//! removed is read to its end, and one that is written to is found out.
+//! One version of a dataset's address space or of an object. A read returns bytes of that version or fails, so an ETag never
+//! labels bytes of another version. An object's file is held open: if it is replaced or removed, reads go on to its end; if
+//! it is written to, that is detected.
 
 use super::handle::{DatasetHandle, RequiredKind, check_version};
 use super::request::{FetchError, Items, RequestContext};
@@ -11,7 +11,7 @@ use ringfetch_engine::error::ReadError;
 use ringfetch_engine::share::Charge;
 use std::sync::Arc;
 
-/// Bytes in one version.
+/// One version of some bytes.
 #[derive(Debug)]
 pub struct Snapshot {
     dataset: DatasetHandle,
@@ -21,7 +21,7 @@ pub struct Snapshot {
     etag: String,
 }
 
-/// An object that was looked up, and is read as it was then.
+/// An object as it was when it was looked up.
 #[derive(Debug)]
 pub struct PinnedObject {
     name: String,
@@ -35,23 +35,23 @@ impl PinnedObject {
     }
 }
 
-/// Why bytes of a version are not there.
+/// Why a snapshot could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// They could not be read.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// It was written to since it was looked up.
+    /// The file was written to since it was looked up.
     #[error("the source was changed while it was read")]
     Changed,
 }
 
-/// Where a part stands in its answer.
+/// Whether the response has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadPhase {
-    /// The head is not sent: the part may be refused.
+    /// The head is not sent: the request may be refused.
     BeforeHead,
-    /// The head is sent: the answer is in flight, also while the daemon drains.
+    /// The head is sent: the response is completed even while the daemon drains.
     AfterHead,
 }
 
@@ -61,7 +61,7 @@ impl Snapshot {
         self.dataset.name()
     }
 
-    /// How many bytes there are.
+    /// Its length.
     pub fn length_bytes(&self) -> u64 {
         self.length_bytes
     }
@@ -71,7 +71,7 @@ impl Snapshot {
         &self.etag
     }
 
-    /// Whether this is the version asked for; empty: any is.
+    /// Checks that this is the version asked for; empty: any.
     ///
     /// # Errors
     /// `VersionMismatch`.
@@ -81,7 +81,7 @@ impl Snapshot {
 }
 
 impl Fetcher {
-    /// The version that a dataset's address space has now. Touches no file.
+    /// The current version of a dataset's address space. Accesses no file.
     ///
     /// # Errors
     /// `DatasetNotFound`, `WrongKind`.
@@ -95,13 +95,13 @@ impl Fetcher {
         })
     }
 
-    /// The version that an object has now. Looks it up, which may open a file, so it is admitted as a read is.
+    /// The current version of an object. May open a file, so it is admitted like a read.
     ///
     /// # Errors
-    /// Whatever refuses a request, and what looking the object up meets.
+    /// Whatever refuses a request, and errors of the look-up.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the look-up up.
+    /// Dropping the future cancels the look-up.
     pub async fn object(
         &self,
         dataset: &str,
@@ -129,10 +129,10 @@ impl Fetcher {
         self.count_rejection(looked_up.await)
     }
 
-    /// Reads extents of a version, back to back.
+    /// Reads extents of a snapshot, back to back.
     ///
     /// # Errors
-    /// `Changed`, or whatever reading meets.
+    /// `Changed`, or errors of the read.
     ///
     /// # Cancel safety
     /// As [`Fetcher::fetch`].
@@ -155,7 +155,7 @@ impl Fetcher {
             lengths,
         };
         let result = self.read_part(dataset, &items, context, phase).await;
-        // Looked at after the read, and before its result is: a file that was cut short fails the read.
+        // Checked before the result of the read, which fails if the file was truncated.
         if object.file.is_unchanged() {
             return Ok(result?);
         }

@@ -1,8 +1,8 @@
-//! How a long answer is cut into windows: each is one batch of bounded bytes and items, so that what a slow client pins
-//! is bounded too. Pure; `windowed` fetches them.
+//! Cuts a long response into windows: batches of bounded bytes and items, which bounds the memory that a slow client holds.
+//! Pure; `windowed` fetches them.
 //!
-//! Small pieces share a window (64 ranges of 4 KiB are one batch, not 64), and a long extent is cut at aligned offsets,
-//! so that all its windows but the first are read straight into place.
+//! Small parts share a window (64 ranges of 4 KiB are one batch, not 64). A long extent is cut at aligned offsets, so that
+//! all its windows but the first are read without a copy.
 
 use bytes::Bytes;
 use ringfetch_engine::geometry::Extent;
@@ -14,7 +14,7 @@ const CUT_ALIGNMENT_BYTES: u64 = 4096;
 /// A part of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BodyPart {
-    /// Bytes that are known.
+    /// Known bytes.
     Text(Bytes),
     /// Bytes to fetch; at least one.
     Extent(Extent),
@@ -34,7 +34,7 @@ pub(crate) fn total_bytes(pieces: &[BodyPart]) -> u64 {
     pieces.iter().map(BodyPart::bytes).fold(0, u64::saturating_add)
 }
 
-/// Bytes of a window while memory is plentiful: large enough that the device is not what waits.
+/// Bytes of a window while memory is plentiful: large enough to keep the device busy.
 pub(super) const WINDOW_BYTES_MAX: u64 = 1 << 20;
 
 /// Bounds of a window.
@@ -46,11 +46,11 @@ pub(super) struct WindowLimits {
     pub(super) extents: usize,
 }
 
-/// How much of the response memory long answers may take, by how much of it is in use.
+/// How much response memory a long response may take, by how much is in use.
 ///
-/// Clients that do not read keep their windows, so the fuller the memory, the smaller the windows: with 256 MiB, 32 of
-/// them fill the first quarter with two windows of 1 MiB each, 128 the second with two of 256 KiB, and 2048 the other
-/// half with one of 64 KiB. Until then short reads find room.
+/// Clients that do not read hold their windows, so windows shrink as memory fills: with 256 MiB, 32 such clients fill the
+/// first quarter with two windows of 1 MiB each, 128 the second with two of 256 KiB, and 2048 the other half with one of
+/// 64 KiB. Until then there is room for short reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowBudget {
     /// Most bytes of the next window.
@@ -73,7 +73,7 @@ impl WindowBudget {
     }
 }
 
-/// What is left of a body, handed out window by window.
+/// The rest of a body, taken window by window.
 #[derive(Debug)]
 pub(super) struct WindowPlan {
     left: VecDeque<BodyPart>,
@@ -85,7 +85,7 @@ impl WindowPlan {
         Self { left: pieces.into() }
     }
 
-    /// Nothing more to hand out.
+    /// Drops the rest.
     pub(super) fn clear(&mut self) {
         self.left.clear();
     }

@@ -1,9 +1,9 @@
-//! Long answers of any transport, fetched window by window while they are sent.
+//! Long responses, read window by window while they are sent.
 //!
-//! Invariants: the first window is there before the head is sent, so that an error of it has a status; at most two windows
-//! of a body are held or being fetched, smaller ones as the memory fills; every window is of the version that the ETag names, or the body breaks off.
-//! A later failure ends the body with its error: gRPC tells it in its trailers; HTTP has to cut the connection, so that the
-//! client sees a short body and can go on with Range and If-Range. Absent: copies; frames are slices of the response memory.
+//! Invariants: the first window is read before the head is sent, so that its errors have a status; at most two windows of a
+//! body are held or being read, smaller ones as memory fills; every window is of the version in the ETag, or the body ends
+//! with an error. gRPC reports a later error in its trailers; HTTP has to close the connection, so that the client sees a
+//! truncated body and can resume with Range and If-Range. Frames are slices of the response memory, never copies.
 
 use super::Fetcher;
 use super::request::{FetchError, RequestContext};
@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-/// Waits of a later window that met a bound: doubled from the first to the longest, until they add up to the last.
+/// Backoff of a later window that was refused: doubled from the first to the longest wait, up to a total.
 const WAIT_FIRST: Duration = Duration::from_millis(5);
 const WAIT_LONGEST: Duration = Duration::from_secs(1);
 const WAIT_TOTAL: Duration = Duration::from_secs(30);
 
-/// Reads windows.
+/// Reads the windows of one response.
 #[derive(Debug)]
 pub(crate) struct SnapshotReader {
     fetcher: Fetcher,
@@ -41,9 +41,9 @@ pub(crate) struct WindowedBody {
     plan: WindowPlan,
     /// Frames of the window being sent.
     ready: VecDeque<Bytes>,
-    /// The window after it, on its way.
+    /// The next window, being read.
     fetching: Option<Fetching>,
-    /// The same, arrived while `ready` was not sent yet.
+    /// The next window, read while `ready` is being sent.
     fetched: Option<Result<Vec<Bytes>, SnapshotError>>,
     left_bytes: u64,
 }
@@ -73,7 +73,7 @@ impl SnapshotReader {
         }
     }
 
-    /// Fetches a window's extents as one batch and lays the text between them.
+    /// Reads a window's extents as one batch and inserts the text between them.
     async fn fetch(&self, window: &[BodyPart], phase: ReadPhase) -> Result<Vec<Bytes>, SnapshotError> {
         let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
         for piece in window {
@@ -104,7 +104,7 @@ impl SnapshotReader {
                 BodyPart::Extent(extent) => {
                     let length = usize::try_from(extent.length).unwrap_or(usize::MAX);
                     if length > data.len() {
-                        // Never, after a batch without errors; and a body of another length than announced must not be.
+                        // Impossible after a batch without errors; a body must have its announced length.
                         return Err(SnapshotError::Changed);
                     }
                     frames.push(data.split_to(length));
@@ -114,7 +114,7 @@ impl SnapshotReader {
         Ok(frames)
     }
 
-    /// A later window: waits where a bound is met: the client has its head already and cannot be told to come back.
+    /// Reads a later window. Retries if it is refused: the head is sent, so the client can no longer be told to retry.
     async fn fetch_with_retry(&self, window: &[BodyPart]) -> Result<Vec<Bytes>, SnapshotError> {
         let mut waits = Backoff::default();
         loop {
@@ -129,7 +129,7 @@ impl SnapshotReader {
     }
 }
 
-/// Whether the same request may succeed in a moment.
+/// Whether a retry may succeed soon.
 fn is_transient(error: &FetchError) -> bool {
     matches!(
         error,
@@ -156,13 +156,13 @@ impl Iterator for Backoff {
 }
 
 impl WindowedBody {
-    /// Fetches the first window and leaves the others to the sending.
+    /// Reads the first window; the others are read while the body is sent.
     ///
     /// # Errors
-    /// Whatever the first window met.
+    /// Errors of the first window.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the window up.
+    /// Dropping the future cancels the read.
     pub(crate) async fn start(reader: SnapshotReader, pieces: Vec<BodyPart>) -> Result<Self, SnapshotError> {
         let left_bytes = total_bytes(&pieces);
         let mut plan = WindowPlan::new(pieces);
@@ -180,12 +180,12 @@ impl WindowedBody {
         })
     }
 
-    /// Bytes still to come.
+    /// Bytes not sent yet.
     pub(crate) fn left_bytes(&self) -> u64 {
         self.left_bytes
     }
 
-    /// Starts the next window, if there is one and none is on its way, and drives it.
+    /// Starts reading the next window, if there is one and none is being read, and polls it.
     fn poll_next_window(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<Bytes>, SnapshotError>>> {
         if let Some(result) = self.fetched.take() {
             return Poll::Ready(Some(result));
@@ -207,7 +207,7 @@ impl WindowedBody {
 
     fn abort(&mut self, error: SnapshotError) -> SnapshotError {
         let dataset = self.reader.version.dataset();
-        tracing::warn!(dataset, left_bytes = self.left_bytes, %error, "an answer is cut short");
+        tracing::warn!(dataset, left_bytes = self.left_bytes, %error, "a response is cut short");
         self.plan.clear();
         self.ready.clear();
         self.left_bytes = 0;
@@ -231,7 +231,7 @@ impl http_body::Body for WindowedBody {
                 None => return Poll::Ready(None),
             }
         }
-        // While these frames go out, the next window is read: submitted by this poll, collected by a later one.
+        // The next window is read while these frames are sent: submitted by this poll, collected by a later one.
         if this.fetched.is_none()
             && (this.fetching.is_some() || this.reader.window_budget().ahead)
             && let Poll::Ready(result) = this.poll_next_window(cx)

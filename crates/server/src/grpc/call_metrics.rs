@@ -1,7 +1,7 @@
-//! Counts the calls of services that tonic generated. FetchService counts its own.
+//! Counts calls of the services that tonic generates. FetchService counts its own.
 //!
-//! A call ends where its status is: in the head of a trailers-only response, in the trailers otherwise. A response
-//! that is dropped before them was cancelled.
+//! The status is in the head of a trailers-only response, else in the trailers. A response dropped before its trailers was
+//! cancelled.
 
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
 use axum::body::Body;

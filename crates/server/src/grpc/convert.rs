@@ -1,4 +1,4 @@
-//! What the engine knows, in the words of the wire: datasets, kinds, backends, item errors.
+//! Converts datasets, kinds, backends and item errors to protobuf messages.
 
 use crate::error_status;
 use crate::fetch::{DatasetInfo, Dtype, ReadPath};
@@ -65,7 +65,7 @@ pub(crate) fn dtype(dtype: Dtype) -> v1::Dtype {
     }
 }
 
-/// Messages of one answer's item errors, all together: thousands of them must not make a message that clients refuse.
+/// Total bytes of the item errors' messages in a response: thousands of them must not exceed what clients accept.
 const MESSAGES_BYTES_MAX: usize = 512 << 10;
 
 /// Failed items. Those beyond [`MESSAGES_BYTES_MAX`] have no message.

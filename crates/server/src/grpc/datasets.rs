@@ -1,4 +1,4 @@
-//! DatasetService: what is served, and what a directory holds.
+//! DatasetService: lists datasets and objects.
 
 use super::convert;
 use crate::error_status;

@@ -1,9 +1,8 @@
-//! Messages that end in a large `bytes data = 15`, written without copying it.
+//! Encodes messages that end in a large `bytes data = 15` without copying it.
 //!
 //! prost copies a `bytes` field into its encode buffer (TRAPS 24). Here everything before the bytes themselves is
-//! encoded into a small head, and the bytes follow it as they are: protobuf puts no length before a message's end,
-//! and `data` has the highest tag of its message, so that the two parts put together are exactly what prost writes.
-//! Deliberately absent: frames and trailers (`body`, `stream`).
+//! encoded into a small head, and the bytes follow: `data` has the highest tag of its message, so that the two parts
+//! together are exactly what prost writes.
 
 use super::frame::PREFIX_BYTES;
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -16,7 +15,7 @@ const DATA_TAG: u32 = 15;
 /// The tag of `id` in a stream's response.
 const ID_TAG: u32 = 1;
 
-/// One gRPC message in two parts that are sent one after the other.
+/// A gRPC message in two parts that are sent one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EncodedMessage {
     /// The prefix and all of the message before `data`'s bytes.
@@ -25,15 +24,15 @@ pub(super) struct EncodedMessage {
     pub(super) data: Bytes,
 }
 
-/// Answers up to this size are copied behind their head: a frame of its own costs both sides more than the copy of
-/// some pages (ADR 0008).
+/// Data up to this size is copied behind its head: a separate frame costs both sides more than copying a few pages
+/// (ADR 0008).
 pub(super) const JOINED_BYTES_MAX: usize = 16 << 10;
 
-/// Small answers joined into one frame are this long at most.
+/// Longest frame of joined messages.
 const RUN_BYTES_MAX: usize = 64 << 10;
 
-/// Messages that go out in one frame. What was copied stays charged to its connection until the frame is sent: the
-/// originals are held that long.
+/// Messages sent in one frame. Holds the originals of copied data, so that they stay charged to the connection until the
+/// frame is sent.
 #[derive(Debug, Default)]
 pub(super) struct FrameBuffer {
     bytes: BytesMut,
@@ -52,7 +51,7 @@ impl AsRef<[u8]> for FrameBytes {
 }
 
 impl FrameBuffer {
-    /// Appends a message if it is small and there is room for it; gives it back otherwise.
+    /// Appends a message if it is small and fits; returns it otherwise.
     pub(super) fn push(&mut self, encoded: EncodedMessage) -> Result<(), EncodedMessage> {
         let EncodedMessage { head, data } = encoded;
         let length = head.len() + data.len();
@@ -72,7 +71,7 @@ impl FrameBuffer {
         self.bytes.is_empty()
     }
 
-    /// The messages as one piece.
+    /// The frame.
     pub(super) fn into_bytes(self) -> Bytes {
         let Self { bytes, held } = self;
         let bytes = bytes.freeze();
@@ -85,7 +84,7 @@ impl FrameBuffer {
 }
 
 impl EncodedMessage {
-    /// The same message in one piece where it is small, so that it travels in one frame.
+    /// The same message in one part if it is small, to be sent in one frame.
     pub(super) fn joined(self) -> Self {
         let mut run = FrameBuffer::default();
         match run.push(self) {
@@ -97,10 +96,10 @@ impl EncodedMessage {
         }
     }
 
-    /// A response whose `data` field was left empty, and the bytes for it.
+    /// A response without `data`, and the bytes of `data`.
     ///
     /// # Errors
-    /// INTERNAL: more than the 4 GiB that a gRPC message can have. `limits.response_bytes` lies below.
+    /// INTERNAL: more than the 4 GiB of a gRPC message, which `limits.response_bytes` prevents.
     pub(super) fn unary(message: &impl Message, data: Bytes) -> Result<Self, Status> {
         let length = inner_length(message, data.len());
         let mut head = start(length, PREFIX_BYTES + length - data.len())?;

@@ -1,4 +1,4 @@
-//! The four ways to fetch, as one shape: what a request asks for, and what its answer says beside the bytes.
+//! The four fetch requests behind one trait: their items, and their responses without the bytes.
 
 use super::convert;
 use super::wire::RepeatedField;
@@ -9,28 +9,28 @@ use prost::Message;
 use ringfetch_engine::batch::Lengths;
 use ringfetch_proto::v1;
 
-/// A request of the fetch service that has one answer.
+/// A unary request of FetchService.
 pub(super) trait FetchRequest: Message + Default + Send + Sync + 'static {
-    /// The answer. Its `data` is left empty: the bytes travel beside it (`encoded`).
+    /// The response. Its `data` stays empty: `encode` appends the bytes.
     type Response: Message;
     /// How the metrics name it.
     const METHOD: GrpcMethod;
-    /// Its field in `FetchStreamRequest`, and its answer's in `FetchStreamResponse`.
+    /// Its field in `FetchStreamRequest`, and its response's in `FetchStreamResponse`.
     const STREAM_TAG: u32;
     /// The request field that lists the items.
     const ITEMS_FIELD: &'static str;
-    /// The fields that have an entry an item.
+    /// The fields with an entry for each item.
     const LISTS: &'static [RepeatedField];
 
     fn dataset(&self) -> &str;
     fn items(&self) -> Items<'_>;
     fn fail_fast(&self) -> bool;
-    /// The version that the dataset must be of; empty: any.
+    /// The version required of the dataset; empty: any.
     fn if_match(&self) -> &str;
     fn response(kind: Kind, etags: Etags, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response;
 }
 
-/// Reads what a request asks for: the answer without its bytes, and the bytes.
+/// Executes a request: the response without its bytes, and the bytes.
 pub(super) async fn run<C: FetchRequest>(
     fetcher: &Fetcher,
     request: &C,
@@ -48,7 +48,7 @@ pub(super) async fn run<C: FetchRequest>(
     Ok((response, fetched.data))
 }
 
-/// What an answer was read from.
+/// The versions that were read.
 #[derive(Debug, Default)]
 pub(super) struct Etags<'a> {
     dataset: &'a str,
@@ -193,7 +193,7 @@ impl FetchRequest for v1::FetchObjectsRequest {
         }
     }
     fn if_match(&self) -> &str {
-        // Each object has its own.
+        // Each object has one of its own.
         ""
     }
     fn response(_: Kind, etags: Etags, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {

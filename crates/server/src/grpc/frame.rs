@@ -1,8 +1,8 @@
 //! gRPC's length-prefixed messages (PROTOCOL-HTTP2.md, "Length-Prefixed-Message"): one flag byte, four bytes of
 //! length, the message.
 //!
-//! A message is bounded by its prefix, before a byte of it is kept; memory grows with what arrived and never with
-//! what a prefix claims. Deliberately absent: decompression (`metadata` refuses compressed encodings).
+//! The prefix is checked against the limit before any of the message is stored; memory grows with received bytes, never with
+//! the length in a prefix. `metadata` refuses compressed encodings.
 
 use crate::error_status::ERROR_DOMAIN;
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -13,7 +13,7 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 /// Bytes before each message.
 pub(super) const PREFIX_BYTES: usize = 5;
 
-/// Why bytes are no message.
+/// Why bytes are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FrameError {
     /// The prefix says more than a message may have.
@@ -44,7 +44,7 @@ impl FrameError {
             ),
             Self::BadFlag(flag) => (
                 Code::Internal,
-                format!("the message begins with flag {flag}; 0 (not compressed) is what there is"),
+                format!("the message begins with flag {flag}; only 0 (not compressed) is supported"),
             ),
             Self::CutShort => (Code::Internal, "the request ended inside a message".to_owned()),
         };
@@ -52,14 +52,14 @@ impl FrameError {
     }
 }
 
-/// Finds messages in a body that arrives in pieces. A message that lies in one piece is not copied.
+/// Finds messages in a body that arrives in pieces. A message within one piece is not copied.
 #[derive(Debug)]
 pub(super) struct FrameDecoder {
     /// Longest message, without its prefix.
     message_bytes_max: u32,
-    /// The beginning of a message that is not all there. Empty when `piece` begins with a prefix.
+    /// The beginning of an incomplete message. Empty when `piece` begins with a prefix.
     partial: BytesMut,
-    /// What arrived last and was not looked at.
+    /// The last piece, as far as it is not parsed.
     piece: Bytes,
 }
 
@@ -72,16 +72,16 @@ impl FrameDecoder {
         }
     }
 
-    /// Adds what arrived. Call it only after `next` answered `None`.
+    /// Adds a piece. Call it only after `next` returned `None`.
     pub(super) fn push(&mut self, piece: Bytes) {
         debug_assert!(
             self.piece.is_empty(),
-            "`next` looks at all of a piece before it answers None"
+            "`next` parses all of a piece before it returns None"
         );
         self.piece = piece;
     }
 
-    /// The next whole message without its prefix; `None`: more must arrive first.
+    /// The next complete message without its prefix; `None`: more bytes are needed.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, FrameError> {
         if self.partial.is_empty() {
             if let Some(length) = self.length_in(&self.piece)?
@@ -106,12 +106,12 @@ impl FrameDecoder {
         Ok(Some(message))
     }
 
-    /// Bytes that arrived and make no whole message yet.
+    /// Bytes of an incomplete message.
     pub(super) fn held(&self) -> usize {
         self.partial.len() + self.piece.len()
     }
 
-    /// Call it at the end of the body, after `next` answered `None`.
+    /// Call it at the end of the body, after `next` returned `None`.
     pub(super) fn finish(&self) -> Result<(), FrameError> {
         if self.partial.is_empty() && self.piece.is_empty() {
             Ok(())
@@ -120,13 +120,13 @@ impl FrameDecoder {
         }
     }
 
-    /// Moves bytes over until `partial` has `wanted` bytes or there are no more.
+    /// Moves bytes to `partial` until it has `wanted` bytes or there are no more.
     fn fill_to(&mut self, wanted: usize) {
         let missing = wanted.saturating_sub(self.partial.len()).min(self.piece.len());
         self.partial.extend_from_slice(&self.piece.split_to(missing));
     }
 
-    /// The checked length that a prefix says, once the prefix is all there.
+    /// The checked length in a prefix, once the prefix is complete.
     fn length_in(&self, bytes: &[u8]) -> Result<Option<usize>, FrameError> {
         let Some((&[flag, a, b, c, d], _)) = bytes.split_first_chunk::<PREFIX_BYTES>() else {
             return Ok(None);

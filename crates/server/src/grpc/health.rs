@@ -1,7 +1,7 @@
 //! grpc.health.v1 from the daemon's state: SERVING while it serves, NOT_SERVING before and while it drains.
 //!
-//! Deliberately absent: health of single services; they live and die together, and a watch that outlives the drain:
-//! it says NOT_SERVING and ends, so that it does not hold the connection open.
+//! All services have the same health. A watch reports NOT_SERVING when the drain begins and ends, so that it does not keep the
+//! connection open.
 
 use crate::lifecycle::{Lifecycle, State};
 use futures_util::Stream;
@@ -66,7 +66,7 @@ impl Health for HealthService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let known = self.knows(&request.get_ref().service);
         let mut changes = self.lifecycle.subscribe();
-        // The state now is the first answer.
+        // The current state is the first message.
         changes.mark_changed();
         let stream = futures_util::stream::unfold((changes, None), move |(mut changes, last)| async move {
             if last >= Some(State::LameDuck) {
@@ -74,7 +74,7 @@ impl Health for HealthService {
             }
             changes.changed().await.ok()?;
             let state = *changes.borrow_and_update();
-            // The protocol's answer about a service that is not there: say so, and go on watching.
+            // As the protocol requires for an unknown service: report it, and keep watching.
             let status = if known {
                 serving(state)
             } else {

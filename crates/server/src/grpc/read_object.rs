@@ -1,7 +1,7 @@
-//! ReadObject: an object of any length, in messages that go out as its windows are fetched.
+//! ReadObject: an object of any length, streamed in messages as its windows are read.
 //!
-//! The reading is HTTP's (`WindowedBody`): the first window is there before the call is answered, so that a refusal has no
-//! body; at most two windows are held, beside what HTTP/2 buffers. Here each piece of a window becomes a message.
+//! Uses `WindowedBody` as HTTP does: the first window is read before the call is answered, so that a refusal has no body, and
+//! at most two windows are held, besides what HTTP/2 buffers. Each frame of a window becomes a message.
 
 use super::encode::EncodedMessage;
 use super::service::trailers_ok;
@@ -26,19 +26,19 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-/// Look-ups of one call. An object that is written to thrice between look-up and read is written to all the time.
+/// Look-ups of one call: an object that changes between look-up and read this often is being written to all the time.
 const LOOK_UPS_MAX: usize = 3;
 
-/// An object whose first window is there.
+/// An object whose first window has been read.
 pub(super) struct ObjectStart {
     first: v1::ReadObjectResponse,
     windows: WindowedBody,
 }
 
-/// Looks an object up and fetches its first window.
+/// Looks an object up and reads its first window.
 ///
 /// # Errors
-/// Whatever refuses a read; another version than the one asked for.
+/// Whatever refuses a read; `VersionMismatch`.
 pub(super) async fn begin(
     fetcher: &Fetcher,
     connection: Option<Arc<Connection>>,
@@ -76,7 +76,7 @@ pub(super) async fn begin(
     Err(changing())
 }
 
-/// What is asked for of an object of `end` bytes; none: its end, which is no byte.
+/// The extent requested of an object of `end` bytes; `None` if it is empty, at the end.
 fn extent(request: &v1::ReadObjectRequest, end: u64) -> Result<Option<Extent>, FetchError> {
     let length = match request.length {
         0 if request.offset == end => return Ok(None),
@@ -94,14 +94,14 @@ fn changing() -> Status {
     Status::with_error_details(Code::Aborted, message, details)
 }
 
-/// The answer's messages and its trailers.
+/// The messages of the response and its trailers.
 pub(super) struct ObjectBody {
-    /// None once the answer has its end.
+    /// `None` once the end is decided.
     windows: Option<WindowedBody>,
     deadline: Option<Pin<Box<tokio::time::Sleep>>>,
     /// Of the next message with data.
     offset: u64,
-    /// What is sent next: the head of a message, and its data.
+    /// Sent next: the head of a message, and its data.
     next: [Option<Bytes>; 2],
     end: Result<(), Status>,
     trailers_sent: bool,
@@ -139,7 +139,7 @@ impl ObjectBody {
         self.end = end;
     }
 
-    /// Has `next` filled, or the end decided.
+    /// Fills `next`, or decides the end.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(windows) = &mut self.windows else {
             return Poll::Ready(());
@@ -157,7 +157,7 @@ impl ObjectBody {
                 self.end_with(Err(error_status::to_status(&error, "name")));
             }
             Some(Ok(frame)) => {
-                // A body that is read in windows has no trailers.
+                // A windowed body has no trailers.
                 let data = frame.into_data().unwrap_or_default();
                 let message = v1::ReadObjectResponse {
                     offset: self.offset,
@@ -187,7 +187,7 @@ impl ObjectBody {
 /// The trailers of a call that failed after its head was sent.
 pub(super) fn trailers_of(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
-    // Only a message that is no header value could fail, and it is percent-encoded.
+    // Cannot fail: messages are percent-encoded.
     if status.add_header(&mut trailers).is_err() {
         trailers.insert(Status::GRPC_STATUS, http::HeaderValue::from(status.code() as i32));
     }
@@ -204,7 +204,7 @@ impl http_body::Body for ObjectBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
         loop {
-            // A message whose head was sent must be sent whole, whatever has happened since.
+            // A message whose head was sent must be completed.
             if let Some(bytes) = this.next.iter_mut().find_map(Option::take) {
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }

@@ -1,8 +1,8 @@
-//! FetchService on the wire: HTTP request in, envelope out.
+//! FetchService: HTTP requests in, encoded messages out.
 //!
-//! Written by hand where tonic would generate it, because tonic's codec copies every response once more (TRAPS 24;
-//! MEASURED, "tonic, body of our own"). A request is read whole within `limits.request_bytes`, one message to a
-//! unary call; a deadline covers reading it, too. Every failure is a trailers-only response.
+//! Written by hand because tonic's codec copies every response once more (TRAPS 24; MEASURED, "tonic, body of our own"). A
+//! request is read completely, within `limits.request_bytes`, before it is decoded; the deadline includes reading it. Every
+//! failure is a trailers-only response.
 
 use super::encode::EncodedMessage;
 use super::fetch_request::{FetchRequest, run};
@@ -63,7 +63,7 @@ impl tower::Service<Request<Body>> for FetchService {
 
 impl FastPath for FetchService {
     fn accepts(&self, request: &Request<RequestBody>) -> bool {
-        // What a router would match as `/NAME/{method}`; names of methods need no decoding.
+        // As a router would match `/NAME/{method}`; method names need no decoding.
         let rest = request.uri().path().strip_prefix('/');
         let method = rest.and_then(|rest| rest.strip_prefix(NAME)?.strip_prefix('/'));
         method.is_some_and(|method| !method.is_empty() && !method.contains(['/', '%']))
@@ -74,12 +74,12 @@ impl FastPath for FetchService {
     }
 }
 
-/// A request's body, whoever reads it from the socket.
+/// A request's body, on the fast path or through the router.
 trait BytesBody: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static {}
 
 impl<B: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static> BytesBody for B {}
 
-/// A call as it came, without what was looked at already: what a call holds while it waits is allocated, and copied, for each.
+/// A call, without the parts of the request already handled: its state is allocated, and copied, for each call.
 struct GrpcRequest<B> {
     service: FetchService,
     body: B,
@@ -89,7 +89,7 @@ struct GrpcRequest<B> {
 }
 
 impl FetchService {
-    /// A box for each method: what they hold while they wait differs.
+    /// A box for each method: their states differ in size.
     fn respond<B: BytesBody>(
         &self,
         request: Request<B>,
@@ -140,7 +140,7 @@ impl<B: BytesBody> GrpcRequest<B> {
         let result = async {
             let to_status = |error: FetchError| error_status::to_status(&error, C::ITEMS_FIELD);
             let limits = fetcher.limits();
-            // From the arrival of the head, reading the request included.
+            // From the arrival of the head, so that reading the request is included.
             let deadline = within(&limits, started, deadline?);
             let items_max = limits.items_per_request;
             let mut request_memory = RequestMemory::new(&fetcher, connection.as_ref());
@@ -229,7 +229,7 @@ impl<B: BytesBody> GrpcRequest<B> {
     }
 
     async fn opened_object(mut self) -> Result<(read_object::ObjectStart, Option<Instant>), Status> {
-        // The client's is for the whole answer, the limit's until it begins, as over HTTP.
+        // The client's deadline is for the whole response, the limit for its beginning, as over HTTP.
         let deadline = self.deadline?;
         let (fetcher, connection) = (&self.service.fetcher, self.connection);
         let limits = fetcher.limits();
@@ -248,7 +248,7 @@ impl<B: BytesBody> GrpcRequest<B> {
     }
 }
 
-/// What is not a gRPC call is answered in HTTP's words.
+/// Answers requests that are not gRPC calls with an HTTP status.
 fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<Body>> {
     let mut response = Response::new(Body::empty());
     if request.method() != Method::POST {
@@ -268,7 +268,7 @@ fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<Body>> {
     }
 }
 
-/// A deadline too far away for the clock is none.
+/// A deadline beyond the range of the clock is ignored.
 fn deadline_of(headers: &HeaderMap, started: Instant) -> Result<Option<Instant>, Status> {
     Ok(metadata::timeout(headers)?.and_then(|timeout| started.checked_add(timeout)))
 }
@@ -284,10 +284,10 @@ where
     response
 }
 
-/// How many items a request lists, at most: those of a short one are counted by its bytes.
+/// An upper bound of the items in a request: for a short request, its bytes.
 ///
 /// # Errors
-/// `TooManyItems`: it is refused before each of them takes its place in memory.
+/// `TooManyItems`: refused before the items are decoded into memory.
 pub(super) fn items_of<C: FetchRequest>(message: &[u8], max: u32) -> Result<usize, FetchError> {
     let most = usize::try_from(max).unwrap_or(usize::MAX);
     // An item has at least one byte.
@@ -306,7 +306,7 @@ pub(super) fn items_of<C: FetchRequest>(message: &[u8], max: u32) -> Result<usiz
 
 /// Reads the one message of a unary call.
 ///
-/// Another number of messages is UNIMPLEMENTED: so says gRPC's `doc/statuscodes.md` of a cardinality violation.
+/// Another number of messages is UNIMPLEMENTED, as gRPC's `doc/statuscodes.md` requires for a cardinality violation.
 async fn read_one<B>(
     mut body: &mut B,
     message_bytes_max: u32,
@@ -322,7 +322,7 @@ where
         while let Some(next) = decoder.next().map_err(|error| error.to_status())? {
             if message.replace(next).is_some() {
                 return Err(Status::unimplemented(
-                    "a unary call has one request message, and here are several",
+                    "a unary call has one request message, but several were sent",
                 ));
             }
         }
@@ -336,14 +336,14 @@ where
             }
             Some(Err(error)) => {
                 return Err(Status::cancelled(format!(
-                    "the request was not sent whole: {error}"
+                    "the request was not sent completely: {error}"
                 )));
             }
             None => break,
         }
     }
     decoder.finish().map_err(|error| error.to_status())?;
-    message.ok_or_else(|| Status::unimplemented("a unary call has one request message, and here is none"))
+    message.ok_or_else(|| Status::unimplemented("a unary call has one request message, but none was sent"))
 }
 
 /// Decodes a request message.
@@ -359,17 +359,17 @@ pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> 
     })
 }
 
-/// The trailers of a call that went well.
+/// The trailers of a successful call.
 pub(super) fn trailers_ok() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
     trailers
 }
 
-/// A body that is one envelope and trailers that say OK.
+/// A body of one message and trailers with status OK.
 struct UnaryBody {
     head: Option<Bytes>,
-    /// Taken when it was sent, so that its memory is held no longer than the socket needs it.
+    /// Taken when it is sent, so that its memory is freed as early as possible.
     data: Option<Bytes>,
     trailers_sent: bool,
 }

@@ -1,12 +1,12 @@
-//! FetchStream: a response body that reads requests as there is room for them and answers them as they complete.
+//! FetchStream: a response body that starts requests while there is room and sends responses as they complete, in any order.
 //!
-//! No task of its own: hyper's polls drive it, so that a client that does not read its answers stops its own stream.
-//! At most `requests_in_flight` requests are taken up, one that is done and not yet sent among them; beyond that the
-//! request body is not polled, and HTTP/2's flow control holds the client back.
-//! One message more is read, so that a cancel is seen while all places are taken.
-//! A bad request is answered and the stream goes on; bytes that are no request end it. A drain ends it, too, once
-//! what was taken up is answered. The deadline holds also while nobody polls the body, as when the client does not read:
-//! then what was taken up is given up, so that it holds no memory. Answers come in any order.
+//! It has no task of its own: hyper's polls drive it, so that a client that does not read its responses stops its own stream.
+//! At most `requests_in_flight` requests are in flight, counting those completed but not sent; beyond that the request body
+//! is not polled, and HTTP/2 flow control stops the client. One more message is read, so that a cancel is seen while the
+//! stream is full.
+//! An invalid request gets an error response and the stream continues; bytes that are not a request end it. A drain ends it
+//! once the requests in flight are answered. The deadline holds even if the body is not polled, as when the client does not
+//! read: the requests in flight are then cancelled, so that they hold no memory.
 
 use super::encode::{EncodedMessage, FrameBuffer};
 use super::fetch_request::{FetchRequest, run};
@@ -34,17 +34,17 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-/// The fields of a request's message that are looked at before it is decoded.
+/// The fields of a request that are read before it is decoded.
 const ID_TAG: u32 = 1;
 const CANCEL_TAG: u32 = 7;
 
-/// Cancels that one poll carries out. Each looks at every request in flight.
+/// Cancels handled by one poll. Each scans the requests in flight.
 const CANCELS_AT_ONCE: usize = 64;
 
-/// What one stream may take.
+/// Limits of a stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamLimits {
-    /// Requests taken up at a time; at least 1.
+    /// Requests in flight; at least 1.
     pub(super) requests_in_flight: usize,
     /// Longest request message.
     pub(super) message_bytes: u32,
@@ -52,7 +52,7 @@ pub(super) struct StreamLimits {
     pub(super) deadline: Option<Instant>,
 }
 
-/// A request of a stream: its message, and when the last of it arrived, from when its own deadline counts.
+/// A request of a stream: its message, and when its last byte arrived, which its deadline is relative to.
 #[derive(Debug)]
 pub(super) struct StreamRequest {
     pub(super) bytes: Bytes,
@@ -62,7 +62,7 @@ pub(super) struct StreamRequest {
 /// Answers one request of a stream.
 ///
 /// # Errors
-/// At once: what ends the stream, since it is no request.
+/// At once, if the message is not a request, which ends the stream.
 pub(super) fn respond(
     fetcher: Fetcher,
     connection: Option<Arc<Connection>>,
@@ -70,7 +70,7 @@ pub(super) fn respond(
     message: StreamRequest,
 ) -> Result<impl Future<Output = Result<EncodedMessage, Status>> + Send, Status> {
     let StreamRequest { bytes, arrived } = message;
-    // The door counts the items of a short one, and nothing is charged for them.
+    // Short requests are not charged, and the fetcher counts their items.
     let counted = if RequestMemory::is_free(bytes.len()) {
         Ok(0)
     } else {
@@ -86,7 +86,7 @@ pub(super) fn respond(
         }
         Err(error) => Err((MessageHeader::of(&bytes).id, error)),
     };
-    // Not decoded where it is refused: that is what would take the memory.
+    // A refused request is not decoded, which would take the memory.
     let request = match &checked {
         Ok(_charge) => decode::<v1::FetchStreamRequest>(bytes)?,
         Err(_refused) => v1::FetchStreamRequest::default(),
@@ -113,13 +113,13 @@ pub(super) fn respond(
             Some(OneOf::Vectors(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Ranges(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Objects(call)) => answer(&fetcher, id, call, context).await,
-            // A cancel is never begun (`MessageHeader`).
+            // Cancels are handled before (`MessageHeader`).
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
     })
 }
 
-/// How many items a request lists, before it is decoded: those of all of its variants, of which the last one counts.
+/// The number of items in an encoded request, summed over its variants (protobuf keeps the last).
 fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
     if message.len() <= usize::try_from(max).unwrap_or(usize::MAX) {
         return Ok(message.len());
@@ -143,7 +143,7 @@ fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
     most
 }
 
-/// What a message that is not decoded says of itself.
+/// The fields of a message that are read before it is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MessageHeader {
     id: u64,
@@ -158,7 +158,7 @@ impl MessageHeader {
         };
         visit(message, |tag, field| match (tag, field) {
             (ID_TAG, FieldValue::Number(number)) => header.id = number,
-            // Of a oneof's fields the last one counts.
+            // The last field of a oneof wins.
             (CANCEL_TAG, FieldValue::Bytes(_)) => header.is_cancel = true,
             (
                 v1::FetchBlocksRequest::STREAM_TAG
@@ -193,7 +193,7 @@ async fn answer<C: FetchRequest>(
     }
 }
 
-/// The answer to a request that failed as a whole: with the status that a call of its own would have had.
+/// The response to a failed request: with the status that a unary call would have.
 fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<EncodedMessage, Status> {
     let status = error_status::to_rpc_status(&error_status::to_status(error, items_field));
     let response = v1::fetch_stream_response::Response::Status(status);
@@ -203,7 +203,7 @@ fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<EncodedMessa
     })
 }
 
-/// The answer to a request that its client gave up.
+/// The response to a request that its client cancelled.
 fn cancelled(id: u64) -> Result<EncodedMessage, Status> {
     let details = ErrorDetails::with_error_info("CANCELLED", error_status::ERROR_DOMAIN, HashMap::new());
     let status = Status::with_error_details(Code::Cancelled, "cancelled by the client", details);
@@ -215,10 +215,10 @@ fn cancelled(id: u64) -> Result<EncodedMessage, Status> {
 }
 
 pin_project! {
-    /// A request that was taken up.
+    /// A request in flight.
     struct InFlightRequest<F> {
         id: u64,
-        // None: it was cancelled.
+        // `None`: cancelled.
         #[pin]
         work: Option<F>,
         // Of the last poll.
@@ -227,7 +227,7 @@ pin_project! {
 }
 
 impl<F> InFlightRequest<F> {
-    /// Drops the work, if this is the request meant; its answer is there then.
+    /// Drops the work if the id matches; the response is then ready.
     fn cancel(self: Pin<&mut Self>, id: u64) {
         let this = self.project();
         let mut work = this.work;
@@ -261,10 +261,10 @@ impl<F: Future<Output = Result<EncodedMessage, Status>>> Future for InFlightRequ
     }
 }
 
-/// The body: the stream, and whoever ends it at its deadline while nobody polls it.
+/// The body: the stream, and a task that ends it at its deadline even if it is not polled.
 pub(super) struct StreamBody<B, S, Fut> {
     stream: Arc<Mutex<StreamState<B, S, Fut>>>,
-    /// Ends with the body.
+    /// Aborted with the body.
     watcher: Option<tokio::task::AbortHandle>,
 }
 
@@ -280,8 +280,8 @@ where
     S: Fn(StreamRequest) -> Result<Fut, Status> + Send + 'static,
     Fut: Future<Output = Result<EncodedMessage, Status>> + Send + 'static,
 {
-    /// `start` begins a request, `hold` charges bytes of one that is not whole, `draining` resolves when the daemon drains,
-    /// `ended` hears the final code once. Call it inside a runtime.
+    /// `start` starts a request, `hold` charges the bytes of an incomplete one, `draining` resolves when the daemon drains,
+    /// `ended` is called once with the final code. Call it inside a runtime.
     pub(super) fn new(
         incoming: B,
         bounds: StreamLimits,
@@ -337,30 +337,30 @@ where
     }
 }
 
-/// Hears the final code of the call.
+/// Called once with the final code of the call.
 type OnEnd = Box<dyn FnOnce(Code) + Send>;
 
-/// Charges so many bytes that are held.
+/// Charges the bytes held.
 type ChargeMemory = Box<dyn FnMut(usize) -> Result<(), FetchError> + Send>;
 
 struct StreamState<B, S, Fut> {
-    /// The request body; `None` once it ended or is not to be read any more.
+    /// The request body; `None` once it has ended or is no longer read.
     incoming: Option<B>,
     decoder: FrameDecoder,
     start: S,
     in_flight: FuturesUnordered<InFlightRequest<Fut>>,
     requests_in_flight_max: usize,
-    /// A request that was read to see whether it is a cancel, and has no place.
+    /// A request that was read to see whether it is a cancel while the stream is full.
     waiting: Option<(MessageHeader, StreamRequest)>,
-    /// What is sent next, in this order: the head of an answer too large to be joined with others, and its data.
+    /// Sent next, in this order: the head of a response too large to be joined with others, and its data.
     next: [Option<Bytes>; 2],
-    /// The end to report when everything taken up is answered.
+    /// The status to report when all requests in flight are answered.
     end: Result<(), Status>,
     trailers_sent: bool,
     hold: ChargeMemory,
-    /// When what the deframer has last arrived.
+    /// When the last bytes arrived.
     arrived: Instant,
-    /// To be woken when the deadline ends the stream.
+    /// Woken when the deadline ends the stream.
     waker: Option<Waker>,
     draining: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     ended: Option<OnEnd>,
@@ -398,7 +398,7 @@ where
         }
     }
 
-    /// Takes up what has arrived, while there is room, and one request more to keep. Cancels at most `cancels` times.
+    /// Starts requests that have arrived while there is room, and reads one more. Handles at most `cancels` cancels.
     fn take_up(&mut self, cx: &mut Context<'_>, cancels: &mut usize) -> Result<(), Status> {
         loop {
             if self.in_flight.len() < self.requests_in_flight_max
@@ -418,7 +418,7 @@ where
                 break;
             }
             if *cancels == 0 {
-                // Others have their turn first.
+                // Yield to others first.
                 cx.waker().wake_by_ref();
                 break;
             }
@@ -459,7 +459,7 @@ where
         (self.hold)(self.decoder.held() + waiting).map_err(|error| error_status::to_status(&error, "request"))
     }
 
-    /// Ends the stream at once: what is in flight is given up.
+    /// Ends the stream at once and cancels the requests in flight.
     fn cut(&mut self, status: Status) {
         self.incoming = None;
         self.waiting = None;
@@ -477,7 +477,7 @@ where
         }
     }
 
-    /// What ends a stream from outside.
+    /// Checks for a drain.
     fn poll_interruptions(&mut self, cx: &mut Context<'_>) {
         if self
             .draining
@@ -485,7 +485,7 @@ where
             .is_some_and(|draining| draining.as_mut().poll(cx).is_ready())
         {
             self.draining = None;
-            // A client that had finished gets its answers and an OK; another learns to go elsewhere.
+            // A client that has sent all its requests gets OK after its responses; others get UNAVAILABLE.
             if self.incoming.take().is_some() {
                 self.waiting = None;
                 self.end = Err(error_status::to_status(
@@ -510,7 +510,7 @@ where
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        // An answer whose head was sent must be sent whole, whatever has happened since.
+        // A response whose head was sent must be completed.
         if let Some(bytes) = self.next.iter_mut().find_map(Option::take) {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
@@ -521,12 +521,12 @@ where
         let mut frame = FrameBuffer::default();
         let mut cancels = CANCELS_AT_ONCE;
         loop {
-            // Requests first: the disk should be busy while answers are written.
+            // Requests first, so that the disk is busy while responses are written.
             if let Err(status) = self.take_up(cx, &mut cancels) {
                 self.cut(status);
             }
             match self.in_flight.poll_next_unpin(cx) {
-                // Small answers that are there together go out together; a large one follows the run before it.
+                // Small responses that are ready together share a frame; a large one follows them.
                 Poll::Ready(Some(Ok(encoded))) => {
                     if let Err(EncodedMessage { head, data }) = frame.push(encoded) {
                         self.next = [Some(head), Some(data).filter(|data| !data.is_empty())];
@@ -565,7 +565,7 @@ where
 
 impl<B, S, Fut> Drop for StreamState<B, S, Fut> {
     fn drop(&mut self) {
-        // Dropped before its end: the client reset the stream or its connection.
+        // Dropped before the end: the client reset the stream or its connection.
         if let Some(ended) = self.ended.take() {
             ended(Code::Cancelled);
         }

@@ -1,5 +1,5 @@
-//! What a request says before it is decoded: how many items it lists, so that a flood of them is refused before each takes
-//! its place in memory.
+//! Scans an encoded request for the number of items it lists, so that too many are refused before they are decoded into
+//! memory.
 
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
@@ -22,8 +22,7 @@ impl RepeatedField {
     }
 }
 
-/// Entries of the longest of `lists` in an encoded message. What comes after bytes that are no protobuf is not counted:
-/// the decoder refuses them.
+/// Entries of the longest of `lists` in an encoded message. Counts nothing after invalid bytes, which the decoder refuses.
 pub(super) fn longest_list(message: &[u8], lists: &[RepeatedField]) -> usize {
     let mut counts = vec![0_usize; lists.len()];
     visit(message, |tag, field| {
@@ -51,7 +50,7 @@ pub(super) enum FieldValue<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Shows each field of a message that is a varint or has a length.
+/// Calls `each` for every field of a message that is a varint or has a length.
 pub(super) fn visit<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, FieldValue<'a>)) {
     while let Ok((tag, wire_type)) = decode_key(&mut message) {
         match wire_type {

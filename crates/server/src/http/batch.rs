@@ -1,8 +1,8 @@
-//! `POST .../{blocks|vectors|ranges|objects}:batchFetch`: many items of one dataset, asked for in JSON. What is
-//! asked is in `batch_request`, what the answer looks like in `batch_response`.
+//! `POST .../{blocks|vectors|ranges|objects}:batchFetch`: fetches many items of one dataset, requested in JSON. Requests are
+//! in `batch_request`, responses in `batch_response`.
 //!
-//! A request is checked whole, down to whether its answer can be told in the form the client takes, before anything is
-//! read.
+//! A request is checked completely before anything is read, including whether its response can be sent in the format that
+//! the client accepts.
 
 use super::AppState;
 use super::batch_request::{
@@ -93,7 +93,7 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
         .await
         .ok_or_else(not_sent_in_time)??;
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
-    // At most so many items are kept however many there are, so this is charged before they are.
+    // At most so many items are stored, however many there are, so charge for these before parsing.
     request_memory.whole(body.len(), items_max.min(body.len()))?;
     let (request, listed) = parse::<R>(&body, items_max)?;
     let params = request.into_params()?;
@@ -145,10 +145,10 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
     Ok(response)
 }
 
-/// Refuses items of differing lengths that are too many to have their lengths in a header.
+/// Refuses items of differing lengths if their lengths do not fit a header.
 fn check_form(params: &BatchParams, form: ResponseFormat, items_max: usize) -> Result<(), Problem> {
     let items = params.columns.items().len();
-    // Too many items altogether is the fetch's to say.
+    // The fetcher reports too many items.
     if form == ResponseFormat::Json
         || items <= LENGTHS_LISTED_MAX
         || items > items_max
@@ -181,8 +181,8 @@ async fn read_body(
             "request-too-large",
             format!("a request's body may have {bytes_max} bytes (limits.request_bytes): split the batch"),
         )
-        // The rest of the body is not read, so that the connection ends here. A client that is not told sends its next
-        // request on it, and cannot know whether it was carried out.
+        // The rest of the body is not read, so the connection closes. Without this header a client could send its next
+        // request on it, and not know whether it was executed.
         .with_header(header::CONNECTION, HeaderValue::from_static("close"))
     };
     if declared.is_some_and(|length| length > u64::from(bytes_max)) {
@@ -214,11 +214,11 @@ fn not_sent_in_time() -> Problem {
     Problem::new(
         StatusCode::REQUEST_TIMEOUT,
         "request-timeout",
-        "the body was not there in time (limits.deadline_ms): send it at once, or less of it",
+        "the body did not arrive in time (limits.deadline_ms): send it faster, or split the batch",
     )
 }
 
-/// A fetch names the columns; the client knows its own members.
+/// The fetcher's errors name columns; the client knows the members of its JSON.
 fn in_terms_of(field: &'static str, error: FetchError) -> FetchError {
     if let FetchError::EmptyBatch { .. } = error {
         return FetchError::EmptyBatch { field };
@@ -235,7 +235,7 @@ mod tests {
     use crate::config::Limits;
     use crate::fetch::tests::without_datasets;
     use crate::http::batch_request::Columns;
-    use crate::http::batch_request::tests::told;
+    use crate::http::batch_request::tests::rendered;
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused() {
@@ -249,7 +249,7 @@ mod tests {
             let problem = read_body(body("123456789"), declared, 8, &mut request_memory)
                 .await
                 .unwrap_err();
-            let (status, _, detail) = told(problem).await;
+            let (status, _, detail) = rendered(problem).await;
             assert_eq!(status, 413);
             assert!(detail.contains("limits.request_bytes"), "{detail}");
         }
@@ -277,7 +277,7 @@ mod tests {
         assert!(check_form(&ranges(5), ResponseFormat::Json, 4096).is_ok());
         assert!(check_form(&ranges(5), ResponseFormat::Octets, many - 1).is_ok());
         let (status, field, _) =
-            told(check_form(&ranges(5), ResponseFormat::Octets, 4096).unwrap_err()).await;
+            rendered(check_form(&ranges(5), ResponseFormat::Octets, 4096).unwrap_err()).await;
         assert_eq!((status, field.as_str()), (406, "ranges"));
     }
 

@@ -1,11 +1,11 @@
-//! A fetched batch as an HTTP answer.
+//! A fetched batch as an HTTP response.
 //!
-//! As bytes, the body is the good items back to back and nothing else; the head says how to cut it:
+//! As bytes, the body is the good items back to back; the head describes how to split it:
 //! `Ringfetch-Items`, `Ringfetch-Errors` (how many failed), `Ringfetch-Error-Items` (which), and either
 //! `Ringfetch-Item-Bytes` (each good item has so many) or `Ringfetch-Lengths` (one an item, 0 for a failed one).
-//! A head is small, so it lists at most 512 items: differing lengths beyond that are refused before the read, and more
-//! failed items than that make the first error the request's. JSON has all of it, the data in base64, encoded while it
-//! is sent so that no second copy of it is ever whole.
+//! A head lists at most 512 items: more items of differing lengths are refused before the read, and with more failed items
+//! the first error fails the request. JSON has everything, with the data in base64, encoded while it is sent so that there
+//! is never a complete second copy.
 
 use super::items::{RINGFETCH_DIM, RINGFETCH_DTYPE};
 use super::negotiate::ResponseFormat;
@@ -27,7 +27,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use utoipa::ToSchema;
 
-/// Most entries of a header that lists items: 512 of at most 11 characters are 5.5 KiB, and clients take 8.
+/// Most entries of a header that lists items: 512 of at most 11 characters are 5.5 KiB, and clients accept 8.
 pub(super) const LENGTHS_LISTED_MAX: usize = 512;
 
 const RINGFETCH_ITEMS: HeaderName = HeaderName::from_static("ringfetch-items");
@@ -39,7 +39,7 @@ const RINGFETCH_LENGTHS: HeaderName = HeaderName::from_static("ringfetch-lengths
 /// Data bytes that are encoded at a time; a multiple of 3, so that only the last chunk is padded.
 const CHUNK_BYTES: usize = 48 * 1024;
 
-/// What a batch of vectors consists of.
+/// The shape of the vectors in a batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     /// Elements a vector.
@@ -76,7 +76,7 @@ pub(super) struct BatchResponse {
     #[schema(value_type = String, format = "byte", required)]
     #[expect(
         dead_code,
-        reason = "stands for the member that is written while the body is sent"
+        reason = "documents the member that is written while the body is sent"
     )]
     data: (),
 }
@@ -93,10 +93,10 @@ pub(super) struct ItemErrorView {
     message: String,
 }
 
-/// Answers a batch in the form that was negotiated.
+/// Encodes a batch in the negotiated format.
 ///
 /// # Errors
-/// More failed items than the head of an answer in bytes can name: the first one's problem.
+/// The first item's problem, if more items failed than the head can list.
 pub(super) fn encode(
     form: ResponseFormat,
     answered: FetchResponse,
@@ -116,7 +116,7 @@ fn item_count(lengths: &Lengths) -> usize {
     }
 }
 
-/// The common length of the items that did not fail; none where there is none.
+/// The common length of the items that did not fail, if there is one.
 fn common_length(lengths: &Lengths, errors: &[ItemError]) -> Option<u32> {
     let each = match lengths {
         Lengths::Uniform { item_bytes, .. } => return Some(*item_bytes),
@@ -168,7 +168,7 @@ fn octets(fetched: Fetched, shape: Option<Shape>) -> Result<Response, Problem> {
         (None, Lengths::Each(each)) if each.len() <= LENGTHS_LISTED_MAX => {
             insert_list(&mut head, RINGFETCH_LENGTHS, each.into_iter());
         }
-        // Every item failed, and there are few enough errors to list: the body is empty and needs no cutting.
+        // Every item failed: the body is empty.
         (None, _) => {}
     }
     if let Some(Shape { dim, dtype }) = shape {

@@ -1,4 +1,4 @@
-//! What is served, as JSON: the proto's fields by their proto names, enums as the words that the configuration uses.
+//! Datasets as JSON: the fields of the proto by their proto names, enums as in the configuration.
 
 use super::AppState;
 use super::problem::{PathParams, Problem};

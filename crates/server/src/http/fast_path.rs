@@ -1,8 +1,8 @@
-//! The reads that come by the ten thousand, answered without the router: GET of a block, of a vector, of bytes.
+//! The most frequent requests, served without the router: GET of a block, a vector, or bytes (ADR 0012).
 //!
-//! What is answered is what the router would answer, by the same functions; only the way there is shorter. So it takes
-//! nothing that would need more than a look at the path: nothing percent-encoded, no HEAD, no body. Every layer around
-//! the router that must see these requests has to be here too: now that is `outer_layer`.
+//! Responses are the router's, from the same functions. Only requests that the path alone identifies are accepted: nothing
+//! percent-encoded, no HEAD, no body. Layers around the router that must see these requests have to be repeated here:
+//! currently `outer_layer`.
 
 use super::routes::{self, Route};
 use super::{items, objects, problem};
@@ -16,7 +16,7 @@ use http_body::Body as _;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The shortcut beside [`super::service`], with the same fetcher and counts.
+/// The fast path of [`super::service`], with the same fetcher and metrics.
 pub fn fast_path(fetcher: Fetcher, rpc: RpcMetrics) -> Arc<dyn FastPath> {
     Arc::new(ReadFastPath { fetcher, rpc })
 }
@@ -27,7 +27,7 @@ struct ReadFastPath {
     rpc: RpcMetrics,
 }
 
-/// What is read.
+/// What to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Target<'a> {
     operation: HttpOperation,
@@ -37,7 +37,7 @@ struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Of a path that needs no decoding.
+    /// Parses a path that needs no decoding.
     fn of(path: &'a str) -> Option<Self> {
         let (dataset, rest) = path.strip_prefix("/v1/datasets/")?.split_once('/')?;
         let (operation, item) = match rest.split_once('/') {

@@ -1,5 +1,5 @@
-//! One block or one vector. Small and of fixed length, so Range does not apply (RFC 9110 allows that): parts of an address
-//! space are what `/bytes` is for.
+//! One block or one vector. Items are small, so Range is ignored, as RFC 9110 allows; `/bytes` serves parts of an address
+//! space.
 
 use super::AppState;
 use super::conditional::{ETag, Precondition, evaluate};
@@ -124,7 +124,7 @@ pub(super) async fn vector(
     if id >= count {
         return Err(not_there("vector", id, count));
     }
-    // Two forms are two representations, and a strong tag names one of them.
+    // A strong tag names one representation, and there are two.
     let suffix = if form == ResponseFormat::Json { "-json" } else { "" };
     let etag = ETag::new(format_args!("{}-vector-{id}{suffix}", dataset.etag()));
     let mut head = match conditional_head(parts, &etag)? {
@@ -134,7 +134,7 @@ pub(super) async fn vector(
     head.insert(RINGFETCH_DIM, HeaderValue::from(dim));
     head.insert(RINGFETCH_DTYPE, HeaderValue::from_static(dtype.as_str()));
     if parts.method == Method::HEAD {
-        // How long the JSON form is cannot be told without a read.
+        // The length of the JSON form is unknown without a read.
         let length = (form == ResponseFormat::Octets).then_some(vector_bytes);
         return Ok(vary_by_accept(head_only(head, form, length)));
     }
@@ -166,9 +166,9 @@ fn not_there(what: &'static str, index: u64, count: u64) -> Problem {
     Problem::from(ReadError::IndexOutOfRange { what, index, count }).with_field(field)
 }
 
-/// The head of the answer, or (inner error) the whole answer where a precondition decides it.
+/// The head of the response, or (inner error) the complete response if a precondition decides it.
 fn conditional_head(parts: &Parts, etag: &ETag) -> Result<Result<HeaderMap, Response>, Problem> {
-    // Room for all that a block's answer has.
+    // Room for all headers of a block.
     let mut head = HeaderMap::with_capacity(4);
     head.insert(header::ETAG, etag.value());
     match evaluate(&parts.headers, etag) {
@@ -184,7 +184,7 @@ fn head_only(mut head: HeaderMap, form: ResponseFormat, length: Option<u32>) -> 
         head.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         return (StatusCode::OK, head, Body::empty()).into_response();
     }
-    // A body of unknown length, so that no Content-Length of 0 is made up.
+    // A body of unknown length, so that no Content-Length of 0 is added.
     let unknown = futures_util::stream::empty::<Result<Bytes, std::convert::Infallible>>();
     (StatusCode::OK, head, Body::from_stream(unknown)).into_response()
 }

@@ -1,9 +1,9 @@
-//! The HTTP mirror of the API, and what operators read: the page at `/` with its figures (`/v1/status`), `/metrics`,
-//! `/livez`, `/readyz`, `/openapi.json`.
+//! The HTTP API, and endpoints for operators: the page at `/` with its status (`/v1/status`), `/metrics`, `/livez`,
+//! `/readyz`, `/openapi.json`.
 //!
-//! Every request passes one outermost layer that counts it and writes problem details; inside it each operation has one
-//! resource (`routes`). Bytes reach the body as slices of the response memory. Deliberately absent: compression,
-//! authentication, timeouts of a connection (the listener's), and any cache.
+//! An outermost layer counts every request and writes problem details; inside it each operation has one route (`routes`).
+//! Bodies are slices of the response memory. There is no compression, authentication or cache; the listener has the timeouts
+//! of connections.
 
 mod batch;
 mod batch_request;
@@ -42,7 +42,7 @@ use std::time::Instant;
 pub use fast_path::fast_path;
 pub(crate) use problem::refusal;
 
-/// What the operations work with.
+/// The state shared by the handlers.
 #[derive(Debug)]
 struct AppState {
     fetcher: Fetcher,
@@ -54,7 +54,7 @@ struct AppState {
 }
 
 /// The HTTP service: made once, cloned for each connection. Requests should carry their
-/// [`Connection`] among their extensions; without one, what they hold is on nobody's account.
+/// [`Connection`] in their extensions; without one they are not charged to a caller.
 pub fn service(
     fetcher: Fetcher,
     lifecycle: Lifecycle,
@@ -72,7 +72,7 @@ pub fn service(
     with_outer_layer(router(), rpc).with_state(Arc::new(app))
 }
 
-/// Whether a path is for operators and orchestrators, who are answered until the end of a drain.
+/// Whether a path is for operators and orchestrators, and served until the end of a drain.
 pub fn is_operation(path: &str) -> bool {
     !path.starts_with("/v1/datasets")
 }
@@ -107,14 +107,14 @@ fn method_of(operation: HttpOperation) -> MethodRouter<Arc<AppState>> {
     }
 }
 
-/// Adds the outermost layer and the answer to unknown paths.
+/// Adds the outermost layer and the fallback for unknown paths.
 fn with_outer_layer<S: Clone + Send + Sync + 'static>(router: Router<S>, rpc: RpcMetrics) -> Router<S> {
     router
         .fallback(problem::no_such_path)
         .layer(from_fn_with_state(rpc, outer_layer))
 }
 
-/// Counts and times a request, and writes the body of its problem if it has one.
+/// Counts and times a request, and writes the body of its problem, if any.
 async fn outer_layer(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Response {
     let arrival = Instant::now();
     let matched = request.extensions().get::<MatchedPath>().cloned();
@@ -126,7 +126,7 @@ async fn outer_layer(State(rpc): State<RpcMetrics>, request: Request, next: Next
     response
 }
 
-/// The connection that a request came on.
+/// The connection of a request.
 fn connection_of(extensions: &http::Extensions) -> Option<Arc<Connection>> {
     extensions.get().cloned()
 }

@@ -1,5 +1,4 @@
-//! `multipart/byteranges` (RFC 9110 14.6): the text around the parts, and so the length of the whole, known before a byte
-//! is read.
+//! `multipart/byteranges` (RFC 9110 14.6): the text around the parts, so that the length is known before anything is read.
 
 use super::range::content_range;
 use crate::fetch::BodyPart;
@@ -44,8 +43,8 @@ impl Multipart {
     }
 }
 
-/// 128 bits that nobody who wrote the data could foresee, so that the data cannot hold the boundary on purpose.
-/// `RandomState` is keyed from the system's entropy; no more is needed, and no crate for it.
+/// 128 unpredictable bits, so that data cannot contain the boundary on purpose. `RandomState` is keyed from the system's
+/// entropy, which is enough here.
 fn boundary() -> String {
     let half = || RandomState::new().build_hasher().finish();
     format!("ringfetch-{:016x}{:016x}", half(), half())

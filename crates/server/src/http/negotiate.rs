@@ -1,4 +1,4 @@
-//! Media types: which form of an answer the client prefers (RFC 9110 12.5.1), and whether a body is JSON.
+//! Media types: the response format that the client prefers (RFC 9110 12.5.1), and whether a body is JSON.
 
 use super::problem::Problem;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -8,7 +8,7 @@ pub(super) const OCTET_STREAM: &str = "application/octet-stream";
 /// The media type of JSON.
 pub(super) const JSON: &str = "application/json";
 
-/// The form of an answer.
+/// The format of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResponseFormat {
     /// The bytes.
@@ -27,10 +27,10 @@ impl ResponseFormat {
     }
 }
 
-/// The form that the Accept header prefers; bytes where it has no preference.
+/// The format that the Accept header prefers; bytes without a preference.
 ///
 /// # Errors
-/// 406 when it takes neither.
+/// 406 if it accepts neither.
 pub(super) fn preferred(headers: &HeaderMap) -> Result<ResponseFormat, Problem> {
     let octets = quality(headers, "application", "octet-stream");
     let json = quality(headers, "application", "json");
@@ -50,7 +50,7 @@ pub(super) fn preferred(headers: &HeaderMap) -> Result<ResponseFormat, Problem> 
 /// Checks that a request's body is JSON.
 ///
 /// # Errors
-/// 415 when it says otherwise, or nothing.
+/// 415 for another type, or none.
 pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     let value = headers
         .get(header::CONTENT_TYPE)
@@ -74,8 +74,8 @@ pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     .with_allowed(vec![JSON]))
 }
 
-/// How much the client wants a media type, in thousandths: the most specific range that covers it counts. 1000 without
-/// a header; elements that cannot be read are skipped.
+/// The weight of a media type in thousandths, from the most specific range that includes it. 1000 without a header; invalid
+/// elements are skipped.
 fn quality(headers: &HeaderMap, kind: &str, subtype: &str) -> u32 {
     let lines = headers
         .get_all(header::ACCEPT)
@@ -114,7 +114,7 @@ fn quality(headers: &HeaderMap, kind: &str, subtype: &str) -> u32 {
     }
 }
 
-/// `0.25` to 250. What is no weight counts as 1, as if it were not there.
+/// `0.25` to 250. An invalid weight counts as 1, as if it were missing.
 fn thousandths(value: &str) -> u32 {
     let (whole, fraction) = value.split_once('.').unwrap_or((value, ""));
     let digits = fraction.len() <= 3 && fraction.bytes().all(|byte| byte.is_ascii_digit());

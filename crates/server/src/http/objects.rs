@@ -1,7 +1,7 @@
-//! A dataset's bytes as one resource, objects as one resource each, and the listing of objects.
+//! A dataset's bytes as a resource, objects as a resource each, and the list of objects.
 //!
-//! An object is looked up when it is asked for, and may be replaced between the look-up and the first read. Then the
-//! answer starts anew with the version that is there: an ETag never stands over another version's bytes.
+//! An object may be replaced between its look-up and the first read. Then the response starts again with the new version: an
+//! ETag never labels bytes of another version.
 
 use super::AppState;
 use super::datasets::page_of;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use utoipa::ToSchema;
 
-/// Look-ups of one request. An object that is replaced thrice between look-up and read is replaced all the time.
+/// Look-ups of one request: an object replaced this often between look-up and read is being replaced all the time.
 const LOOK_UPS_MAX: usize = 3;
 
 /// Serves a dataset's address space.
@@ -103,12 +103,12 @@ pub(super) async fn get_object(
     Err(changing())
 }
 
-/// What is asked for is replaced faster than it can be read.
+/// The resource is replaced faster than it can be read.
 fn changing() -> Problem {
     Problem::new(
         StatusCode::SERVICE_UNAVAILABLE,
         "changing",
-        "what was asked for is being replaced again and again; retry after a moment",
+        "the resource is being replaced repeatedly; retry after a moment",
     )
     .with_retry_after(Duration::from_secs(1))
 }

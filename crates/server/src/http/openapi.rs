@@ -1,5 +1,5 @@
-//! The OpenAPI 3.1 document. Operations describe themselves beside their code; what all have in common is added here: HEAD
-//! beside every GET, and problem details as every operation's other answer.
+//! The OpenAPI 3.1 document. Handlers have the descriptions of their operations; HEAD for every GET, and problem details as
+//! the default response of every operation, are added here.
 
 use super::problem::{PROBLEM_JSON, ProblemBody};
 use super::{AppState, batch, datasets, items, objects, page, probes, status};
@@ -29,7 +29,7 @@ use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
 )]
 struct Document;
 
-/// The document as it is sent.
+/// The document as JSON.
 pub(super) fn document() -> Bytes {
     // Strings and maps only: it cannot fail.
     Bytes::from(serde_json::to_vec(&complete(Document::openapi())).unwrap_or_default())

@@ -1,4 +1,4 @@
-//! What operators and orchestrators ask: metrics, liveness, readiness.
+//! Metrics, liveness and readiness.
 
 use super::AppState;
 use super::problem::Problem;

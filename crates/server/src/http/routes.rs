@@ -1,10 +1,10 @@
-//! The closed list of resources: the one place that pairs a path with its operation and method. The router, the metrics'
-//! labels, the `Allow` header and the check that /openapi.json is complete are all made from it.
+//! The routes: path, methods and operation of each resource. The router, the metrics' labels, the `Allow` header and the
+//! check that /openapi.json is complete are derived from this table.
 
 use crate::rpc_metrics::HttpOperation;
 use http::Method;
 
-/// How a resource is used.
+/// The methods of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     /// GET and HEAD.
@@ -13,14 +13,14 @@ pub(super) enum Verb {
     Post,
 }
 
-/// A resource.
+/// A path and what it does.
 #[derive(Debug)]
 pub(super) struct Route {
     /// axum's pattern; `{*name}` is a parameter of any number of segments.
     pub(super) pattern: &'static str,
-    /// How it is used.
+    /// Its methods.
     pub(super) verb: Verb,
-    /// What it does; each operation has one resource.
+    /// Its operation; each operation has one route.
     pub(super) operation: HttpOperation,
 }
 
@@ -40,7 +40,7 @@ const fn post(pattern: &'static str, operation: HttpOperation) -> Route {
     }
 }
 
-/// Every resource.
+/// Every route.
 pub(super) const ROUTES: &[Route] = &[
     read("/v1/datasets", HttpOperation::ListDatasets),
     read("/v1/datasets/{name}", HttpOperation::GetDataset),
@@ -78,7 +78,7 @@ fn find(pattern: Option<&str>) -> Option<&'static Route> {
     ROUTES.iter().find(|route| Some(route.pattern) == pattern)
 }
 
-/// What the metrics count a request as: a closed set, whatever clients send.
+/// The operation that metrics count a request as: a closed set, whatever clients send.
 pub(super) fn operation(pattern: Option<&str>, method: &Method) -> HttpOperation {
     match find(pattern) {
         Some(route) if methods(route.verb).contains(&method.as_str()) => route.operation,
@@ -86,7 +86,7 @@ pub(super) fn operation(pattern: Option<&str>, method: &Method) -> HttpOperation
     }
 }
 
-/// The methods of the resource with this pattern.
+/// The methods of the route with this pattern.
 pub(super) fn methods_of(pattern: Option<&str>) -> &'static [&'static str] {
     find(pattern).map_or(&[], |route| methods(route.verb))
 }

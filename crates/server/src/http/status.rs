@@ -1,5 +1,5 @@
-//! `GET /v1/status`: the daemon's figures as JSON. They are taken at most once in [`FRESH`], however many ask: their cost does
-//! not grow with the number of open pages.
+//! `GET /v1/status`: the daemon's status as JSON. It is collected at most once in [`FRESH`], so that its cost does not grow
+//! with the number of open pages.
 
 use super::AppState;
 use crate::daemon_status::{StatusCollector, StatusView};
@@ -11,7 +11,7 @@ use http::{HeaderValue, header};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// An answer is given to everybody who asks within this time.
+/// How long a collected status is reused.
 const FRESH: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ struct CachedStatus {
     body: Bytes,
 }
 
-/// The figures, and the latest answer.
+/// Collects the status and keeps the latest one.
 #[derive(Debug)]
 pub(super) struct StatusCache {
     collector: StatusCollector,
@@ -36,7 +36,7 @@ impl StatusCache {
         }
     }
 
-    /// The answer: the latest if it is fresh. Two callers may both make one; neither waits for the other.
+    /// The latest status if it is fresh, else a new one. Concurrent callers may both collect one; neither waits.
     fn answer(&self, app: &AppState) -> Bytes {
         let (now, state) = (Instant::now(), app.lifecycle.state());
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -1,7 +1,7 @@
-//! Addresses: taken early, listened on late, told to whoever asked.
+//! Binds ports early and listens late.
 //!
-//! A port is bound before the slow part of the start, so that a port in use is reported at once, and listened on when the
-//! daemon is ready, so that nobody waits in a backlog for a daemon that may not come.
+//! A port is bound before the slow part of the start, so that a port in use is reported at once. It listens only when the
+//! daemon is ready, so that no client waits in the backlog of a daemon that may fail to start.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,10 +10,10 @@ use std::path::Path;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 
-/// Connections that the kernel holds for a port that does not accept. Cut by net.core.somaxconn (4096 by default).
+/// Backlog of a port; the kernel limits it to net.core.somaxconn (4096 by default).
 const BACKLOG: i32 = 1024;
 
-/// Where the daemon listens, with the real port where 0 was asked for.
+/// Where the daemon listens, with the actual port in place of 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Addresses {
     /// gRPC.
@@ -25,10 +25,10 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// Writes them as JSON; whoever sees the file sees it whole.
+    /// Writes them as JSON, atomically.
     ///
     /// # Errors
-    /// errno of the writing.
+    /// Errors of writing the file.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
@@ -45,7 +45,7 @@ pub struct BindError {
     pub key: &'static str,
     /// The address.
     pub address: SocketAddr,
-    /// The kernel's answer.
+    /// The kernel's error.
     #[source]
     pub error: io::Error,
 }
@@ -75,8 +75,7 @@ impl BindError {
     }
 }
 
-/// An address that is ours. Nobody can connect before `BoundSocket::listen`: until the daemon is ready, clients are
-/// refused at once instead of waiting.
+/// A bound address. Until `BoundSocket::listen`, when the daemon is ready, connections are refused at once.
 #[derive(Debug)]
 pub struct BoundSocket {
     key: &'static str,
@@ -84,7 +83,7 @@ pub struct BoundSocket {
     address: SocketAddr,
 }
 
-/// Takes an address; `key` is the configuration key it came from.
+/// Binds an address; `key` is its configuration key.
 ///
 /// # Errors
 /// Another process has it, or it cannot be bound here.
@@ -107,12 +106,12 @@ pub fn bind(key: &'static str, address: SocketAddr) -> Result<BoundSocket, BindE
 }
 
 impl BoundSocket {
-    /// The address, with the real port.
+    /// The address, with the actual port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From here on clients can connect. Must be called inside a tokio runtime.
+    /// Starts listening. Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// Two sockets can be bound to one address before either listens: the second one fails here.

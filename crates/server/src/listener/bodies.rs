@@ -1,4 +1,4 @@
-//! Bodies that say how they come along: requests as they arrive, answers as they leave.
+//! Bodies that record their progress: requests as they are received, responses as they are sent.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 
 use super::progress::Exchange;
 
-/// A request's body as it comes from the socket.
+/// A request's body from the socket.
 #[derive(Debug)]
 pub struct RequestBody {
     body: Incoming,
@@ -60,12 +60,12 @@ impl Body for RequestBody {
     }
 }
 
-/// A request's body did not come in time, so there is no answer. hyper ends the stream, with HTTP/1 the connection.
+/// A request's body did not arrive in time, so there is no response. hyper resets the stream, with HTTP/1 the connection.
 #[derive(Debug, thiserror::Error)]
-#[error("the request's body did not come in time")]
+#[error("the request's body did not arrive in time")]
 pub(super) struct BodyStalled;
 
-/// An answer on its way, given up when its request's body stalls.
+/// A response future that fails when the request's body stalls.
 pub(super) struct ResponseOrStall<F> {
     answer: F,
     exchange: Arc<Exchange>,
@@ -95,7 +95,7 @@ where
     }
 }
 
-/// An answer's body.
+/// A response's body.
 #[derive(Debug)]
 pub(super) struct ResponseBody<B> {
     body: B,
@@ -127,7 +127,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
     }
 }
 
-/// Bytes of an answer until they are sent. HTTP/2 keeps them, however long the client's window stays shut.
+/// Bytes of a response until they are sent. HTTP/2 holds them while the client's window is closed.
 #[derive(Debug)]
 pub(super) struct TrackedBytes {
     bytes: Bytes,

@@ -1,4 +1,4 @@
-//! Why connections are closed by us, decided, counted and logged.
+//! Decisions of the daemon to close connections, counted and logged by reason.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,29 +9,29 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::caller::CallerKey;
 
-/// A line in the log at most this often, for each port.
+/// Minimum interval between log lines of a port.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Why.
+/// Why a connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseReason {
-    /// No protocol was begun in time.
+    /// No protocol started in time.
     Handshake,
-    /// A request's head did not come in time.
+    /// A request's head did not arrive in time.
     Head,
-    /// A request's body did not come.
+    /// A request's body did not arrive in time.
     Body,
-    /// The client does not take what it asked for.
+    /// The client does not read its responses.
     Send,
-    /// No request for long.
+    /// No request for too long.
     Idle,
-    /// It is old.
+    /// Its maximum age is reached.
     Age,
-    /// Many bytes, and hardly a request among them.
+    /// Many bytes but hardly any requests, or many cancelled requests.
     Flood,
-    /// Its place was needed for another connection.
+    /// Closed for a new connection.
     Evicted,
-    /// There was no place for it.
+    /// The port was full.
     Refused,
 }
 
@@ -63,18 +63,18 @@ impl CloseReason {
         }
     }
 
-    /// Whether it is part of a connection's ordinary life.
+    /// Whether it is normal and not logged.
     fn is_ordinary(self) -> bool {
         matches!(self, Self::Idle | Self::Age)
     }
 }
 
-/// What is decided about a connection.
+/// How a connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CloseDecision {
-    /// Told to go away: it takes no further requests and ends when those it has are answered.
+    /// Gracefully: no further requests are accepted, and it closes when those in flight are answered.
     GoAway(CloseReason),
-    /// Closed at once.
+    /// At once.
     Close(CloseReason),
 }
 
@@ -92,7 +92,7 @@ impl CloseDecision {
         matches!(self, Self::Close(_))
     }
 
-    /// As a number other than 0.
+    /// The decision as a number other than 0.
     pub(super) fn code(self) -> u8 {
         let index = CloseReason::ALL
             .iter()
@@ -117,7 +117,7 @@ impl CloseDecision {
 pub(super) struct CloseCounters {
     transport: &'static str,
     counters: [IntCounter; CloseReason::ALL.len()],
-    /// Since the last line in the log.
+    /// Connections since the last log line.
     unsaid: AtomicU64,
     last_line: Mutex<Option<Instant>>,
 }
@@ -145,7 +145,7 @@ impl CloseCounters {
         })
     }
 
-    /// One more.
+    /// Counts a connection.
     pub(super) fn count(&self, reason: CloseReason, caller: CallerKey) {
         if let Some(counter) = CloseReason::ALL
             .iter()
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_verdict_survives_being_a_number() {
+    fn decisions_are_encoded_as_numbers() {
         // Scenario: each verdict as a number and back, and numbers that are none. Expectation: the same verdict, or none.
         for reason in CloseReason::ALL {
             for decision in [CloseDecision::GoAway(reason), CloseDecision::Close(reason)] {

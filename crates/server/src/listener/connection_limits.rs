@@ -1,7 +1,6 @@
-//! How many connections there may be, of what size and for how long: bounds that can change while ports are open.
+//! Limits of connections: number, memory and timeouts. They can change while ports are open.
 //!
-//! A port that is full makes room for a newcomer by closing a connection that does nothing (`table`). A lowered bound
-//! closes none by itself.
+//! A full port closes an inactive connection for a new one (`connection_table`). Lowering a limit closes none by itself.
 
 use super::connection_table::{ConnectionTable, PortFull};
 use super::progress::Progress;
@@ -11,10 +10,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// Connections that were told to close and have not yet, at most: each still has a descriptor.
+/// Most connections that are closing: each still has a descriptor.
 const CLOSING_MAX: usize = 256;
 
-/// Bounds on the connections of all ports. Clones share them.
+/// Limits of the connections of all ports. Clones share them.
 #[derive(Debug, Clone)]
 pub struct ConnectionLimits {
     inner: Arc<SharedLimits>,
@@ -45,7 +44,7 @@ impl ConnectionLimits {
         connection_limits
     }
 
-    /// Replaces them. Connections that are open keep their own; their number counts at once.
+    /// Replaces the limits. Open connections keep theirs; the limit of their number applies at once.
     pub fn set(&self, limits: &Limits, connection_bytes: u64) {
         let connection_limits = &*self.inner;
         let connections = usize::try_from(limits.connections).unwrap_or(usize::MAX);
@@ -63,12 +62,12 @@ impl ConnectionLimits {
         ports.iter().for_each(|port| port.changed.notify_waiters());
     }
 
-    /// From now on clients are waited for this long.
+    /// Replaces the timeouts.
     pub fn set_timeouts(&self, timeouts: &Timeouts) {
         *self.inner.timeouts.lock().unwrap_or_else(PoisonError::into_inner) = *timeouts;
     }
 
-    /// How long clients are waited for.
+    /// The timeouts.
     pub(super) fn timeouts(&self) -> Timeouts {
         *self.inner.timeouts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,7 +106,7 @@ pub(super) struct PortConnections {
     changed: Notify,
 }
 
-/// A connection's place; given back on drop.
+/// A connection of a port, removed on drop.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     connections: Arc<PortConnections>,
@@ -117,12 +116,12 @@ pub(super) struct ConnectionPermit {
 }
 
 impl PortConnections {
-    /// How many are open.
+    /// The number of open connections.
     pub(super) fn open(&self) -> usize {
         self.open.load(Ordering::Acquire)
     }
 
-    /// How many are open that a drain waits for.
+    /// The number of open connections that a drain waits for.
     pub(super) fn awaited(&self) -> usize {
         self.open().saturating_sub(self.late.load(Ordering::Acquire))
     }
@@ -131,11 +130,10 @@ impl PortConnections {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place among at most `most`, if need be that of a connection which is told to close. A drain does not wait
-    /// for one that `is_late`.
+    /// Adds a connection, with at most `most` in all; may close another one. A drain does not wait for one that `is_late`.
     ///
     /// # Errors
-    /// Every other connection has more right to its place.
+    /// The port is full.
     pub(super) fn take(
         self: &Arc<Self>,
         caller: CallerKey,
@@ -156,12 +154,12 @@ impl PortConnections {
         })
     }
 
-    /// Tells one connection to close that does nothing. Whether there was one.
+    /// Closes an inactive connection; whether there was one.
     pub(super) fn evict(&self) -> bool {
         self.table().evict()
     }
 
-    /// Resolves once the connections that were told to close are few.
+    /// Resolves once few connections are closing.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -170,13 +168,13 @@ impl PortConnections {
             .await;
     }
 
-    /// Resolves once this holds.
+    /// Resolves once the condition holds.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
     pub(super) async fn until(&self, holds: impl Fn(&Self) -> bool) {
         loop {
-            // Made before the look: a change after it is not missed.
+            // Registered before the check, so that no change is missed.
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             if holds(self) {
@@ -188,7 +186,7 @@ impl PortConnections {
 }
 
 impl ConnectionPermit {
-    /// Tells this place's connection from others of the port.
+    /// Its number, unique within the port.
     pub(super) fn number(&self) -> u64 {
         self.number
     }

@@ -1,8 +1,8 @@
-//! Who has the places of a port, and who gives his up when a newcomer finds none.
+//! The connections of a port, and which one is closed for a new one when the port is full.
 //!
-//! First a connection that never sent a whole request, then an idle one; of the caller with the most connections first,
-//! and of that one's the oldest. If all are busy, a caller with more than half of the places gives its oldest up to
-//! other callers. Otherwise the newcomer has to go.
+//! First one that never sent a complete request, then an idle one; of the caller with the most connections, and of those the
+//! oldest. If all are busy, a caller with more than half of the connections loses its oldest to another caller. Otherwise
+//! the new connection is refused.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,34 +11,34 @@ use super::close::{CloseDecision, CloseReason};
 use super::progress::{Activity, Progress};
 use crate::caller::CallerKey;
 
-/// How many connections a search looks at, at most: the oldest ones of the callers with the most.
+/// Most connections examined by a search: the oldest ones of the callers with the most.
 const LOOKS_MAX: usize = 4096;
 
-/// The connections of a port that were not told to close.
+/// The connections of a port that are not closing.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionTable {
     /// By age: numbers grow.
     callers: HashMap<CallerKey, BTreeMap<u64, Arc<Progress>>>,
-    /// How many each has.
+    /// Their numbers of connections.
     sizes: BTreeSet<(usize, CallerKey)>,
     taken: usize,
     next: u64,
 }
 
-/// Every connection has more right to its place than the newcomer.
+/// The port is full, and no connection may be closed for the new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PortFull;
 
 impl ConnectionTable {
-    /// How many are taken.
+    /// The number of connections.
     pub(super) fn taken(&self) -> usize {
         self.taken
     }
 
-    /// A place for a connection of this caller, among at most `most`: its number.
+    /// Adds a connection of this caller, with at most `most` in all; returns its number.
     ///
     /// # Errors
-    /// There is none.
+    /// The port is full.
     pub(super) fn take(
         &mut self,
         caller: CallerKey,
@@ -60,14 +60,14 @@ impl ConnectionTable {
         Ok(number)
     }
 
-    /// Gives a place back; it may have been taken away before.
+    /// Removes a connection; it may have been evicted before.
     pub(super) fn leave(&mut self, caller: CallerKey, number: u64) {
         self.change(caller, |connections| {
             connections.remove(&number);
         });
     }
 
-    /// Closes one that does nothing, if there is one.
+    /// Closes an inactive connection, if there is one.
     pub(super) fn evict(&mut self) -> bool {
         let idle_victim = self.idle_victim();
         if let Some((caller, number)) = idle_victim {
@@ -84,7 +84,7 @@ impl ConnectionTable {
         });
     }
 
-    /// The connection that is missed the least.
+    /// An unproven or idle connection.
     fn idle_victim(&self) -> Option<(CallerKey, u64)> {
         let mut idle = None;
         let mut looks = 0;
@@ -104,14 +104,14 @@ impl ConnectionTable {
         idle
     }
 
-    /// The oldest connection of a caller that has more than half of the places, unless it is this one.
+    /// The oldest connection of a caller with more than half of the connections, unless it is this caller.
     fn over_share(&self, newcomer: CallerKey) -> Option<(CallerKey, u64)> {
         let (count, caller) = *self.sizes.last()?;
         let (number, _) = self.callers.get(&caller)?.first_key_value()?;
         (count > self.taken / 2 && caller != newcomer).then_some((caller, *number))
     }
 
-    /// Changes a caller's connections and keeps what is known of their number.
+    /// Changes a caller's connections and updates the counts.
     fn change(&mut self, caller: CallerKey, change: impl FnOnce(&mut BTreeMap<u64, Arc<Progress>>)) {
         let connections = self.callers.entry(caller).or_default();
         let before = connections.len();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_takes_the_place_that_is_missed_the_least() {
+    fn a_new_connection_evicts_the_least_useful_one() {
         // Scenario: a caller with two busy connections, an idle and a half-open one; another with an older half-open and an
         // older idle one. Newcomers one after the other. Expectation: the half-open one of the caller with most, the other
         // caller's, then idle ones; then, with all busy, only what is above half of the places, and for others alone.
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_were_given_back_leave_nothing_behind() {
+    fn removed_connections_leave_nothing_behind() {
         // Scenario: one caller takes the only place from another; both give it back. Expectation: nothing is remembered.
         let mut table = ConnectionTable::default();
         let number = table.take(caller(1), &unproven(), 1).unwrap();

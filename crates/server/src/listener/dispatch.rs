@@ -1,9 +1,8 @@
-//! What every request on a port meets first: whether it is for this daemon at all, and the way past the router.
+//! Checks every request on a port and passes it to the fast path or the router.
 //!
-//! Names and media types are checked here, before either way, against pages in browsers: they can send requests to any
-//! port that their visitor can reach. Finding a route, cutting out its parameters and going through its layers cost a fifth of a small answer (ADR 0012).
-//! What a shortcut takes must be answered just as the router would; it takes only what it can tell from the request's
-//! head at a glance and leaves everything else. Deliberately absent: any knowledge of paths.
+//! Host names and media types are checked because pages in browsers can send requests to any port that their visitor can
+//! reach. Routing, extracting parameters and passing the layers cost a fifth of a small response (ADR 0012); a fast path
+//! avoids that for requests it recognizes by their head, and must give the router's responses.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -27,19 +26,19 @@ use super::progress::Exchange;
 use crate::caller::Connection;
 use crate::http::refusal;
 
-/// An answer on its way.
+/// The response to a request.
 pub type ResponseFuture = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
-/// Answers some requests in the router's place.
+/// Serves some requests in the router's place.
 pub trait FastPath: std::fmt::Debug + Send + Sync {
-    /// Whether it answers this request.
+    /// Whether it serves this request.
     fn accepts(&self, request: &Request<RequestBody>) -> bool;
 
-    /// Answers a request that it takes.
+    /// Serves a request that it accepts.
     fn call(&self, request: Request<RequestBody>, connection: &Arc<Connection>) -> ResponseFuture;
 }
 
-/// Everything that answers requests on one port: the shortcut if there is one and it takes the request, else the router.
+/// Serves the requests of a port: by the fast path if there is one and it accepts the request, else by the router.
 #[derive(Debug)]
 pub(super) struct RequestDispatcher {
     pub(super) router: Router,
@@ -49,7 +48,7 @@ pub(super) struct RequestDispatcher {
     pub(super) refusals: RefusalCounters,
 }
 
-/// Counts what does not get as far as the router.
+/// Counts requests refused before the router.
 #[derive(Debug)]
 pub(super) struct RefusalCounters {
     host: IntCounter,
@@ -62,7 +61,7 @@ pub(super) fn metric(registry: &Registry) -> Result<IntCounterVec, prometheus::E
     let refused = IntCounterVec::new(
         Opts::new(
             "ringfetch_requests_refused_total",
-            "Requests that a port refused before they were looked at, by reason.",
+            "Requests that a port refused before routing, by reason.",
         ),
         &["transport", "reason"],
     )?;
@@ -81,16 +80,16 @@ impl RefusalCounters {
     }
 }
 
-/// One of the ways.
+/// The response future of a dispatched request.
 pub(super) enum DispatchFuture {
     Refused(Option<Box<Response<Body>>>),
     Fast(ResponseFuture),
-    /// Boxed, so that the short way carries no room for it.
+    /// Boxed, to keep the other variants small.
     Routed(Box<RouteFuture<Infallible>>),
 }
 
 impl RequestDispatcher {
-    /// Answers a request. `is_late`: it came on a connection that was made while the daemon drained.
+    /// Serves a request. `is_late`: its connection was made while the daemon drained.
     pub(super) fn call(
         &self,
         request: Request<Incoming>,
@@ -116,7 +115,7 @@ impl RequestDispatcher {
 }
 
 impl RequestDispatcher {
-    /// The answer to a request that must not get any further.
+    /// The response to a request that is refused.
     fn refused<B>(&self, request: &Request<B>, is_late: bool) -> Option<Response<Body>> {
         let path = request.uri().path();
         let refuse = |status, slug, detail: &str| Some(refusal(status, slug, detail.to_owned(), path));
@@ -124,7 +123,7 @@ impl RequestDispatcher {
             Ok(()) => {}
             Err(HostError::Missing) => {
                 self.refusals.host.inc();
-                let detail = "Host: is missing, or there is more than one; a request names whom it is for";
+                let detail = "Host: missing, or more than one";
                 return refuse(StatusCode::BAD_REQUEST, "malformed", detail);
             }
             Err(HostError::Foreign) => {
@@ -156,7 +155,7 @@ impl RequestDispatcher {
     }
 }
 
-/// Whether a request is one of gRPC, which a page in a browser cannot send without asking first.
+/// Whether a request is a gRPC call, which a page in a browser cannot send without a CORS preflight.
 fn is_grpc<B>(request: &Request<B>) -> bool {
     let media_type = request.headers().get(header::CONTENT_TYPE);
     let rest = media_type.and_then(|value| value.as_bytes().strip_prefix(b"application/grpc"));
@@ -170,7 +169,7 @@ impl Future for DispatchFuture {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            // Polled once, as futures are.
+            // Futures are not polled after completion.
             Self::Refused(answer) => answer
                 .take()
                 .map_or(Poll::Pending, |answer| Poll::Ready(Ok(*answer))),
@@ -180,7 +179,7 @@ impl Future for DispatchFuture {
     }
 }
 
-/// Says how long the body is where that is known, as the router does.
+/// Sets Content-Length if the length is known, as the router does.
 fn with_length(mut response: Response<Body>) -> Response<Body> {
     if let Some(length) = response.body().size_hint().exact() {
         response

@@ -1,18 +1,18 @@
-//! By which names a port may be addressed. A page in a browser on this host, or on its network, can send requests here
-//! under any name that its author lets point here (DNS rebinding); what it sends carries that name in `Host`.
+//! The host names that a port accepts. A page in a browser on this host, or in its network, can send requests here under any
+//! name that its author points here (DNS rebinding); the request has that name in `Host`.
 //!
-//! Loopback names are always good. Where nothing is configured, a loopback address knows no others, and any other address
-//! is good under every IP address, which no name can be rebound to, and under the service name of the compose file.
+//! Loopback names are always accepted. Without configuration, a port on loopback accepts no others; any other port accepts
+//! every IP address, which is safe from rebinding, and the service name of the compose file.
 
 use std::net::{IpAddr, SocketAddr};
 
 use http::header::HOST;
 use http::{Request, Version};
 
-/// The service's name in docker-compose.yml: what Prometheus asks for there.
+/// The service's name in docker-compose.yml, which Prometheus uses.
 const SERVICE_NAME: &str = "ringfetchd";
 
-/// The names of a port.
+/// The accepted host names of a port.
 #[derive(Debug, Clone)]
 pub struct AllowedHosts {
     names: Vec<String>,
@@ -20,17 +20,17 @@ pub struct AllowedHosts {
     addresses: bool,
 }
 
-/// What is wrong with a request's host.
+/// An invalid host of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum HostError {
-    /// There is none, and there must be.
+    /// Missing or repeated.
     Missing,
-    /// Not one of ours.
+    /// Not accepted.
     Foreign,
 }
 
 impl AllowedHosts {
-    /// The names of a port at `address`: those in `http.hosts`, or what suits the address.
+    /// The names for a port at `address`: those in `http.hosts`, or derived from the address.
     pub fn of(address: SocketAddr, configured: Option<&[String]>) -> Self {
         let is_local = address.ip().to_canonical().is_loopback();
         let names = match configured {
@@ -45,10 +45,10 @@ impl AllowedHosts {
         }
     }
 
-    /// Checks everything by which a request says whom it is for.
+    /// Checks the authority and the `Host` header.
     ///
     /// # Errors
-    /// It is for somebody else, or does not say so.
+    /// Another host, or none.
     pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), HostError> {
         if self.any {
             return Ok(());
@@ -56,7 +56,7 @@ impl AllowedHosts {
         let authority = request.uri().authority().map(|authority| authority.as_str());
         let mut named = request.headers().get_all(HOST).iter();
         let (header, another) = (named.next(), named.next());
-        // Only HTTP/1.0 may leave it out: some health checks do.
+        // Only HTTP/1.0 may omit it, as some health checks do.
         if authority.is_none() && header.is_none() && request.version() != Version::HTTP_10
             || another.is_some()
         {
@@ -75,7 +75,7 @@ impl AllowedHosts {
         }
     }
 
-    /// Whether a host, with or without a port, is one of ours.
+    /// Whether a host, with or without a port, is accepted.
     fn knows(&self, host: &str) -> bool {
         let name = match host.strip_prefix('[') {
             // An IPv6 address (RFC 3986 3.2.2).

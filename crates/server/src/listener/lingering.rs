@@ -1,9 +1,6 @@
-//! The end of a connection. A socket that is closed while bytes from the peer lie unread in it is reset by the kernel,
-//! and a reset throws away what was written and is not yet on its way: the end of an answer, to a client that pinged
-//! or opened its window meanwhile (RFC 9112 9.6 tells of it). So the socket outlives the protocol that spoke on it, until
-//! the peer has closed its side too.
-//!
-//! Deliberately absent: any say in what is sent; the protocol has said everything by then.
+//! Lingering close. If a socket is closed with unread bytes from the peer, the kernel resets the connection and discards
+//! written bytes that are not sent yet: the end of a response, for a client that sent a ping or a window update in between
+//! (RFC 9112 9.6). So the socket outlives the HTTP connection until the peer has closed its side too.
 
 use std::io;
 use std::pin::Pin;
@@ -18,12 +15,12 @@ use tokio::sync::oneshot;
 use super::close::{CloseDecision, CloseReason};
 use super::progress::Progress;
 
-/// How long the peer has to close its side.
+/// Time for the peer to close its side.
 const LINGER: Duration = Duration::from_secs(2);
-/// What is thrown away at a time.
+/// Bytes discarded per read.
 const DISCARD_BYTES: usize = 16 << 10;
 
-/// A socket that goes back to who lent it when its user is done with it.
+/// A socket that is passed to its [`LingeringClose`] when dropped.
 #[derive(Debug)]
 pub(super) struct LingeringStream {
     /// `None` only while it is dropped.
@@ -32,11 +29,11 @@ pub(super) struct LingeringStream {
     back: Option<oneshot::Sender<TcpStream>>,
 }
 
-/// Where a lent socket comes back.
+/// Receives the socket when the HTTP connection drops it.
 #[derive(Debug)]
 pub(super) struct LingeringClose(oneshot::Receiver<TcpStream>);
 
-/// Lends a socket out. What is done with it is noted in `progress`.
+/// Wraps a socket. Its reads and writes are counted in `progress`.
 pub(super) fn with_lingering_close(
     stream: TcpStream,
     progress: Arc<Progress>,
@@ -51,7 +48,7 @@ pub(super) fn with_lingering_close(
 }
 
 impl LingeringClose {
-    /// Closes the socket once the peer has, or after [`LINGER`]. Call it when the user of the socket is gone.
+    /// Closes the socket once the peer has, or after [`LINGER`]. Call it when the stream is dropped.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket at once.
@@ -63,7 +60,7 @@ impl LingeringClose {
             while stream.read(&mut discarded).await? > 0 {}
             io::Result::Ok(())
         };
-        // An error means that the connection is gone, which is what this waits for.
+        // An error means that the connection is gone.
         let _closed_or_late = tokio::time::timeout(LINGER, until_the_peer_closes).await;
     }
 }
@@ -71,7 +68,7 @@ impl LingeringClose {
 impl Drop for LingeringStream {
     fn drop(&mut self) {
         if let (Some(stream), Some(back)) = (self.stream.take(), self.back.take()) {
-            // Nobody waits for it: then it is closed here.
+            // If the receiver is gone the socket is closed here.
             let _nobody_waits = back.send(stream);
         }
     }
@@ -97,7 +94,7 @@ impl AsyncRead for LingeringStream {
         self.progress
             .read(buffer.filled().get(before..).unwrap_or_default());
         if self.progress.floods() {
-            // Which wakes the connection, to be closed.
+            // Wakes the connection, which closes.
             self.progress.decide(CloseDecision::Close(CloseReason::Flood));
         }
         Poll::Ready(Ok(()))

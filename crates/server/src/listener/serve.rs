@@ -1,4 +1,4 @@
-//! One connection on its core, from its first byte to its last.
+//! Serves one connection on its core.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,13 +22,12 @@ use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES, lin
 use crate::caller::Connection;
 use crate::lifecycle::State;
 
-/// How long one that is silent when the daemon drains may yet speak, to be told instead of reset: a round trip, and a
-/// client that is slow to write.
+/// Time for a silent connection to send a request when the daemon drains, so that it gets a response and not a reset.
 const LAST_WORD: Duration = Duration::from_millis(500);
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 const HTTP1_BUFFER_BYTES: usize = 64 << 10;
 
-/// How connections of one port are served.
+/// Serves the connections of one port.
 #[derive(Debug)]
 pub(super) struct PortServer {
     pub(super) transport: &'static str,
@@ -38,12 +37,12 @@ pub(super) struct PortServer {
     pub(super) close_counters: Arc<CloseCounters>,
 }
 
-/// What one connection brings along.
+/// An accepted connection.
 #[derive(Debug)]
 pub(super) struct AcceptedConnection {
     pub(super) connection: Arc<Connection>,
     pub(super) progress: Arc<Progress>,
-    /// Tells it from others of the port.
+    /// Unique within the port.
     pub(super) number: u64,
     /// A drain does not wait for it.
     pub(super) is_late: bool,
@@ -51,8 +50,7 @@ pub(super) struct AcceptedConnection {
 }
 
 impl PortServer {
-    /// Serves one connection until it ends, is told to end, or, while draining, until its requests are answered. Runs on
-    /// a core.
+    /// Serves a connection until it ends, is closed, or, while draining, its requests are answered. Runs on a core.
     pub(super) async fn serve_connection(
         self: Arc<Self>,
         stream: std::net::TcpStream,
@@ -75,7 +73,7 @@ impl PortServer {
         }
     }
 
-    /// As [`Self::hold`]; answers with why the connection was closed, if that was our decision and is not counted yet.
+    /// As [`Self::serve_connection`]; returns the decision to close the connection, if it is not counted yet.
     async fn run(
         self: &Arc<Self>,
         stream: TcpStream,
@@ -90,13 +88,13 @@ impl PortServer {
             ..
         } = accepted;
         let last = if is_late { State::Ended } else { State::Draining };
-        // Readable first: a client that has spoken is told to go elsewhere below, where closing would reset it.
+        // Readable first: a client that has sent something gets a response below; closing here would reset it.
         tokio::select! {
             biased;
             _readable_or_gone = stream.readable() => {}
             decision = progress.decided(None) => return Some(decision),
             () = reached(&mut state, last) => {
-                // It may have connected just now, and not have come to speak yet.
+                // It may have connected just now and not sent its request yet.
                 if tokio::time::timeout(LAST_WORD, stream.readable()).await.is_err() {
                     return None;
                 }
@@ -115,7 +113,7 @@ impl PortServer {
             let (stream, flusher) = CoalescingIo::new(TokioIo::new(stream), Arc::clone(&progress));
             let mut connection = pin!(builder.serve_connection(stream, service));
             loop {
-                // The connection first: asked to shut down before it has read anything, it would close without an answer.
+                // The connection first: if it shuts down before it has read anything, it closes without a response.
                 tokio::select! {
                     biased;
                     ended = flusher.drive(connection.as_mut()) => break ended,
@@ -157,13 +155,13 @@ impl PortServer {
         builder
             .http1()
             .keep_alive(true)
-            // `watch` has the times of connections, without a timer for each request.
+            // `timeouts` enforces the times of connections, without a timer for each request.
             .header_read_timeout(None)
-            // And no `pipeline_flush`: with it hyper copies bodies into its own memory, without a bound.
+            // No `pipeline_flush`: with it hyper copies bodies into an unbounded buffer.
             .max_buf_size(HTTP1_BUFFER_BYTES);
         builder
             .http2()
-            // No pings: each connection would wake its core for them. TCP finds peers that are gone, `watch` those that stop.
+            // No pings, which would wake the core for each connection. TCP keepalive finds lost peers, `timeouts` stalled ones.
             .max_header_list_size(HEADER_LIST_BYTES)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -175,6 +173,6 @@ impl PortServer {
 }
 
 async fn reached(state: &mut Receiver<State>, least: State) {
-    // A closed channel means that the daemon is gone, which is as good a reason to end.
+    // A closed channel means that the daemon has ended.
     let _reached_or_gone = state.wait_for(|state| *state >= least).await;
 }

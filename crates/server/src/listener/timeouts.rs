@@ -1,7 +1,7 @@
-//! How long a connection may stay as it is: the rules, and one look a tick at each of a core's connections.
+//! Timeouts of connections, checked once a tick for all connections of a core.
 //!
-//! Nothing here sets a timer for a connection or a request: that costs a system call each (ADR 0012). A core that has
-//! connections looks at their counters (`progress`) once a tick, and decides. So a limit is kept to within a tick.
+//! There are no timers per connection or request, which cost a system call each (ADR 0012): a core with connections checks
+//! their counters (`progress`) once a tick. So a timeout is precise to a tick.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use super::progress::{PREFACE_BYTES, Progress};
 use crate::caller::CallerKey;
 use crate::config::Timeouts;
 
-/// Bounds of a tick, which is a quarter of the shortest limit.
+/// Bounds of a tick, which is a quarter of the shortest timeout.
 const TICK_MIN: Duration = Duration::from_millis(10);
 const TICK_MAX: Duration = Duration::from_secs(1);
-/// A connection that was told to go away, and has nothing left to do, is closed after this long.
+/// A connection that is shutting down and idle is closed after this time.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// Requests that the client may give up on a connection each second, as long as they are fewer than the others.
+/// Requests that a client may cancel per second, unless most of its requests complete.
 const CANCELLED_PER_S_MAX: u32 = 1000;
 
-/// Whether a limit has passed; zero is none.
+/// Whether a timeout has passed; zero means no timeout.
 fn is_over(time: Duration, limit: Duration) -> bool {
     !limit.is_zero() && time >= limit
 }
 
-/// Finds out whether something has stopped: a counter that ought to grow by so much in so long.
+/// Detects a counter that does not grow by `least` within a timeout although it should.
 #[derive(Debug, Default)]
 struct StallDetector(Option<(Instant, u64)>);
 
@@ -44,23 +44,23 @@ impl StallDetector {
     }
 }
 
-/// What is remembered of an exchange from one tick to the next.
+/// State of an exchange between ticks.
 #[derive(Debug, Default)]
 pub(super) struct ExchangeStalls {
     body: StallDetector,
     send: StallDetector,
 }
 
-/// What is remembered of a connection from one tick to the next.
+/// State of a connection between ticks.
 #[derive(Debug)]
 pub(super) struct TimeoutTracker {
     opened: Instant,
     last: Instant,
-    /// Somewhere in a range a fifth of the age wide, so that connections that came together do not leave together.
+    /// Spread over a fifth of the age, so that connections made together do not close together.
     age_permille: u32,
     greeted: Option<Instant>,
     head: Option<Instant>,
-    /// Since when there is no request, and how many there were by then.
+    /// When the connection became idle, and the number of its requests by then.
     idle: Option<(Instant, u64)>,
     send: StallDetector,
     cancelled: u64,
@@ -69,16 +69,16 @@ pub(super) struct TimeoutTracker {
     quiet: Option<Instant>,
 }
 
-/// What a look at a connection came to.
+/// The result of a check.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct CheckResult {
     decision: Option<CloseDecision>,
-    /// Requests that were given up, since their bodies do not come.
+    /// Requests aborted because their bodies stalled.
     stalled_bodies: u32,
 }
 
 impl TimeoutTracker {
-    /// A connection from now on; `salt` spreads the ends of connections that begin together.
+    /// A new connection; `salt` spreads the ages of connections made together.
     pub(super) fn new(salt: u64) -> Self {
         let now = Instant::now();
         // 900 to 1099, well spread for consecutive numbers.
@@ -98,7 +98,7 @@ impl TimeoutTracker {
         }
     }
 
-    /// Looks at the counters, a tick later.
+    /// Checks the counters once a tick.
     pub(super) fn check(&mut self, times: &Timeouts, progress: &Progress) -> CheckResult {
         let now = Instant::now();
         let tick = now - self.last;
@@ -140,7 +140,7 @@ impl TimeoutTracker {
             None => self.next(now, times, progress),
         };
         look.decision = look.decision.or(waits);
-        // Others on the connection are served: it ends when they are done, or its grace is over.
+        // Other requests continue: the connection ends when they complete, or when its grace is over.
         if stalls_here && self.leaving.is_none() {
             look.decision
                 .get_or_insert(CloseDecision::GoAway(CloseReason::Send));
@@ -162,7 +162,7 @@ impl TimeoutTracker {
         floods.then_some(CloseDecision::Close(CloseReason::Flood))
     }
 
-    /// After it was told to go away.
+    /// During a graceful shutdown.
     fn leave(
         &mut self,
         now: Instant,
@@ -208,7 +208,7 @@ impl TimeoutTracker {
             return None;
         }
         let (since, _) = *self.idle.get_or_insert((now, begun));
-        // With HTTP/2 these may be pings; a head that stays half ends with the idle connection.
+        // With HTTP/2 these may be pings; an incomplete head ends with the idle connection.
         if !progress.is_http2() && progress.head_bytes() > 0 {
             let begins = *self.head.get_or_insert(now);
             if is_over(now - begins, times.head) {
@@ -219,7 +219,7 @@ impl TimeoutTracker {
     }
 }
 
-/// A connection that its core looks at.
+/// A connection that its core checks.
 struct WatchedConnection {
     watch: TimeoutTracker,
     progress: Arc<Progress>,
@@ -227,7 +227,7 @@ struct WatchedConnection {
     caller: CallerKey,
 }
 
-/// One core's connections.
+/// The connections of a core.
 #[derive(Default)]
 struct CoreConnections {
     watched: Slab<WatchedConnection>,
@@ -238,14 +238,14 @@ thread_local! {
     static CORE: RefCell<CoreConnections> = RefCell::default();
 }
 
-/// While this lives, the calling core looks at a connection. Made and dropped on that core.
+/// The calling core checks a connection while this exists. Made and dropped on that core.
 #[derive(Debug)]
 pub(super) struct WatchGuard {
     key: usize,
 }
 
 impl WatchGuard {
-    /// Looks at a connection from now on.
+    /// Starts checking a connection.
     pub(super) fn start(
         watch: TimeoutTracker,
         progress: &Arc<Progress>,
@@ -270,7 +270,7 @@ impl WatchGuard {
 
 impl Drop for WatchGuard {
     fn drop(&mut self) {
-        // At the end of its thread a core's connections are gone already.
+        // At the end of the thread the connections are already gone.
         let _gone = CORE.try_with(|core| {
             if let Ok(mut core) = core.try_borrow_mut() {
                 core.watched.try_remove(self.key);
@@ -279,7 +279,7 @@ impl Drop for WatchGuard {
     }
 }
 
-/// The time between two looks.
+/// The time between two checks.
 fn period(times: &Timeouts) -> Duration {
     let limits = [
         times.handshake,
@@ -294,7 +294,7 @@ fn period(times: &Timeouts) -> Duration {
     shortest.map_or(TICK_MAX, |shortest| (shortest / 4).clamp(TICK_MIN, TICK_MAX))
 }
 
-/// Looks at all of a core's connections again and again, while it has any.
+/// Checks all connections of a core periodically, while it has any.
 async fn tick(connection_limits: ConnectionLimits) {
     loop {
         let times = connection_limits.timeouts();
@@ -332,7 +332,7 @@ mod tests {
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     const HEAD: &[u8] = b"GET /v1/datasets HTTP/1.1\r\n";
 
-    /// Looks once a second until there is a verdict, at most so many times: when, and which.
+    /// Checks once a second, at most so many times, until there is a decision; returns when, and which.
     async fn until_decided(
         watch: &mut TimeoutTracker,
         times: &Timeouts,

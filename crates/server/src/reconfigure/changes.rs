@@ -1,5 +1,5 @@
-//! What differs between the configuration in force and a new one, key by key, and which of it a running daemon can take
-//! over. Pure. Datasets are not keys here: `catalogue` compares them.
+//! Differences between the configuration in force and a new one, by key, and which of them a running daemon can apply. Pure.
+//! `catalogue` compares datasets.
 
 use crate::config::Setting;
 use std::fmt;
@@ -31,14 +31,14 @@ impl fmt::Display for ConfigChange {
     }
 }
 
-/// What becomes of a key that differs.
+/// How a changed key takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// Taken over.
+    /// Applied by a reload.
     AtReload,
-    /// Taken over, and compared with what is in force by whoever takes it over: it may have been set at run time.
+    /// Applied by a reload, but compared where it is applied, since it may have been changed at run time.
     SetElsewhere,
-    /// Only a restart makes it true.
+    /// Needs a restart.
     Restart,
 }
 
@@ -46,7 +46,7 @@ fn effect_of(key: &str) -> Effect {
     match key {
         "engine.backend" | "log.filter" => Effect::SetElsewhere,
         "engine.direct_io" | "shutdown.drain_timeout_ms" | "shutdown.lame_duck_ms" => Effect::AtReload,
-        // Kept by each shard from its start.
+        // Fixed when a shard starts.
         "limits.queued_reads" => Effect::Restart,
         key if key.starts_with("limits.") || key.starts_with("timeouts.") => Effect::AtReload,
         _ => Effect::Restart,
@@ -61,7 +61,7 @@ pub(super) struct ConfigDiff {
 }
 
 impl ConfigDiff {
-    /// What differs outside `datasets`, in the order of the documented file.
+    /// Differences outside `datasets`, in the order of the documented file.
     pub(super) fn new(before: &[Setting], after: &[Setting]) -> Self {
         let mut changes = Self::default();
         for new in after.iter().filter(|setting| !is_of_a_dataset(setting)) {
@@ -82,7 +82,7 @@ impl ConfigDiff {
         changes
     }
 
-    /// Moves a live key to those that need a restart: the new value only makes sense together with one of those.
+    /// Moves a key to those that need a restart, because its new value depends on one of them.
     pub(super) fn hold_back(&mut self, key: &str) {
         if let Some(place) = self.live.iter().position(|change| change.key == key) {
             let change = self.live.remove(place);
@@ -91,8 +91,8 @@ impl ConfigDiff {
     }
 }
 
-/// The settings in force once the live ones of `after` are taken over: what needs a restart stays as it was, so that the
-/// next reload names it again.
+/// The settings in force after a reload: keys that need a restart keep their old values, so that the next reload reports
+/// them again.
 pub(super) fn active(before: &[Setting], after: Vec<Setting>, changes: &ConfigDiff) -> Vec<Setting> {
     let old = |key: &str| before.iter().find(|old| old.key == key).cloned();
     let waits = |key: &str| changes.needs_restart.iter().any(|change| change.key == key);
@@ -131,7 +131,7 @@ mod tests {
             .settings
     }
 
-    fn told(changes: &[ConfigChange]) -> Vec<String> {
+    fn lines(changes: &[ConfigChange]) -> Vec<String> {
         changes.iter().map(ToString::to_string).collect()
     }
 
@@ -149,14 +149,14 @@ mod tests {
         ]);
         let changes = ConfigDiff::new(&before, &after);
         assert_eq!(
-            told(&changes.live),
+            lines(&changes.live),
             [
                 "limits.connections 4096 -> 7",
                 "shutdown.drain_timeout_ms 10000 -> 5"
             ]
         );
         assert_eq!(
-            told(&changes.needs_restart),
+            lines(&changes.needs_restart),
             [
                 "http.listen 127.0.0.1:7411 -> 127.0.0.1:0",
                 "engine.cores 2 -> 4",
@@ -176,9 +176,9 @@ mod tests {
         let now = active(&first, file.clone(), &changes);
         let again = ConfigDiff::new(&now, &file);
         assert!(again.live.is_empty(), "{again:?}");
-        assert_eq!(told(&again.needs_restart), ["engine.pin true -> false"]);
+        assert_eq!(lines(&again.needs_restart), ["engine.pin true -> false"]);
         assert_eq!(
-            told(&ConfigDiff::new(&now, &first).live),
+            lines(&ConfigDiff::new(&now, &first).live),
             ["limits.connections 7 -> 4096"]
         );
     }
@@ -197,7 +197,7 @@ mod tests {
         changes.hold_back("limits.response_bytes");
         changes.hold_back("limits.response_bytes");
         assert_eq!(
-            told(&changes.needs_restart),
+            lines(&changes.needs_restart),
             [
                 "engine.memory_budget 256MiB -> 1GiB",
                 "limits.response_bytes 3MiB -> 128MiB"

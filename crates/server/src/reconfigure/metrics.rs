@@ -1,5 +1,5 @@
-//! Reloads and switches, counted. Labels are closed sets, and every series is there from the start: a rate over a counter
-//! that appears with its first failure would miss that failure.
+//! Counts reloads and switches. Labels are closed sets, and every series exists from the start: a rate over a counter that
+//! appears with its first failure would miss that failure.
 
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use ringfetch_engine::config::BackendKind;
@@ -24,7 +24,7 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// As after a start, which is the first time that the configuration was read.
+    /// The start counts as the first load.
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let successful = IntGauge::new(
             "ringfetch_config_last_reload_successful",

@@ -1,5 +1,5 @@
-//! A reload: the configuration is read again from where it was read at the start, checked whole, its datasets opened, its
-//! backends started, and only then is anything of it in force. What fails on the way is taken back.
+//! Reloads: the configuration is read and checked, its datasets opened and its backends started before anything takes
+//! effect. If a step fails, earlier ones are rolled back.
 
 use super::changes::{self, ConfigChange, ConfigDiff};
 use super::switches::BackendSwitches;
@@ -13,45 +13,45 @@ use std::time::SystemTime;
 /// What a reload changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReloadOutcome {
-    /// Keys that differ and are in force now.
+    /// Changed keys that were applied.
     pub applied: Vec<ConfigChange>,
-    /// Keys that differ and wait for a restart.
+    /// Changed keys that need a restart.
     pub needs_restart: Vec<ConfigChange>,
-    /// What became of the datasets.
+    /// Changes of the datasets.
     pub datasets: CatalogueDiff,
-    /// What else there is to say.
+    /// Remarks, such as fallbacks.
     pub notes: Vec<String>,
 }
 
-/// One thing that is wrong with the new configuration.
+/// A mistake in the new configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReloadProblem {
-    /// The key to look at.
+    /// The key.
     pub key: String,
     /// What is wrong and how to fix it.
     pub problem: String,
 }
 
-/// Why a reload changed nothing.
+/// Why a reload failed. Nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReloadError {
-    /// The daemon does not serve yet, or not any more.
+    /// The daemon is not serving.
     #[error("the daemon is {0}: nothing is reloaded")]
     NotServing(State),
-    /// Too many changes wait.
-    #[error("several changes are under way or wait: retry after a moment")]
+    /// Too many changes are waiting.
+    #[error("several changes are running or waiting: retry after a moment")]
     Busy,
-    /// It runs the demo.
+    /// It serves the demo.
     #[error("there is no configuration file to read again: the daemon was started without --config")]
     NoFile,
-    /// The configuration, or the files it names, are at fault.
+    /// Mistakes in the configuration or the files it names.
     #[error("{}", of_mistakes(.0))]
     Invalid(Vec<ReloadProblem>),
     /// A backend that it asks for is unavailable.
     #[error("{0}")]
     Unavailable(String),
-    /// The reload broke down: a defect.
-    #[error("the reload broke down: {0}")]
+    /// The reload panicked: a defect.
+    #[error("the reload failed: {0}")]
     Broken(String),
 }
 
@@ -69,7 +69,7 @@ fn of_mistakes(mistakes: &[ReloadProblem]) -> String {
 pub struct LastReload {
     /// When.
     pub at: SystemTime,
-    /// What needs a restart; or why it changed nothing.
+    /// What needs a restart, or why it failed.
     pub result: Result<Vec<ConfigChange>, String>,
 }
 
@@ -92,15 +92,15 @@ impl Inner {
         let result = result.map_err(|refused| self.failed(refused));
         if let Ok(reloaded) = &result {
             self.metrics.reloaded();
-            tell(reloaded);
+            log(reloaded);
             self.remember(Ok(reloaded.needs_restart.clone()));
         }
-        // Whoever waits for the end asks next how it ended.
+        // The result must be visible before the end of the reload is announced.
         drop(reloading);
         result
     }
 
-    /// Tells of a reload that failed wherever it is looked for, and gives back why.
+    /// Counts, logs and remembers a failed reload.
     pub(super) fn failed(&self, refused: ReloadError) -> ReloadError {
         self.metrics.reload_failed();
         tracing::error!(problem = %refused, "the configuration is not reloaded: nothing has changed");
@@ -135,7 +135,7 @@ impl Inner {
         let BackendSwitches { applied, notes, .. } =
             switched.map_err(|error| ReloadError::Unavailable(error.to_string()))?;
 
-        // From here on nothing can fail.
+        // Nothing can fail from here on.
         let mut applied = [applied, changes.live.clone()].concat();
         self.fetcher.replace(catalogue.datasets(), config.limits);
         self.connection_limits
@@ -147,8 +147,8 @@ impl Inner {
         match self.telemetry.set_filter(filter) {
             Ok(before) if before != *filter => applied.push(ConfigChange::new("log.filter", before, filter)),
             Ok(_) => {}
-            // It was parsed by the configuration.
-            Err(problem) => tracing::error!(filter, problem, "the log filter stays"),
+            // The configuration has validated it.
+            Err(problem) => tracing::error!(filter, problem, "cannot replace the log filter"),
         }
         for name in &difference.removed {
             self.fetcher.retire(name);
@@ -173,7 +173,7 @@ impl Inner {
         })
     }
 
-    /// Limits that only make sense with the larger memory that a restart would bring stay as they are.
+    /// Keeps limits that need more memory than the engine has until a restart.
     fn hold_back(&self, config: &mut Config, changes: &mut ConfigDiff) {
         let engine = self.fetcher.engine();
         if config.limits.response_bytes > engine.response_bytes_max() {
@@ -188,7 +188,7 @@ impl Inner {
     }
 }
 
-fn tell(reloaded: &ReloadOutcome) {
+fn log(reloaded: &ReloadOutcome) {
     let list = |changes: &[ConfigChange]| {
         let lines: Vec<String> = changes.iter().map(ToString::to_string).collect();
         lines.join("; ")

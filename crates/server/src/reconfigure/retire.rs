@@ -1,5 +1,5 @@
-//! Datasets that are served no more and still read: when the last of their readers is gone, what the engine holds of them
-//! is let go of. Looked at now and then, by one task, only while there are any.
+//! Datasets that are no longer served but still read. Once the last reader is gone, a task frees what the engine holds for
+//! them. The task runs only while there are any.
 
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::Engine;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// The first look; later ones wait twice as long each, up to the longest.
+/// The first check; the interval doubles up to the longest.
 const LOOK_FIRST: Duration = Duration::from_millis(20);
 const LOOK_LONGEST: Duration = Duration::from_secs(5);
 
@@ -24,13 +24,13 @@ pub(super) struct RetiredDatasets {
 }
 
 impl RetiredDatasets {
-    /// Adds one that is not served any more.
+    /// Adds a dataset that is no longer served.
     pub(super) fn add(&self, dataset: &Arc<Dataset>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.datasets.push(Arc::downgrade(dataset));
     }
 
-    /// Watches them, unless there are none or it is done already.
+    /// Starts the task, unless it runs or there are no datasets.
     pub(super) fn watch(self: &Arc<Self>, runtime: &Handle, engine: &Engine) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.watched || state.datasets.is_empty() {
@@ -52,7 +52,7 @@ impl RetiredDatasets {
             } else {
                 wait = (wait * 2).min(LOOK_LONGEST);
             }
-            // A shard whose inbox was full has not heard: the next look tells it again.
+            // Sweep once more, for shards whose inbox was full.
             again = some;
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             if state.datasets.is_empty() && !again {
@@ -62,7 +62,7 @@ impl RetiredDatasets {
         }
     }
 
-    /// Forgets those that nobody reads any more; whether there were any.
+    /// Removes datasets without readers; whether there were any.
     fn drop_gone(&self) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let before = state.datasets.len();

@@ -1,5 +1,4 @@
-//! The switches that a reload makes, so that the configuration's word on backends is in force again. All of them or none:
-//! what was made is taken back when a later one fails.
+//! The backend switches of a reload, all or none: if one fails, the earlier ones are rolled back.
 
 use super::changes::ConfigChange;
 use super::{ActiveConfig, Inner};
@@ -11,16 +10,16 @@ use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{BackendStatus, StartError};
 use std::sync::Arc;
 
-/// How to take a switch back.
+/// How to undo a switch.
 #[derive(Debug)]
 enum Undo {
     Engine(BackendStatus),
     Dataset(Arc<Dataset>, DatasetBackend),
-    /// Of a dataset that is not served yet.
+    /// A dataset that is not served yet.
     New(String),
 }
 
-/// What was switched.
+/// The switches that were made.
 #[derive(Debug)]
 pub(super) struct BackendSwitches<'a> {
     inner: &'a Inner,
@@ -30,10 +29,10 @@ pub(super) struct BackendSwitches<'a> {
 }
 
 impl<'a> BackendSwitches<'a> {
-    /// Switches whatever the configuration wants otherwise.
+    /// Makes the switches that the configuration requires.
     ///
     /// # Errors
-    /// A backend is unavailable: everything is as it was.
+    /// A backend is unavailable; nothing has changed.
     pub(super) fn make(
         inner: &'a Inner,
         active: &ActiveConfig,
@@ -73,7 +72,7 @@ impl<'a> BackendSwitches<'a> {
         };
         let wanted = |dataset: &Arc<Dataset>| config.dataset_backends.get(dataset.name()).copied();
         let (new, served): (Vec<_>, Vec<_>) = catalogue.datasets().into_iter().partition(is_new);
-        // The new ones first: nobody reads them yet.
+        // New datasets first: they have no readers yet.
         for dataset in &new {
             if let Some(wanted) = wanted(dataset) {
                 self.undo.push(Undo::New(dataset.name().to_owned()));
@@ -89,8 +88,8 @@ impl<'a> BackendSwitches<'a> {
         Ok(())
     }
 
-    /// `configured` is what the configuration said before. Where it says the same, this only ends a switch that was made at
-    /// run time, and what had fallen back at the start falls back again: that is no mistake of the new configuration.
+    /// `configured` is the previous configuration. If it is unchanged, this only reverts a switch made at run time, and a
+    /// backend that fell back at the start may fall back again: that is not a mistake in the new configuration.
     fn engine(&mut self, wanted: BackendKind, configured: BackendKind) -> Result<(), StartError> {
         let engine = self.fetcher().engine();
         let before = engine.backend();
@@ -117,7 +116,7 @@ impl<'a> BackendSwitches<'a> {
         Ok(())
     }
 
-    /// As [`Self::engine`], of a dataset's own.
+    /// As [`Self::engine`], for a dataset's own backend.
     fn dataset(
         &mut self,
         dataset: &Arc<Dataset>,
@@ -163,7 +162,7 @@ impl<'a> BackendSwitches<'a> {
         result
     }
 
-    /// Undoes what was made, last first.
+    /// Undoes the switches, last first.
     fn roll_back(self) {
         let fetcher = self.fetcher();
         for undo in self.undo.into_iter().rev() {
@@ -172,7 +171,7 @@ impl<'a> BackendSwitches<'a> {
                     fetcher.retire(&name);
                     continue;
                 }
-                // What fell back cannot be asked for again: what it fell back to can.
+                // The requested backend may be unavailable; the one in use is available.
                 Undo::Engine(before) => fetcher.engine().set_backend(before.backend),
                 Undo::Dataset(dataset, DatasetBackend { status, own: true }) if status.is_fallback() => {
                     fetcher.choose_backend_of(&dataset, status.requested)
