@@ -12,9 +12,9 @@ mod connection_limits;
 mod connection_table;
 mod dispatch;
 mod hosts;
-mod lingering;
 mod progress;
 mod serve;
+mod socket;
 mod timeouts;
 
 use std::convert::Infallible;
@@ -165,6 +165,11 @@ struct ConnectionGuard {
 }
 
 impl ConnectionGuard {
+    /// Unique within the port.
+    fn number(&self) -> u64 {
+        self.permit.number()
+    }
+
     fn new(cores: Arc<CorePool>, core: usize, gauge: IntGauge, permit: ConnectionPermit) -> Self {
         if let Some(open) = cores.open.get(core) {
             open.fetch_add(1, Ordering::Relaxed);
@@ -226,6 +231,8 @@ impl Listener {
         } = port;
         let address = bound.address();
         let tcp = bound.listen()?;
+        let connections = connection_limits.add_port();
+        tokio::spawn(announce_state(Arc::clone(&connections), lifecycle.clone()));
         tracing::info!(transport, %address, "listening");
         Ok(Self {
             tcp,
@@ -244,7 +251,7 @@ impl Listener {
             }),
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
-            connections: connection_limits.add_port(),
+            connections,
             gauge: cores.gauge.with_label_values(&[transport]),
             role,
         })
@@ -332,34 +339,31 @@ impl Listener {
     fn hand_over(&self, stream: StdTcpStream, peer: IpAddr, core: usize, is_late: bool) {
         let (connection_limits, close_counters) =
             (&self.server.connection_limits, &self.server.close_counters);
-        let progress = Arc::new(Progress::default());
-        let caller = CallerKey::of(peer);
         // A drain does not wait for operators' connections.
-        let is_late = is_late || matches!(self.role, Role::Control);
-        let permit =
-            match self
-                .connections
-                .take(caller, &progress, connection_limits.connections_max(), is_late)
-            {
-                Ok(permit) => permit,
-                Err(PortFull) => return close_counters.count(CloseReason::Refused, caller),
-            };
-        let open = ConnectionGuard::new(Arc::clone(&self.cores), core, self.gauge.clone(), permit);
-        let server = Arc::clone(&self.server);
+        let progress = Arc::new(Progress::new(is_late || matches!(self.role, Role::Control)));
+        let caller = CallerKey::of(peer);
+        let permit = match self
+            .connections
+            .take(caller, &progress, connection_limits.connections_max())
+        {
+            Ok(permit) => permit,
+            Err(PortFull) => return close_counters.count(CloseReason::Refused, caller),
+        };
+        // It is in the table, so later changes of the state reach it.
+        progress.set_state(self.lifecycle.state());
         let accepted = AcceptedConnection {
             connection: self
                 .cores
                 .callers
                 .connect(peer, connection_limits.connection_bytes()),
             progress,
-            number: open.permit.number(),
-            is_late,
-            state: self.lifecycle.subscribe(),
+            guard: ConnectionGuard::new(Arc::clone(&self.cores), core, self.gauge.clone(), permit),
         };
-        let alive = self.cores.engine.spawn_on(core, move || async move {
-            let _counted_until_the_end = open;
-            server.serve_connection(stream, accepted).await;
-        });
+        let server = Arc::clone(&self.server);
+        let alive = self
+            .cores
+            .engine
+            .spawn_on(core, move || server.serve_connection(stream, accepted));
         // At the end of a drain cores stop, with their late connections.
         if !alive && self.lifecycle.state() < State::Draining {
             self.lifecycle.fail(format!("core {core} has stopped"));
@@ -410,6 +414,14 @@ impl DrainingPort {
         self.connections
             .until(|connections| connections.open() == 0)
             .await;
+    }
+}
+
+/// Passes the daemon's state to the connections of a port, until the end.
+async fn announce_state(connections: Arc<PortConnections>, lifecycle: Lifecycle) {
+    for state in [State::Draining, State::Ended] {
+        lifecycle.reached(state).await;
+        connections.set_state(state);
     }
 }
 

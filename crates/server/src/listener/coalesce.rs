@@ -163,6 +163,11 @@ pub(super) struct Flusher<T> {
 }
 
 impl<T: Write + Unpin> Flusher<T> {
+    /// The socket, once the connection is dropped.
+    pub(super) fn into_io(self) -> Option<T> {
+        Rc::into_inner(self.gathered).map(|gathered| gathered.into_inner().io)
+    }
+
     /// Polls a connection and writes its buffer after each poll, until it has ended and everything is written.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use super::connection_table::{ConnectionTable, PortFull};
 use super::progress::Progress;
 use crate::caller::CallerKey;
 use crate::config::{Limits, Timeouts};
+use crate::lifecycle::State;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -130,7 +131,7 @@ impl PortConnections {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a connection, with at most `most` in all; may close another one. A drain does not wait for one that `is_late`.
+    /// Adds a connection, with at most `most` in all; may close another one.
     ///
     /// # Errors
     /// The port is full.
@@ -139,8 +140,8 @@ impl PortConnections {
         caller: CallerKey,
         progress: &Arc<Progress>,
         most: usize,
-        is_late: bool,
     ) -> Result<ConnectionPermit, PortFull> {
+        let is_late = progress.is_late();
         let number = self.table().take(caller, progress, most)?;
         self.open.fetch_add(1, Ordering::AcqRel);
         if is_late {
@@ -152,6 +153,11 @@ impl PortConnections {
             number,
             is_late,
         })
+    }
+
+    /// Passes the daemon's state to all connections.
+    pub(super) fn set_state(&self, state: State) {
+        self.table().all().for_each(|progress| progress.set_state(state));
     }
 
     /// Closes an inactive connection; whether there was one.
@@ -217,8 +223,10 @@ mod tests {
         // Scenario: two connections, one of which a drain does not wait for. Expectation: it waits for the other alone.
         let connections = Arc::new(PortConnections::default());
         let progress = Arc::new(Progress::default());
-        let awaited = connections.take(caller(), &progress, 2, false).unwrap();
-        let late = connections.take(caller(), &progress, 2, true).unwrap();
+        let awaited = connections.take(caller(), &progress, 2).unwrap();
+        let late = connections
+            .take(caller(), &Arc::new(Progress::new(true)), 2)
+            .unwrap();
         assert_eq!((connections.open(), connections.awaited()), (2, 1));
         let mut gone = Box::pin(connections.until(|connections| connections.awaited() == 0));
         assert!(gone.as_mut().now_or_never().is_none());
@@ -236,7 +244,7 @@ mod tests {
         let connections = Arc::new(PortConnections::default());
         let mut held = Vec::new();
         while connections.few_closing().now_or_never().is_some() {
-            held.push(connections.take(caller(), &Arc::default(), 1, false).unwrap());
+            held.push(connections.take(caller(), &Arc::default(), 1).unwrap());
             assert!(held.len() <= CLOSING_MAX + 1);
         }
         assert_eq!(held.len(), CLOSING_MAX + 1);

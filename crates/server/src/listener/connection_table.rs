@@ -84,6 +84,11 @@ impl ConnectionTable {
         });
     }
 
+    /// All connections.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Progress>> {
+        self.callers.values().flat_map(BTreeMap::values)
+    }
+
     /// An unproven or idle connection.
     fn idle_victim(&self) -> Option<(CallerKey, u64)> {
         let mut idle = None;
@@ -131,6 +136,7 @@ impl ConnectionTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::progress::{ConnectionEvent, SeenEvents};
     use futures_util::FutureExt as _;
 
     fn caller(last: u8) -> CallerKey {
@@ -138,7 +144,9 @@ mod tests {
     }
 
     fn is_closed(progress: &Progress) -> bool {
-        progress.decided(None).now_or_never() == Some(CloseDecision::Close(CloseReason::Evicted))
+        let mut seen = SeenEvents::default();
+        let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();
+        event == Some(ConnectionEvent::Close(CloseDecision::Close(CloseReason::Evicted)))
     }
 
     fn unproven() -> Arc<Progress> {

@@ -15,6 +15,7 @@ use slab::Slab;
 use super::close::CloseDecision;
 use super::timeouts::ExchangeStalls;
 use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
+use crate::lifecycle::State;
 
 /// Length of the HTTP/2 connection preface (RFC 9113 3.4); shorter than any HTTP/1 head with a host.
 pub(super) const PREFACE_BYTES: u64 = 24;
@@ -57,9 +58,12 @@ pub(super) struct Progress {
     /// Open exchanges, and those whose request is complete or whose response has started.
     open: AtomicUsize,
     open_whole: AtomicUsize,
-    /// The decision to close the connection, and the waker of its task.
+    /// A drain does not wait for it.
+    is_late: bool,
+    /// The decision to close the connection, and whether it has to drain. Its task is woken for either.
     decision: AtomicU8,
-    told: AtomicWaker,
+    drains: AtomicBool,
+    waker: AtomicWaker,
     exchanges: Mutex<Slab<TrackedExchange>>,
 }
 
@@ -68,6 +72,22 @@ pub(super) struct Progress {
 pub(super) struct TrackedExchange {
     pub(super) exchange: Weak<Exchange>,
     pub(super) marks: ExchangeStalls,
+}
+
+/// What a connection has to react to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ConnectionEvent {
+    /// The connection is to be closed.
+    Close(CloseDecision),
+    /// The daemon drains, or ends if the connection is late.
+    Drain,
+}
+
+/// The events that a connection has seen.
+#[derive(Debug, Default)]
+pub(super) struct SeenEvents {
+    decision: Option<CloseDecision>,
+    drains: bool,
 }
 
 /// The activity of a connection, to choose one to evict.
@@ -109,6 +129,19 @@ fn subtract(counter: &AtomicU64, bytes: usize) {
 }
 
 impl Progress {
+    /// A new connection. A drain does not wait for one that `is_late`.
+    pub(super) fn new(is_late: bool) -> Self {
+        Self {
+            is_late,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a drain does not wait for the connection.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late
+    }
+
     /// Records received bytes.
     pub(super) fn read(&self, bytes: &[u8]) {
         if self.read_bytes() == 0 && bytes.starts_with(PREFACE_BEGIN) {
@@ -260,29 +293,46 @@ impl Progress {
                 (code == 0 || (decision.closes() && !closes(code))).then_some(decision.code())
             });
         if decided.is_ok() {
-            self.told.wake();
+            self.waker.wake();
         }
     }
 
-    /// Resolves with the decision, unless it is `known`.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses nothing. One waiter at a time.
-    pub(super) async fn decided(&self, known: Option<CloseDecision>) -> CloseDecision {
-        std::future::poll_fn(|cx| {
-            let look =
-                || CloseDecision::of(self.decision.load(Ordering::Acquire)).filter(|new| Some(*new) != known);
-            if let Some(decision) = look() {
-                return Poll::Ready(decision);
-            }
-            self.told.register(cx.waker());
-            look().map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+    /// Reacts to the state of the daemon.
+    pub(super) fn set_state(&self, state: State) {
+        let last = if self.is_late {
+            State::Ended
+        } else {
+            State::Draining
+        };
+        if state >= last && !self.drains.swap(true, Ordering::AcqRel) {
+            self.waker.wake();
+        }
+    }
+
+    /// Ready with the next event that is not among the `seen`. One waiter at a time.
+    pub(super) fn poll_event(&self, cx: &Context<'_>, seen: &mut SeenEvents) -> Poll<ConnectionEvent> {
+        let event = self.next_event(seen).or_else(|| {
+            self.waker.register(cx.waker());
+            self.next_event(seen)
+        });
+        match event {
+            Some(ConnectionEvent::Close(decision)) => seen.decision = Some(decision),
+            Some(ConnectionEvent::Drain) => seen.drains = true,
+            None => {}
+        }
+        event.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn next_event(&self, seen: &SeenEvents) -> Option<ConnectionEvent> {
+        let decision = CloseDecision::of(self.decision.load(Ordering::Acquire));
+        if let Some(decision) = decision.filter(|_| decision != seen.decision) {
+            return Some(ConnectionEvent::Close(decision));
+        }
+        (self.drains.load(Ordering::Acquire) && !seen.drains).then_some(ConnectionEvent::Drain)
     }
 
     /// While draining: resolves when the connection can be closed without losing a response. It must not start new requests.
-    pub(super) async fn owes_nothing(&self) {
+    pub(super) async fn drained(&self) {
         // An HTTP/2 client may have sent one more request before it received GOAWAY.
         let mut looks = if self.is_http2() { 2 } else { 1 };
         let mut body_bytes = self.body_bytes();
@@ -425,23 +475,23 @@ mod tests {
         let long = Duration::from_secs(60);
         let progress = Arc::new(Progress::default());
         let open = progress.open(true);
-        assert!(!done(long, progress.owes_nothing()).await);
+        assert!(!done(long, progress.drained()).await);
         drop(open);
-        assert!(done(long, progress.owes_nothing()).await);
+        assert!(done(long, progress.drained()).await);
         progress.wrote(&Poll::<Result<usize, ()>>::Pending);
-        assert!(!done(long, progress.owes_nothing()).await);
+        assert!(!done(long, progress.drained()).await);
         progress.wrote(&Poll::Ready(Ok::<_, ()>(1)));
-        assert!(done(long, progress.owes_nothing()).await);
+        assert!(done(long, progress.drained()).await);
         let http2 = Arc::new(Progress::default());
         http2.read(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-        assert!(done(long, http2.owes_nothing()).await);
+        assert!(done(long, http2.drained()).await);
         let whole = http2.open(true);
-        assert!(!done(long, http2.owes_nothing()).await);
+        assert!(!done(long, http2.drained()).await);
         drop(whole);
-        assert!(done(long, http2.owes_nothing()).await);
+        assert!(done(long, http2.drained()).await);
 
         let half = progress.open(false);
-        assert!(done(long, progress.owes_nothing()).await);
+        assert!(done(long, progress.drained()).await);
         let comes = async {
             for _ in 0..30 {
                 half.received(1);
@@ -449,7 +499,7 @@ mod tests {
             }
         };
         let begun = tokio::time::Instant::now();
-        tokio::join!(comes, progress.owes_nothing());
+        tokio::join!(comes, progress.drained());
         assert!(begun.elapsed() >= HEAD_GRACE * 30);
     }
 
@@ -477,19 +527,21 @@ mod tests {
     #[test]
     fn a_decision_is_heard_once_and_closing_beats_leaving() {
         // Scenario: told to go away for its age, then to close since it does not read, then to go away again. Expectation:
-        // each of the first two is heard, the third is not.
+        // each of the first two is seen, the third is not.
         let progress = Progress::default();
-        assert_eq!(progress.decided(None).now_or_never(), None);
+        let mut seen = SeenEvents::default();
+        let mut event = || std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();
+        assert_eq!(event(), None);
         let (leave, close) = (
             CloseDecision::GoAway(CloseReason::Age),
             CloseDecision::Close(CloseReason::Send),
         );
         progress.decide(leave);
-        assert_eq!(progress.decided(None).now_or_never(), Some(leave));
-        assert_eq!(progress.decided(Some(leave)).now_or_never(), None);
+        assert_eq!(event(), Some(ConnectionEvent::Close(leave)));
+        assert_eq!(event(), None);
         progress.decide(close);
         progress.decide(CloseDecision::GoAway(CloseReason::Idle));
         progress.decide(CloseDecision::Close(CloseReason::Evicted));
-        assert_eq!(progress.decided(Some(leave)).now_or_never(), Some(close));
+        assert_eq!(event(), Some(ConnectionEvent::Close(close)));
     }
 }
