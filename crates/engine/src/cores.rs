@@ -108,7 +108,7 @@ fn ring_backend(ring: RingHandle, plan: RingConfig) -> (UringBackend, Registrati
 async fn supervise<B: Backend + 'static>(shard: Shard<B>, metrics: Arc<ShardMetrics>, alarm: Alarm) {
     if let Err(error) = tokio::task::spawn_local(shard).await {
         metrics.failures.fetch_add(1, Ordering::Relaxed);
-        tracing::error!(shard = metrics.shard, %error, "a shard failed; its reads are answered with an error");
+        tracing::error!(shard = metrics.shard, %error, "a shard failed; its reads fail with an error");
         alarm.0.send_replace(true);
     }
 }

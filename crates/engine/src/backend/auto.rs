@@ -326,8 +326,8 @@ fn resident(file: &OpenFile, offset: u64, length: u32) -> bool {
                 let error = std::io::Error::from_raw_os_error(errno);
                 tracing::warn!(
                     %error,
-                    "backend auto cannot ask what is resident, and reads all from the device (EPERM: the files must be \
-                     the daemon's own or writable for it; ENOSYS: kernel before 6.5)"
+                    "backend auto cannot query the page cache and reads everything from the device (EPERM: the daemon's \
+                     user must own the files or be able to write to them; ENOSYS: kernel before 6.5)"
                 );
             }
             false

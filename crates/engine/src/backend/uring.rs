@@ -284,7 +284,7 @@ impl Drop for UringBackend {
             .take()
             .map_or(Ok(()), |memory| memory.give_back(ring));
         if let Err(error) = memory.and(self.files.give_back(ring)) {
-            tracing::warn!(%error, "a ring keeps what was registered with it");
+            tracing::warn!(%error, "cannot unregister memory or files from a ring");
         }
     }
 }
@@ -366,7 +366,7 @@ impl Backend for UringBackend {
                 errno => {
                     tracing::error!(
                         ?errno,
-                        "cannot submit early to the ring; its runtime does from now on"
+                        "cannot submit early to the ring; its runtime submits from now on"
                     );
                     self.ring = None;
                     0
