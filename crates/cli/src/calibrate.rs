@@ -44,7 +44,7 @@ pub(crate) async fn run(global: &Global, args: &Calibrate) -> Result<(), Failure
     // Before the minute, not after it: a place that cannot be written to.
     let yaml_file = Output::open("--out", args.out.as_deref(), args.force)?;
     let plot_file = Output::open("--plot", args.plot.as_deref(), args.force)?;
-    let cpus = ringfetch_engine::cpus::usable_cpus().len();
+    let cpus = ringfetch_host::cpus::usable_cpus().len();
     let (stopper, stop) = watch::channel(false);
     let on_ctrl_c = tokio::spawn(async move {
         if tokio::signal::ctrl_c().await.is_ok() {
@@ -145,7 +145,10 @@ fn labels(report: &Report<'_>) -> plot::Labels {
             }
         ),
         axis: if ring { "queue depth" } else { "threads of pread" },
-        tags: target.device.as_ref().and_then(|device| device.queue_tags),
+        tags: target
+            .device
+            .as_ref()
+            .and_then(ringfetch_host::block::Device::queue_tags),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the machine is: its kernel, what surrounds this process, its clock.
 
 use super::finding::{Check, Finding};
-use super::view::View;
+use ringfetch_host::View;
 
 const KERNEL: Check = Check {
     id: "kernel.release",

@@ -6,14 +6,15 @@
 
 use super::Needs;
 use super::block;
-use super::cgroup::Cgroup;
 use super::finding::{Check, Finding, Verdict};
-use super::mounts::{Mount, mount_of, mounts};
-use super::view::View;
 use crate::quantity::size;
 use ringfetch_engine::config::{DirectIo, OBJECT_REVALIDATE_DEFAULT};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, DirectFacts, KindSpec, PartialTail};
 use ringfetch_engine::probe::{read_through_ring, resident_pages};
+use ringfetch_host::View;
+use ringfetch_host::block::Device;
+use ringfetch_host::cgroup::Cgroup;
+use ringfetch_host::mounts::{Mount, mount_of, mounts};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -336,21 +337,18 @@ impl Opened {
         (RESIDENCY.ok(found), Some(resident_bytes))
     }
 
-    fn device(&self, view: &View, mount: Option<&Mount>) -> Option<(block::Device, Option<String>)> {
+    fn device(&self, view: &View, mount: Option<&Mount>) -> Option<(Device, Option<String>)> {
         let metadata = self.path.metadata().ok()?;
         let number = if self.is_device {
             metadata.rdev()
         } else {
             metadata.dev()
         };
-        let of = |number| block::device(view, rustix::fs::major(number), rustix::fs::minor(number));
         // btrfs and the like give their files numbers that no device has; the mount names one.
-        of(number).or_else(|| {
+        Device::numbered(view, number).or_else(|| {
             let source = Path::new(&mount?.source);
-            of(source
-                .starts_with("/dev")
-                .then(|| source.metadata().ok())??
-                .rdev())
+            let metadata = source.starts_with("/dev").then(|| source.metadata().ok())??;
+            Device::numbered(view, metadata.rdev())
         })
     }
 }
@@ -453,8 +451,8 @@ fn file_system(mount: &Mount) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Tree;
     use super::*;
+    use ringfetch_host::tree::Tree;
 
     #[test]
     fn file_systems_are_judged_by_their_kind() {

@@ -3,9 +3,9 @@
 use super::Needs;
 use super::finding::{Check, Finding};
 use super::host::in_user_namespace;
-use super::view::View;
 use crate::quantity::size;
 use ringfetch_engine::probe::{Abilities, UringFacts, UringRefusal, abilities, probe, register_memory};
+use ringfetch_host::View;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::io;
@@ -209,8 +209,8 @@ fn memlock(view: &View, tried: &Tried, needs: Needs) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::super::finding::Verdict;
-    use super::super::tests::Tree;
     use super::*;
+    use ringfetch_host::tree::Tree;
 
     fn needs() -> Needs {
         Needs {
