@@ -24,15 +24,15 @@ use crate::args::Global;
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::exact_size;
-use crate::sink::{PartFile, Sink};
+use crate::sink::{Sink, part_beside};
 use args::Calibrate;
 use measure::Bench;
 use report::{Circumstances, Report};
-use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 use target::Target;
+use tempfile::NamedTempFile;
 use tokio::sync::watch;
 
 pub(crate) async fn run(global: &Global, args: &Calibrate) -> Result<(), Failure> {
@@ -156,8 +156,8 @@ fn labels(report: &Report<'_>) -> plot::Labels {
 #[derive(Debug)]
 struct Output {
     flag: &'static str,
-    file: File,
-    part: PartFile,
+    file: NamedTempFile,
+    path: PathBuf,
 }
 
 impl Output {
@@ -176,15 +176,20 @@ impl Output {
                 )));
             }
         }
-        let part = PartFile::beside(path);
-        let file = File::create(part.path())
+        let file = part_beside(path)
             .map_err(|error| Failure::Failed(format!("{flag}: cannot write {shown}: {error}")))?;
-        Ok(Some(Self { flag, file, part }))
+        Ok(Some(Self {
+            flag,
+            file,
+            path: path.to_owned(),
+        }))
     }
 
     fn write(mut self, text: &str) -> Result<(), Failure> {
         let written = self.file.write_all(text.as_bytes());
-        let committed = written.and_then(|()| self.part.commit());
-        committed.map_err(|error| Failure::Failed(format!("{}: {error}", self.flag)))
+        let committed = written.and_then(|()| Ok(self.file.persist(self.path)?));
+        committed
+            .map(drop)
+            .map_err(|error| Failure::Failed(format!("{}: {error}", self.flag)))
     }
 }

@@ -5,9 +5,9 @@ use crate::args::{DtypeArg, Global, LayoutArg, Make, MakeHow};
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::exact_size;
-use crate::sink::{PartFile, Sink};
+use crate::sink::{Sink, print_json};
 use ringfetch_engine::dataset::{Dtype, Layout};
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use serde_json::json;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -194,21 +194,13 @@ impl Plan {
 
     fn write(&self, path: &Path, seed: u64, progress: pattern::Progress<'_>) -> io::Result<()> {
         match *self {
-            Self::Blocks { length_bytes, .. } => {
-                let part = PartFile::beside(path);
-                pattern::write_blocks(part.path(), seed, length_bytes, progress)?;
-                part.commit()
-            }
+            Self::Blocks { length_bytes, .. } => pattern::write_blocks(path, seed, length_bytes, progress),
             Self::Vectors {
                 layout,
                 dtype,
                 dim,
                 count,
-            } => {
-                let part = PartFile::beside(path);
-                pattern::write_vectors(part.path(), seed, layout, dtype, dim, count, progress)?;
-                part.commit()
-            }
+            } => pattern::write_vectors(path, seed, layout, dtype, dim, count, progress),
             // A directory has no moment at which it is whole: objects appear one by one.
             Self::Objects {
                 count,
@@ -308,8 +300,7 @@ fn tell(global: &Global, plan: &Plan, path: &Path, how: &MakeHow) -> Result<(), 
             "path": absolute, "name": name, "kind": plan.kind(), "seed": how.seed,
             "length_bytes": plan.length_bytes(), "yaml": yaml,
         });
-        serde_json::to_writer_pretty(&mut out, &made)?;
-        writeln!(out)?;
+        print_json(&mut out, &made)?;
     } else {
         write!(
             out,

@@ -18,7 +18,6 @@ pub mod engine;
 pub mod error;
 pub mod geometry;
 mod metrics;
-pub mod pattern;
 mod plan;
 mod planned_batch;
 mod routing;

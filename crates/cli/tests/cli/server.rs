@@ -3,7 +3,7 @@
 
 use ringfetch_client::wire;
 use ringfetch_engine::dataset::Dtype;
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use tokio_stream::wrappers::TcpListenerStream;

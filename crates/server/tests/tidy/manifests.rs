@@ -3,21 +3,31 @@
 use super::tree::{Source, hold};
 
 /// Our crates, and the crates of ours that each may stand on.
-const ARROWS: [(&str, &[&str]); 8] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("ringfetch-proto", &[]),
+    ("ringfetch-command", &[]),
     ("ringfetch-host", &[]),
     ("ringfetch-engine", &["ringfetch-host"]),
+    ("ringfetch-pattern", &["ringfetch-engine"]),
     (
         "ringfetch-server",
-        &["ringfetch-engine", "ringfetch-host", "ringfetch-proto"],
+        &[
+            "ringfetch-command",
+            "ringfetch-engine",
+            "ringfetch-host",
+            "ringfetch-pattern",
+            "ringfetch-proto",
+        ],
     ),
     ("ringfetch-client", &["ringfetch-proto"]),
     (
         "ringfetch-cli",
         &[
             "ringfetch-client",
+            "ringfetch-command",
             "ringfetch-engine",
             "ringfetch-host",
+            "ringfetch-pattern",
             "ringfetch-proto",
         ],
     ),
@@ -92,7 +102,8 @@ fn arrows_between_our_crates_point_one_way() {
     };
     let manifest = |body: &str| Source::new("crates/x/Cargo.toml", body);
     hold(
-        "A crate may stand only on those below it (engine -> host; server -> engine, host, proto; client -> proto; cli -> client, engine, host), \
+        "A crate may stand only on those below it (engine -> host; pattern -> engine; server -> engine, proto; client -> proto; \
+         cli -> client, engine), \
          so that the engine can be read, tested and replaced without the network, and a client carries no server.",
         rule,
         &[
