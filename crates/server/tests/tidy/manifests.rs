@@ -28,7 +28,6 @@ const ARROWS: [(&str, &[&str]); 10] = [
             "ringfetch-engine",
             "ringfetch-host",
             "ringfetch-pattern",
-            "ringfetch-proto",
         ],
     ),
     // A disk for tests: others may have it only among their dev-dependencies.
