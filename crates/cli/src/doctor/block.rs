@@ -1,55 +1,27 @@
 //! The block device below a path: its layers, and how its queue is set up.
 
 use super::Needs;
-use super::finding::{Check, Finding};
+use super::finding::{Check, Finding, checks};
 use super::host::chosen;
 use ringfetch_host::View;
 use ringfetch_host::block::{Device, Layer};
 use ringfetch_host::cgroup::Cgroup;
 
-const STACK: Check = Check {
-    id: "device.stack",
-    why: "each layer costs CPU a read, and the slowest sets the pace",
-};
-const ROTATIONAL: Check = Check {
-    id: "device.rotational",
-    why: "a disk that seeks does a few hundred random reads a second, whatever the engine",
-};
-const SCHEDULER: Check = Check {
-    id: "device.scheduler",
-    why: "a scheduler costs CPU a read, and helps devices that seek, or many users of one device",
-};
-const TAGS: Check = Check {
-    id: "device.tags",
-    why: "beyond its tags (nr_requests) a device makes io_uring_enter sleep, so all rings together stay below them",
-};
-const READ_AHEAD: Check = Check {
-    id: "device.read_ahead",
-    why: "buffered random reads pull in up to this much beside what was asked; direct reads and mappings do not",
-};
-const MAX_SECTORS: Check = Check {
-    id: "device.max_sectors",
-    why: "longer reads are split by the kernel, and each part takes a tag",
-};
-const POLL: Check = Check {
-    id: "device.poll_queues",
-    why: "polled completions (IORING_SETUP_IOPOLL) need queues of their own; the engine does not need polling",
-};
-const IO_LIMIT: Check = Check {
-    id: "device.io_limit",
-    why: "a limit of the control group throttles reads before the device sees them",
-};
-#[cfg(test)]
-pub(super) const CHECKS: &[Check] = &[
-    STACK,
-    ROTATIONAL,
-    SCHEDULER,
-    TAGS,
-    READ_AHEAD,
-    MAX_SECTORS,
-    POLL,
-    IO_LIMIT,
-];
+checks! {
+    STACK = "device.stack", "each layer costs CPU a read, and the slowest sets the pace";
+    ROTATIONAL = "device.rotational",
+        "a disk that seeks does a few hundred random reads a second, whatever the engine";
+    SCHEDULER = "device.scheduler",
+        "a scheduler costs CPU a read, and helps devices that seek, or many users of one device";
+    TAGS = "device.tags",
+        "beyond its tags (nr_requests) a device makes io_uring_enter sleep, so all rings together stay below them";
+    READ_AHEAD = "device.read_ahead",
+        "buffered random reads pull in up to this much beside what was asked; direct reads and mappings do not";
+    MAX_SECTORS = "device.max_sectors", "longer reads are split by the kernel, and each part takes a tag";
+    POLL = "device.poll_queues",
+        "polled completions (IORING_SETUP_IOPOLL) need queues of their own; the engine does not need polling";
+    IO_LIMIT = "device.io_limit", "a limit of the control group throttles reads before the device sees them";
+}
 
 /// engine.uring.queue_depth's default, and engine.plan.max_read's.
 const QUEUE_DEPTH: u32 = 128;

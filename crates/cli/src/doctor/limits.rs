@@ -1,49 +1,27 @@
 //! How much this process may have: CPUs, memory, threads, descriptors, mappings.
 
 use super::Needs;
-use super::finding::{Check, Finding};
+use super::finding::{Check, Finding, checks};
 use crate::quantity::{grouped, size};
 use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
 use ringfetch_host::View;
 use ringfetch_host::cgroup::Cgroup;
 use rustix::process::{Resource, getrlimit};
 
-const CPUS: Check = Check {
-    id: "cpu.usable",
-    why: "the daemon starts a network thread a usable CPU, and a ring with each",
-};
-const QUOTA: Check = Check {
-    id: "cpu.quota",
-    why: "a group that has used up its quota is stopped until the next period, which shows as latency",
-};
-const MEMORY: Check = Check {
-    id: "memory.available",
-    why: "answers are held in engine.memory_budget, and what is left caches the data",
-};
-const GROUP: Check = Check {
-    id: "memory.cgroup",
-    why: "the page cache that this process fills counts against its group: mmap and auto are warm up to the limit",
-};
-const OVERCOMMIT: Check = Check {
-    id: "memory.overcommit",
-    why: "with vm.overcommit_memory=2 allocations fail early, before the memory is used",
-};
-const OPEN_FILES: Check = Check {
-    id: "limits.open_files",
-    why: "connections, files and rings are descriptors; the daemon raises its soft limit to the hard one",
-};
-const THREADS: Check = Check {
-    id: "limits.threads",
-    why: "cores, and the threads of mmap and pread, count against pids.max",
-};
-const MAPPINGS: Check = Check {
-    id: "limits.mappings",
-    why: "mmap and auto map each file and each cached object",
-};
-#[cfg(test)]
-pub(super) const CHECKS: &[Check] = &[
-    CPUS, QUOTA, MEMORY, GROUP, OVERCOMMIT, OPEN_FILES, THREADS, MAPPINGS,
-];
+checks! {
+    CPUS = "cpu.usable", "the daemon starts a network thread a usable CPU, and a ring with each";
+    QUOTA = "cpu.quota",
+        "a group that has used up its quota is stopped until the next period, which shows as latency";
+    MEMORY = "memory.available", "answers are held in engine.memory_budget, and what is left caches the data";
+    GROUP = "memory.cgroup",
+        "the page cache that this process fills counts against its group: mmap and auto are warm up to the limit";
+    OVERCOMMIT = "memory.overcommit",
+        "with vm.overcommit_memory=2 allocations fail early, before the memory is used";
+    OPEN_FILES = "limits.open_files",
+        "connections, files and rings are descriptors; the daemon raises its soft limit to the hard one";
+    THREADS = "limits.threads", "cores, and the threads of mmap and pread, count against pids.max";
+    MAPPINGS = "limits.mappings", "mmap and auto map each file and each cached object";
+}
 
 /// What the daemon takes beside its answer memory: code, connections, buffers of HTTP/2. A round figure to warn by, not
 /// a measured one.

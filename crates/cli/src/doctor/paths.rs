@@ -6,7 +6,7 @@
 
 use super::Needs;
 use super::block;
-use super::finding::{Check, Finding, Verdict};
+use super::finding::{Check, Finding, Verdict, checks};
 use crate::quantity::size;
 use ringfetch_engine::config::{DirectIo, OBJECT_REVALIDATE_DEFAULT};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, DirectFacts, KindSpec, PartialTail};
@@ -22,28 +22,16 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-const OPEN: Check = Check {
-    id: "path.open",
-    why: "the daemon does not start with a dataset that it cannot open",
-};
-const FILE_SYSTEM: Check = Check {
-    id: "path.file_system",
-    why: "the file system decides on direct I/O, and what a read costs beside the device",
-};
-const DIRECT: Check = Check {
-    id: "path.direct_io",
-    why: "past the page cache a ring keeps the device busy; buffered, reads that miss are left to kernel threads",
-};
-const RING_READ: Check = Check {
-    id: "path.ring_read",
-    why: "backends uring and auto read this file so",
-};
-const RESIDENCY: Check = Check {
-    id: "path.residency",
-    why: "what is in the page cache is fastest by mmap, what is not by uring; auto asks for each read",
-};
-#[cfg(test)]
-pub(super) const CHECKS: &[Check] = &[OPEN, FILE_SYSTEM, DIRECT, RING_READ, RESIDENCY];
+checks! {
+    OPEN = "path.open", "the daemon does not start with a dataset that it cannot open";
+    FILE_SYSTEM = "path.file_system",
+        "the file system decides on direct I/O, and what a read costs beside the device";
+    DIRECT = "path.direct_io",
+        "past the page cache a ring keeps the device busy; buffered, reads that miss are left to kernel threads";
+    RING_READ = "path.ring_read", "backends uring and auto read this file so";
+    RESIDENCY = "path.residency",
+        "what is in the page cache is fastest by mmap, what is not by uring; auto asks for each read";
+}
 
 /// Objects of a directory that are looked at.
 const OBJECTS_SAMPLED: usize = 1000;

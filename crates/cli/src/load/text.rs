@@ -75,6 +75,11 @@ fn steps(knee: &Knee) -> Table {
     table
 }
 
+/// A row whose text is formatted.
+macro_rules! say {
+    ($row:ident, $name:literal, $($text:tt)*) => { $row($name, format!($($text)*)) };
+}
+
 fn table(report: &Report) -> Table {
     let mut table = Table::default();
     let mut row = |name: &str, text: String| table.row([name.to_owned(), text]);
@@ -94,9 +99,11 @@ fn table(report: &Report) -> Table {
         );
     }
     if report.instances > 1 {
-        row(
+        say!(
+            row,
             "merged",
-            format!("{} results, taken to have run at the same time", report.instances),
+            "{} results, taken to have run at the same time",
+            report.instances
         );
     }
     let batch = if report.batch_min == report.batch {
@@ -104,22 +111,22 @@ fn table(report: &Report) -> Table {
     } else {
         format!("{}..{}", report.batch_min, report.batch)
     };
-    row(
+    say!(
+        row,
         "dataset",
-        format!(
-            "{}: {}, {}, batches of {batch}",
-            report.dataset, report.what, report.pattern
-        ),
+        "{}: {}, {}, batches of {batch}",
+        report.dataset,
+        report.what,
+        report.pattern
     );
     for part in &report.mix {
-        row(
+        say!(
+            row,
             "",
-            format!(
-                "{}: {} requests, {} reads",
-                part.dataset,
-                grouped(part.requests),
-                grouped(part.reads)
-            ),
+            "{}: {} requests, {} reads",
+            part.dataset,
+            grouped(part.requests),
+            grouped(part.reads)
         );
     }
     let via = format!(
@@ -127,27 +134,26 @@ fn table(report: &Report) -> Table {
         report.transport,
         counted(report.connections, "connection")
     );
-    row(
+    say!(
+        row,
         "load",
-        format!(
-            "{} loop, {via}, {}",
-            report.loop_kind,
-            counted(report.threads, "thread")
-        ),
+        "{} loop, {via}, {}",
+        report.loop_kind,
+        counted(report.threads, "thread")
     );
-    row(
+    say!(
+        row,
         "outstanding",
-        format!(
-            "{:.1} of {} requests, over time",
-            report.outstanding_achieved, report.outstanding
-        ),
+        "{:.1} of {} requests, over time",
+        report.outstanding_achieved,
+        report.outstanding
     );
-    row(
+    say!(
+        row,
         "measured",
-        format!(
-            "{:.2} s after {} s of warm-up",
-            report.seconds, report.warmup_seconds
-        ),
+        "{:.2} s after {} s of warm-up",
+        report.seconds,
+        report.warmup_seconds
     );
     let in_all = |per_second: f64, count: String| format!("{}  ({count} in all)", rate(per_second));
     row("reads/s", in_all(report.reads_per_second, grouped(report.reads)));
@@ -173,29 +179,26 @@ fn table(report: &Report) -> Table {
             super::args::ArrivalsArg::Constant => "constant",
             super::args::ArrivalsArg::Poisson => "Poisson",
         };
-        row(
+        say!(
+            row,
             "intended",
-            format!(
-                "{rates} requests/s, {kind} arrivals ({} in all)",
-                grouped(open.arrivals)
-            ),
+            "{rates} requests/s, {kind} arrivals ({} in all)",
+            grouped(open.arrivals)
         );
-        row(
+        say!(
+            row,
             "rate missed",
-            format!(
-                "{} requests/s ({} never sent)",
-                rate(open.missed_per_second),
-                grouped(open.missed)
-            ),
+            "{} requests/s ({} never sent)",
+            rate(open.missed_per_second),
+            grouped(open.missed)
         );
-        row(
+        say!(
+            row,
             "late",
-            format!(
-                "{} found all {} in flight; sent after arrival by: {}",
-                grouped(open.late),
-                report.outstanding,
-                latencies(open.lateness_us.as_ref())
-            ),
+            "{} found all {} in flight; sent after arrival by: {}",
+            grouped(open.late),
+            report.outstanding,
+            latencies(open.lateness_us.as_ref())
         );
     }
     row("latency/request", latencies(report.latency_us.as_ref()));
@@ -223,26 +226,24 @@ fn table(report: &Report) -> Table {
 fn server(report: &Report, row: &mut impl FnMut(&str, String)) {
     let Some(server) = &report.server else { return };
     let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-    row(
+    say!(
+        row,
         "server's device",
-        format!(
-            "{} reads ({} a read), {} ({} bytes read for one asked)",
-            grouped(server.device_reads),
-            ratio(server.device_reads_per_read),
-            size(server.device_read_bytes),
-            ratio(server.read_amplification)
-        ),
+        "{} reads ({} a read), {} ({} bytes read for one asked)",
+        grouped(server.device_reads),
+        ratio(server.device_reads_per_read),
+        size(server.device_read_bytes),
+        ratio(server.read_amplification)
     );
-    row(
+    say!(
+        row,
         "server's ring",
-        format!(
-            "{} submissions ({} a read), depth {} on average",
-            grouped(server.submissions),
-            ratio(server.submissions_per_read),
-            server
-                .queue_depth_mean
-                .map_or_else(|| "-".to_owned(), |depth| format!("{depth:.1}"))
-        ),
+        "{} submissions ({} a read), depth {} on average",
+        grouped(server.submissions),
+        ratio(server.submissions_per_read),
+        server
+            .queue_depth_mean
+            .map_or_else(|| "-".to_owned(), |depth| format!("{depth:.1}"))
     );
     let by = |counts: &BTreeMap<String, u64>| {
         let list: Vec<String> = counts
@@ -265,13 +266,12 @@ fn server(report: &Report, row: &mut impl FnMut(&str, String)) {
                 "the server counts no read for an empty object by HTTP, or began anew"
             }
         };
-        row(
+        say!(
+            row,
             "both counted",
-            format!(
-                "client {}, server {}: {verdict} (warm-up included)",
-                grouped(both.client),
-                grouped(both.server)
-            ),
+            "client {}, server {}: {verdict} (warm-up included)",
+            grouped(both.client),
+            grouped(both.server)
         );
     }
 }
