@@ -75,11 +75,6 @@ fn steps(knee: &Knee) -> Table {
     table
 }
 
-/// A row whose text is formatted.
-macro_rules! say {
-    ($row:ident, $name:literal, $($text:tt)*) => { $row($name, format!($($text)*)) };
-}
-
 fn table(report: &Report) -> Table {
     let mut table = Table::default();
     let mut row = |name: &str, text: String| table.row([name.to_owned(), text]);
@@ -99,11 +94,9 @@ fn table(report: &Report) -> Table {
         );
     }
     if report.instances > 1 {
-        say!(
-            row,
+        row(
             "merged",
-            "{} results, taken to have run at the same time",
-            report.instances
+            format!("{} results, taken to have run at the same time", report.instances),
         );
     }
     let batch = if report.batch_min == report.batch {
@@ -111,22 +104,22 @@ fn table(report: &Report) -> Table {
     } else {
         format!("{}..{}", report.batch_min, report.batch)
     };
-    say!(
-        row,
+    row(
         "dataset",
-        "{}: {}, {}, batches of {batch}",
-        report.dataset,
-        report.what,
-        report.pattern
+        format!(
+            "{}: {}, {}, batches of {batch}",
+            report.dataset, report.what, report.pattern
+        ),
     );
     for part in &report.mix {
-        say!(
-            row,
+        row(
             "",
-            "{}: {} requests, {} reads",
-            part.dataset,
-            grouped(part.requests),
-            grouped(part.reads)
+            format!(
+                "{}: {} requests, {} reads",
+                part.dataset,
+                grouped(part.requests),
+                grouped(part.reads)
+            ),
         );
     }
     let via = format!(
@@ -134,26 +127,27 @@ fn table(report: &Report) -> Table {
         report.transport,
         counted(report.connections, "connection")
     );
-    say!(
-        row,
+    row(
         "load",
-        "{} loop, {via}, {}",
-        report.loop_kind,
-        counted(report.threads, "thread")
+        format!(
+            "{} loop, {via}, {}",
+            report.loop_kind,
+            counted(report.threads, "thread")
+        ),
     );
-    say!(
-        row,
+    row(
         "outstanding",
-        "{:.1} of {} requests, over time",
-        report.outstanding_achieved,
-        report.outstanding
+        format!(
+            "{:.1} of {} requests, over time",
+            report.outstanding_achieved, report.outstanding
+        ),
     );
-    say!(
-        row,
+    row(
         "measured",
-        "{:.2} s after {} s of warm-up",
-        report.seconds,
-        report.warmup_seconds
+        format!(
+            "{:.2} s after {} s of warm-up",
+            report.seconds, report.warmup_seconds
+        ),
     );
     let in_all = |per_second: f64, count: String| format!("{}  ({count} in all)", rate(per_second));
     row("reads/s", in_all(report.reads_per_second, grouped(report.reads)));
@@ -179,26 +173,29 @@ fn table(report: &Report) -> Table {
             super::args::ArrivalsArg::Constant => "constant",
             super::args::ArrivalsArg::Poisson => "Poisson",
         };
-        say!(
-            row,
+        row(
             "intended",
-            "{rates} requests/s, {kind} arrivals ({} in all)",
-            grouped(open.arrivals)
+            format!(
+                "{rates} requests/s, {kind} arrivals ({} in all)",
+                grouped(open.arrivals)
+            ),
         );
-        say!(
-            row,
+        row(
             "rate missed",
-            "{} requests/s ({} never sent)",
-            rate(open.missed_per_second),
-            grouped(open.missed)
+            format!(
+                "{} requests/s ({} never sent)",
+                rate(open.missed_per_second),
+                grouped(open.missed)
+            ),
         );
-        say!(
-            row,
+        row(
             "late",
-            "{} found all {} in flight; sent after arrival by: {}",
-            grouped(open.late),
-            report.outstanding,
-            latencies(open.lateness_us.as_ref())
+            format!(
+                "{} found all {} in flight; sent after arrival by: {}",
+                grouped(open.late),
+                report.outstanding,
+                latencies(open.lateness_us.as_ref())
+            ),
         );
     }
     row("latency/request", latencies(report.latency_us.as_ref()));
@@ -226,24 +223,26 @@ fn table(report: &Report) -> Table {
 fn server(report: &Report, row: &mut impl FnMut(&str, String)) {
     let Some(server) = &report.server else { return };
     let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-    say!(
-        row,
+    row(
         "server's device",
-        "{} reads ({} a read), {} ({} bytes read for one asked)",
-        grouped(server.device_reads),
-        ratio(server.device_reads_per_read),
-        size(server.device_read_bytes),
-        ratio(server.read_amplification)
+        format!(
+            "{} reads ({} a read), {} ({} bytes read for one asked)",
+            grouped(server.device_reads),
+            ratio(server.device_reads_per_read),
+            size(server.device_read_bytes),
+            ratio(server.read_amplification)
+        ),
     );
-    say!(
-        row,
+    row(
         "server's ring",
-        "{} submissions ({} a read), depth {} on average",
-        grouped(server.submissions),
-        ratio(server.submissions_per_read),
-        server
-            .queue_depth_mean
-            .map_or_else(|| "-".to_owned(), |depth| format!("{depth:.1}"))
+        format!(
+            "{} submissions ({} a read), depth {} on average",
+            grouped(server.submissions),
+            ratio(server.submissions_per_read),
+            server
+                .queue_depth_mean
+                .map_or_else(|| "-".to_owned(), |depth| format!("{depth:.1}"))
+        ),
     );
     let by = |counts: &BTreeMap<String, u64>| {
         let list: Vec<String> = counts
@@ -266,12 +265,13 @@ fn server(report: &Report, row: &mut impl FnMut(&str, String)) {
                 "the server counts no read for an empty object by HTTP, or began anew"
             }
         };
-        say!(
-            row,
+        row(
             "both counted",
-            "client {}, server {}: {verdict} (warm-up included)",
-            grouped(both.client),
-            grouped(both.server)
+            format!(
+                "client {}, server {}: {verdict} (warm-up included)",
+                grouped(both.client),
+                grouped(both.server)
+            ),
         );
     }
 }
