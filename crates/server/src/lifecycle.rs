@@ -147,7 +147,11 @@ impl Lifecycle {
         self.reached(State::Draining).await;
     }
 
-    async fn reached(&self, least: State) {
+    /// Resolves once it is as far as this.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    pub(crate) async fn reached(&self, least: State) {
         // The sender lives in `self`, so the channel cannot be closed.
         let mut state = self.subscribe();
         let _never_closed = state.wait_for(|state| *state >= least).await;

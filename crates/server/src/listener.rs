@@ -12,10 +12,10 @@ mod conversation;
 mod ending;
 mod front;
 mod hosts;
-mod lingering;
 mod places;
 mod progress;
 mod slots;
+mod socket;
 mod watch;
 
 use std::convert::Infallible;
@@ -167,6 +167,11 @@ struct Open {
 }
 
 impl Open {
+    /// Tells the connection from others of its port.
+    fn number(&self) -> u64 {
+        self.slot.number()
+    }
+
     fn new(cores: Arc<Cores>, core: usize, gauge: IntGauge, slot: Slot) -> Self {
         if let Some(open) = cores.open.get(core) {
             open.fetch_add(1, Ordering::Relaxed);
@@ -228,6 +233,8 @@ impl Listener {
         } = port;
         let address = bound.address();
         let tcp = bound.listen()?;
+        let slots = bounds.slots();
+        tokio::spawn(tell(Arc::clone(&slots), lifecycle.clone()));
         tracing::info!(transport, %address, "listening");
         Ok(Self {
             tcp,
@@ -246,7 +253,7 @@ impl Listener {
             }),
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
-            slots: bounds.slots(),
+            slots,
             gauge: cores.gauge.with_label_values(&[transport]),
             role,
         })
@@ -333,27 +340,25 @@ impl Listener {
 
     fn hand_over(&self, stream: StdTcpStream, peer: IpAddr, core: usize, is_late: bool) {
         let (bounds, endings) = (&self.conversation.bounds, &self.conversation.endings);
-        let progress = Arc::new(Progress::default());
-        let caller = CallerKey::of(peer);
         // Nobody waits for operators' own connections when everything else is answered.
-        let is_late = is_late || matches!(self.role, Role::Control);
-        let slot = match self.slots.take(caller, &progress, bounds.connections(), is_late) {
+        let progress = Arc::new(Progress::new(is_late || matches!(self.role, Role::Control)));
+        let caller = CallerKey::of(peer);
+        let slot = match self.slots.take(caller, &progress, bounds.connections()) {
             Ok(slot) => slot,
             Err(Full) => return endings.count(Reason::Refused, caller),
         };
-        let open = Open::new(Arc::clone(&self.cores), core, self.gauge.clone(), slot);
-        let conversation = Arc::clone(&self.conversation);
+        // It has its place: what changes from now on it is told.
+        progress.follow(self.lifecycle.state());
         let party = Party {
             connection: self.cores.callers.connect(peer, bounds.connection_bytes()),
             progress,
-            number: open.slot.number(),
-            is_late,
-            state: self.lifecycle.subscribe(),
+            open: Open::new(Arc::clone(&self.cores), core, self.gauge.clone(), slot),
         };
-        let alive = self.cores.engine.spawn_on(core, move || async move {
-            let _counted_until_the_end = open;
-            conversation.hold(stream, party).await;
-        });
+        let conversation = Arc::clone(&self.conversation);
+        let alive = self
+            .cores
+            .engine
+            .spawn_on(core, move || conversation.hold(stream, party));
         // Cores end at the end of a drain, and late connections with them.
         if !alive && self.lifecycle.state() < State::Draining {
             self.lifecycle.fail(format!("core {core} has stopped"));
@@ -400,6 +405,14 @@ impl Remaining {
             let _port_is_closed = accepting.await;
         }
         self.slots.until(|slots| slots.open() == 0).await;
+    }
+}
+
+/// Tells a port's connections what the daemon does, until it ends.
+async fn tell(slots: Arc<Slots>, lifecycle: Lifecycle) {
+    for state in [State::Draining, State::Ended] {
+        lifecycle.reached(state).await;
+        slots.tell(state);
     }
 }
 

@@ -165,6 +165,11 @@ pub(super) struct Drain<T> {
 }
 
 impl<T: Write + Unpin> Drain<T> {
+    /// The socket, once the connection is gone.
+    pub(super) fn into_io(self) -> Option<T> {
+        Rc::into_inner(self.gathered).map(|gathered| gathered.into_inner().io)
+    }
+
     /// Polls a connection, and after each poll writes what it gathered, until it has ended and all is written.
     ///
     /// # Errors

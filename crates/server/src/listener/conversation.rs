@@ -1,7 +1,9 @@
 //! One connection on its core, from its first byte to its last.
 
-use std::pin::pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::body::{Body as _, Incoming};
@@ -9,18 +11,17 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use tokio::net::TcpStream;
-use tokio::sync::watch::Receiver;
 
 use super::bodies::Awaited;
 use super::coalesce::Coalescing;
 use super::ending::{Endings, Verdict};
 use super::front::Front;
-use super::progress::Progress;
+use super::progress::{Heard, News, Progress};
 use super::slots::ConnectionBounds;
+use super::socket::Socket;
 use super::watch::{Watch, Watching};
-use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES, lingering};
+use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, Open, STREAM_WINDOW_BYTES};
 use crate::caller::Connection;
-use crate::lifecycle::State;
 
 /// How long one that is silent when the daemon drains may yet speak, to be told instead of reset: a round trip, and a
 /// client that is slow to write.
@@ -43,105 +44,131 @@ pub(super) struct Conversation {
 pub(super) struct Party {
     pub(super) connection: Arc<Connection>,
     pub(super) progress: Arc<Progress>,
-    /// Tells it from others of the port.
-    pub(super) number: u64,
-    /// A drain does not wait for it.
-    pub(super) is_late: bool,
-    pub(super) state: Receiver<State>,
+    /// Held to the end.
+    pub(super) open: Open,
+}
+
+/// What a connection that is served comes to next.
+enum Next<E> {
+    Ended(Result<(), E>),
+    News(News),
+    /// And drains: it may go.
+    OwesNothing,
 }
 
 impl Conversation {
     /// Serves one connection until it ends, is told to end, or, while draining, until its requests are answered. Runs on
-    /// a core.
-    pub(super) async fn hold(self: Arc<Self>, stream: std::net::TcpStream, party: Party) {
-        let Ok(stream) = TcpStream::from_std(stream) else {
-            return;
-        };
-        let caller = party.connection.caller().key();
-        let _watched = Watching::start(
-            Watch::new(party.number),
-            &party.progress,
-            &self.endings,
-            caller,
-            &self.bounds,
-        );
-        let count = |verdict: Verdict| self.endings.count(verdict.reason(), caller);
-        if let Some(verdict) = self.serve(stream, party, &count).await {
-            count(verdict);
-        }
-    }
-
-    /// As [`Self::hold`]; answers with why the connection was closed, if that was our decision and is not counted yet.
-    async fn serve(
-        self: &Arc<Self>,
-        stream: TcpStream,
+    /// a core. (A future of its own making: as `async fn` it would have room for each argument twice, and idle connections
+    /// cost what this takes.)
+    pub(super) fn hold(
+        self: Arc<Self>,
+        stream: std::net::TcpStream,
         party: Party,
-        count: &impl Fn(Verdict),
-    ) -> Option<Verdict> {
-        let Party {
-            connection,
-            progress,
-            is_late,
-            mut state,
-            ..
-        } = party;
-        let last = if is_late { State::Ended } else { State::Draining };
-        // Readable first: a client that has spoken is told to go elsewhere below, where closing would reset it.
-        tokio::select! {
-            biased;
-            _readable_or_gone = stream.readable() => {}
-            verdict = progress.decided(None) => return Some(verdict),
-            () = reached(&mut state, last) => {
+    ) -> impl Future<Output = ()> {
+        let caller = party.connection.caller().key();
+        let stream = TcpStream::from_std(stream);
+        let watch = Watch::new(party.open.number());
+        let watched = Watching::start(watch, &party.progress, &self.endings, caller, &self.bounds);
+        async move {
+            let Ok(stream) = stream else { return };
+            // Both whole, so that all of them lives to the end.
+            let (party, _watched) = (&party, &watched);
+            let progress = &party.progress;
+            let mut is_counted = false;
+            let mut count = |verdict: Verdict| {
+                if !std::mem::replace(&mut is_counted, true) {
+                    self.endings.count(verdict.reason(), caller);
+                }
+            };
+            let mut heard = Heard::default();
+            // Readable first: a client that has spoken is told to go elsewhere below, where closing would reset it.
+            let news = poll_fn(|cx| match stream.poll_read_ready(cx) {
+                Poll::Ready(_readable_or_gone) => Poll::Ready(None),
+                Poll::Pending => progress.poll_news(cx, &mut heard).map(Some),
+            });
+            match news.await {
+                None => {}
+                Some(News::Verdict(verdict)) => return count(verdict),
                 // It may have connected just now, and not have come to speak yet.
-                if tokio::time::timeout(LAST_WORD, stream.readable()).await.is_err() {
-                    return None;
+                Some(News::Drain) => {
+                    let speaks = tokio::time::timeout(LAST_WORD, stream.readable());
+                    if Box::pin(speaks).await.is_err() {
+                        return;
+                    }
+                    heard = Heard::default();
                 }
             }
-        }
-        let (port, seen) = (Arc::clone(self), Arc::clone(&progress));
-        let service = service_fn(move |request: http::Request<Incoming>| {
-            let exchange = seen.open(request.body().is_end_stream());
-            let answer = port.front.call(request, &connection, &exchange, is_late);
-            Awaited::new(answer, exchange)
-        });
-        let builder = self.protocol();
-        let (stream, returned) = lingering::lend(stream, Arc::clone(&progress));
-        let (mut known, mut drains) = (None, false);
-        let ended = {
-            let (stream, drain) = Coalescing::new(TokioIo::new(stream), Arc::clone(&progress));
-            let mut connection = pin!(builder.serve_connection(stream, service));
-            loop {
-                // The connection first: asked to shut down before it has read anything, it would close without an answer.
-                tokio::select! {
-                    biased;
-                    ended = drain.drive(connection.as_mut()) => break ended,
-                    verdict = progress.decided(known) => {
-                        if verdict.closes() {
-                            return Some(verdict).filter(|_| known.is_none());
-                        }
-                        count(verdict);
-                        known = Some(verdict);
-                        connection.as_mut().graceful_shutdown();
-                    }
-                    () = reached(&mut state, last), if !drains => {
-                        drains = true;
-                        connection.as_mut().graceful_shutdown();
-                    }
-                    () = progress.owes_nothing(), if drains => return None,
-                }
-            }
-        };
-        if let Err(error) = ended {
-            // Mostly clients that went away.
-            tracing::debug!(
-                transport = self.transport,
-                error,
-                "connection ended with an error"
+            let service = {
+                let (port, seen) = (Arc::clone(&self), Arc::clone(progress));
+                let connection = Arc::clone(&party.connection);
+                service_fn(move |request: http::Request<Incoming>| {
+                    let exchange = seen.open(request.body().is_end_stream());
+                    let answer = port.front.call(request, &connection, &exchange, seen.is_late());
+                    Awaited::new(answer, exchange)
+                })
+            };
+            let (stream, drain) = Coalescing::new(
+                TokioIo::new(Socket::new(stream, Arc::clone(progress))),
+                Arc::clone(progress),
             );
-        }
-        tokio::select! {
-            () = returned.close() => None,
-            verdict = progress.decided(known) => Some(verdict).filter(|_| known.is_none()),
+            // Owned and boxed: neither the builder nor the room for both protocols stays with the connection.
+            let mut connection = Box::pin(self.protocol().serve_connection(stream, service).into_owned());
+            let mut owes_nothing = None;
+            let ended = loop {
+                let next = {
+                    let mut driven = pin!(drain.drive(connection.as_mut()));
+                    // The connection first: asked to shut down before it has read anything, it would close without an
+                    // answer.
+                    let next = poll_fn(|cx| {
+                        if let Poll::Ready(ended) = driven.as_mut().poll(cx) {
+                            return Poll::Ready(Next::Ended(ended));
+                        }
+                        if let Poll::Ready(news) = progress.poll_news(cx, &mut heard) {
+                            return Poll::Ready(Next::News(news));
+                        }
+                        poll_if_there(&mut owes_nothing, cx).map(|()| Next::OwesNothing)
+                    });
+                    next.await
+                };
+                match next {
+                    Next::Ended(ended) => break ended,
+                    Next::News(News::Verdict(verdict)) => {
+                        count(verdict);
+                        if verdict.closes() {
+                            return;
+                        }
+                    }
+                    Next::News(News::Drain) => owes_nothing = Some(Box::pin(progress.owes_nothing())),
+                    Next::OwesNothing => return,
+                }
+                connection.as_mut().graceful_shutdown();
+            };
+            drop(connection);
+            if let Err(error) = ended {
+                // Mostly clients that went away.
+                tracing::debug!(
+                    transport = self.transport,
+                    error,
+                    "connection ended with an error"
+                );
+            }
+            let Some(socket) = drain.into_io() else { return };
+            let mut closed = Box::pin(socket.into_inner().close());
+            let verdict = poll_fn(|cx| {
+                if closed.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(None);
+                }
+                loop {
+                    match progress.poll_news(cx, &mut heard) {
+                        Poll::Ready(News::Verdict(verdict)) => return Poll::Ready(Some(verdict)),
+                        Poll::Ready(News::Drain) => {}
+                        Poll::Pending => return Poll::Pending,
+                    }
+                }
+            });
+            if let Some(verdict) = verdict.await {
+                count(verdict);
+            }
         }
     }
 
@@ -170,7 +197,9 @@ impl Conversation {
     }
 }
 
-async fn reached(state: &mut Receiver<State>, least: State) {
-    // A closed channel means that the daemon is gone, which is as good a reason to end.
-    let _reached_or_gone = state.wait_for(|state| *state >= least).await;
+/// A future that may not be wanted yet; never ready until then.
+fn poll_if_there<F: Future + Unpin>(future: &mut Option<F>, cx: &mut Context<'_>) -> Poll<F::Output> {
+    future
+        .as_mut()
+        .map_or(Poll::Pending, |future| Pin::new(future).poll(cx))
 }

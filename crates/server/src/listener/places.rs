@@ -81,6 +81,11 @@ impl Places {
         });
     }
 
+    /// All of them.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Progress>> {
+        self.callers.values().flat_map(BTreeMap::values)
+    }
+
     /// The connection that is missed the least.
     fn victim(&self) -> Option<(CallerKey, u64)> {
         let mut idle = None;
@@ -128,6 +133,7 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::progress::{Heard, News};
     use futures_util::FutureExt as _;
 
     fn caller(last: u8) -> CallerKey {
@@ -135,7 +141,9 @@ mod tests {
     }
 
     fn is_closed(progress: &Progress) -> bool {
-        progress.decided(None).now_or_never() == Some(Verdict::Close(Reason::Evicted))
+        let mut heard = Heard::default();
+        let news = std::future::poll_fn(|cx| progress.poll_news(cx, &mut heard)).now_or_never();
+        news == Some(News::Verdict(Verdict::Close(Reason::Evicted)))
     }
 
     fn unproven() -> Arc<Progress> {

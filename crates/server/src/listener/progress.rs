@@ -15,6 +15,7 @@ use slab::Slab;
 use super::ending::Verdict;
 use super::watch::ExchangeMarks;
 use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
+use crate::lifecycle::State;
 
 /// The client connection preface of HTTP/2 (RFC 9113 3.4), and less than any head of HTTP/1 that names a host.
 pub(super) const PREFACE_BYTES: u64 = 24;
@@ -58,8 +59,12 @@ pub(super) struct Progress {
     /// Open exchanges, and those of them whose request is whole or whose answer has begun.
     open: AtomicUsize,
     open_whole: AtomicUsize,
-    /// What was decided about the connection; it is woken to hear it.
+    /// A drain does not wait for it.
+    is_late: bool,
+    /// What was decided about the connection, and whether the daemon has come to the connection's end. It is woken to
+    /// hear either.
     verdict: AtomicU8,
+    drains: AtomicBool,
     told: AtomicWaker,
     exchanges: Mutex<Slab<Watched>>,
 }
@@ -69,6 +74,22 @@ pub(super) struct Progress {
 pub(super) struct Watched {
     pub(super) exchange: Weak<Exchange>,
     pub(super) marks: ExchangeMarks,
+}
+
+/// What a connection has to hear.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum News {
+    /// This was decided about it.
+    Verdict(Verdict),
+    /// The daemon drains, or ends if the connection is late.
+    Drain,
+}
+
+/// What a connection has heard already.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    verdict: Option<Verdict>,
+    drains: bool,
 }
 
 /// What a connection is doing, for those who look for one that can be closed.
@@ -110,6 +131,19 @@ fn subtract(counter: &AtomicU64, bytes: usize) {
 }
 
 impl Progress {
+    /// A new connection's. A drain does not wait for one that `is_late`.
+    pub(super) fn new(is_late: bool) -> Self {
+        Self {
+            is_late,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a drain does not wait for the connection.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late
+    }
+
     /// The socket gave these bytes.
     pub(super) fn read(&self, bytes: &[u8]) {
         if self.read_bytes() == 0 && bytes.starts_with(PREFACE_BEGIN) {
@@ -265,20 +299,38 @@ impl Progress {
         }
     }
 
-    /// Resolves with what was decided, unless that is `known` already.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses nothing. One waiter at a time.
-    pub(super) async fn decided(&self, known: Option<Verdict>) -> Verdict {
-        std::future::poll_fn(|cx| {
-            let look = || Verdict::of(self.verdict.load(Ordering::Acquire)).filter(|new| Some(*new) != known);
-            if let Some(verdict) = look() {
-                return Poll::Ready(verdict);
-            }
+    /// The daemon is in this state now.
+    pub(super) fn follow(&self, state: State) {
+        let last = if self.is_late {
+            State::Ended
+        } else {
+            State::Draining
+        };
+        if state >= last && !self.drains.swap(true, Ordering::AcqRel) {
+            self.told.wake();
+        }
+    }
+
+    /// Ready with what the connection has not `heard` yet. One waiter at a time.
+    pub(super) fn poll_news(&self, cx: &Context<'_>, heard: &mut Heard) -> Poll<News> {
+        let news = self.news(heard).or_else(|| {
             self.told.register(cx.waker());
-            look().map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+            self.news(heard)
+        });
+        match news {
+            Some(News::Verdict(verdict)) => heard.verdict = Some(verdict),
+            Some(News::Drain) => heard.drains = true,
+            None => {}
+        }
+        news.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn news(&self, heard: &Heard) -> Option<News> {
+        let verdict = Verdict::of(self.verdict.load(Ordering::Acquire));
+        if let Some(verdict) = verdict.filter(|_| verdict != heard.verdict) {
+            return Some(News::Verdict(verdict));
+        }
+        (self.drains.load(Ordering::Acquire) && !heard.drains).then_some(News::Drain)
     }
 
     /// While draining: resolves when the connection can be ended without anybody missing an answer. Nothing new is
@@ -480,14 +532,16 @@ mod tests {
         // Scenario: told to go away for its age, then to close since it does not read, then to go away again. Expectation:
         // each of the first two is heard, the third is not.
         let progress = Progress::default();
-        assert_eq!(progress.decided(None).now_or_never(), None);
+        let mut heard = Heard::default();
+        let mut news = || std::future::poll_fn(|cx| progress.poll_news(cx, &mut heard)).now_or_never();
+        assert_eq!(news(), None);
         let (leave, close) = (Verdict::Leave(Reason::Age), Verdict::Close(Reason::Send));
         progress.decide(leave);
-        assert_eq!(progress.decided(None).now_or_never(), Some(leave));
-        assert_eq!(progress.decided(Some(leave)).now_or_never(), None);
+        assert_eq!(news(), Some(News::Verdict(leave)));
+        assert_eq!(news(), None);
         progress.decide(close);
         progress.decide(Verdict::Leave(Reason::Idle));
         progress.decide(Verdict::Close(Reason::Evicted));
-        assert_eq!(progress.decided(Some(leave)).now_or_never(), Some(close));
+        assert_eq!(news(), Some(News::Verdict(close)));
     }
 }

@@ -7,6 +7,7 @@ use super::places::{Full, Places};
 use super::progress::Progress;
 use crate::caller::CallerKey;
 use crate::config::{Limits, Timeouts};
+use crate::lifecycle::State;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -126,8 +127,7 @@ impl Slots {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place among at most `most`, if need be that of a connection which is told to close. A drain does not wait
-    /// for one that `is_late`.
+    /// Takes a place among at most `most`, if need be that of a connection which is told to close.
     ///
     /// # Errors
     /// Every other connection has more right to its place.
@@ -136,8 +136,8 @@ impl Slots {
         caller: CallerKey,
         progress: &Arc<Progress>,
         most: usize,
-        is_late: bool,
     ) -> Result<Slot, Full> {
+        let is_late = progress.is_late();
         let number = self.places().take(caller, progress, most)?;
         self.open.fetch_add(1, Ordering::AcqRel);
         if is_late {
@@ -149,6 +149,11 @@ impl Slots {
             number,
             is_late,
         })
+    }
+
+    /// Tells all connections the daemon's state.
+    pub(super) fn tell(&self, state: State) {
+        self.places().all().for_each(|progress| progress.follow(state));
     }
 
     /// Tells one connection to close that does nothing. Whether there was one.
@@ -214,8 +219,8 @@ mod tests {
         // Scenario: two connections, one of which a drain does not wait for. Expectation: it waits for the other alone.
         let slots = Arc::new(Slots::default());
         let progress = Arc::new(Progress::default());
-        let awaited = slots.take(caller(), &progress, 2, false).unwrap();
-        let late = slots.take(caller(), &progress, 2, true).unwrap();
+        let awaited = slots.take(caller(), &progress, 2).unwrap();
+        let late = slots.take(caller(), &Arc::new(Progress::new(true)), 2).unwrap();
         assert_eq!((slots.open(), slots.awaited()), (2, 1));
         let mut gone = Box::pin(slots.until(|slots| slots.awaited() == 0));
         assert!(gone.as_mut().now_or_never().is_none());
@@ -233,7 +238,7 @@ mod tests {
         let slots = Arc::new(Slots::default());
         let mut held = Vec::new();
         while slots.few_closing().now_or_never().is_some() {
-            held.push(slots.take(caller(), &Arc::default(), 1, false).unwrap());
+            held.push(slots.take(caller(), &Arc::default(), 1).unwrap());
             assert!(held.len() <= CLOSING_MAX + 1);
         }
         assert_eq!(held.len(), CLOSING_MAX + 1);

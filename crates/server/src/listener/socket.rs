@@ -1,7 +1,9 @@
-//! The end of a connection. A socket that is closed while bytes from the peer lie unread in it is reset by the kernel,
-//! and a reset throws away what was written and is not yet on its way: the end of an answer, to a client that pinged
-//! or opened its window meanwhile (RFC 9112 9.6 tells of it). So the socket outlives the protocol that spoke on it, until
-//! the peer has closed its side too.
+//! A connection's socket: what goes through it is counted, and its end is heard.
+//!
+//! A socket that is closed while bytes from the peer lie unread in it is reset by the kernel, and a reset throws away
+//! what was written and is not yet on its way: the end of an answer, to a client that pinged or opened its window
+//! meanwhile (RFC 9112 9.6 tells of it). So the socket outlives the protocol that spoke on it, until the peer has closed
+//! its side too.
 //!
 //! Deliberately absent: any say in what is sent; the protocol has said everything by then.
 
@@ -13,7 +15,6 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
 
 use super::ending::{Reason, Verdict};
 use super::progress::Progress;
@@ -23,41 +24,28 @@ const LINGER: Duration = Duration::from_secs(2);
 /// What is thrown away at a time.
 const DISCARD_BYTES: usize = 16 << 10;
 
-/// A socket that goes back to who lent it when its user is done with it.
+/// A socket whose reads and writes are noted.
 #[derive(Debug)]
-pub(super) struct Lent {
-    /// `None` only while it is dropped.
-    stream: Option<TcpStream>,
+pub(super) struct Socket {
+    stream: TcpStream,
     progress: Arc<Progress>,
-    back: Option<oneshot::Sender<TcpStream>>,
 }
 
-/// Where a lent socket comes back.
-#[derive(Debug)]
-pub(super) struct Returned(oneshot::Receiver<TcpStream>);
+impl Socket {
+    /// Notes in `progress` what is done with this socket.
+    pub(super) fn new(stream: TcpStream, progress: Arc<Progress>) -> Self {
+        Self { stream, progress }
+    }
 
-/// Lends a socket out. What is done with it is noted in `progress`.
-pub(super) fn lend(stream: TcpStream, progress: Arc<Progress>) -> (Lent, Returned) {
-    let (back, returned) = oneshot::channel();
-    let lent = Lent {
-        stream: Some(stream),
-        progress,
-        back: Some(back),
-    };
-    (lent, Returned(returned))
-}
-
-impl Returned {
-    /// Closes the socket once the peer has, or after [`LINGER`]. Call it when the user of the socket is gone.
+    /// Closes it once the peer has closed its side, or after [`LINGER`].
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket at once.
     pub(super) async fn close(mut self) {
-        let Ok(mut stream) = self.0.try_recv() else { return };
         let until_the_peer_closes = async {
-            stream.shutdown().await?;
+            self.stream.shutdown().await?;
             let mut discarded = vec![0; DISCARD_BYTES];
-            while stream.read(&mut discarded).await? > 0 {}
+            while self.stream.read(&mut discarded).await? > 0 {}
             io::Result::Ok(())
         };
         // An error means that the connection is gone, which is what this waits for.
@@ -65,32 +53,14 @@ impl Returned {
     }
 }
 
-impl Drop for Lent {
-    fn drop(&mut self) {
-        if let (Some(stream), Some(back)) = (self.stream.take(), self.back.take()) {
-            // Nobody waits for it: then it is closed here.
-            let _nobody_waits = back.send(stream);
-        }
-    }
-}
-
-impl Lent {
-    fn stream(&mut self) -> io::Result<Pin<&mut TcpStream>> {
-        let stream = self.stream.as_mut();
-        stream
-            .map(Pin::new)
-            .ok_or_else(|| io::ErrorKind::NotConnected.into())
-    }
-}
-
-impl AsyncRead for Lent {
+impl AsyncRead for Socket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        ready!(self.stream()?.poll_read(cx, buffer))?;
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
         self.progress
             .read(buffer.filled().get(before..).unwrap_or_default());
         if self.progress.floods() {
@@ -101,19 +71,19 @@ impl AsyncRead for Lent {
     }
 }
 
-impl AsyncWrite for Lent {
+impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let outcome = self.stream()?.poll_write(cx, bytes);
+        let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.progress.wrote(&outcome);
         outcome
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream()?.poll_flush(cx)
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream()?.poll_shutdown(cx)
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -121,13 +91,13 @@ impl AsyncWrite for Lent {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let outcome = self.stream()?.poll_write_vectored(cx, slices);
+        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         self.progress.wrote(&outcome);
         outcome
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.as_ref().is_some_and(AsyncWrite::is_write_vectored)
+        self.stream.is_write_vectored()
     }
 }
 
@@ -138,7 +108,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_is_heard_to_its_end_though_the_peer_spoke_last() {
-        // Scenario: a peer that reads late has sent bytes that nobody read when the protocol ends and drops its socket.
+        // Scenario: a peer that reads late has sent bytes that nobody read when the protocol ends and its socket is closed.
         // Expectation: the peer gets all that was written and then an end, not a reset.
         const BYTES: usize = 2 << 20;
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -154,10 +124,9 @@ mod tests {
         let server = async {
             let (stream, _) = listener.accept().await.expect("a connection");
             stream.readable().await.expect("bytes");
-            let (mut lent, returned) = lend(stream, Arc::default());
-            lent.write_all(&vec![7; BYTES]).await.expect("written");
-            drop(lent);
-            returned.close().await;
+            let mut socket = Socket::new(stream, Arc::default());
+            socket.write_all(&vec![7; BYTES]).await.expect("written");
+            socket.close().await;
         };
         let (got, ()) = tokio::join!(peer, server);
         assert_eq!(got.expect("no reset"), BYTES);
