@@ -83,11 +83,8 @@ same_on_the_wire!(bool, u32, u64, f64, String);
 
 impl FromWire<i32> for Backend {
     fn from_wire(number: i32) -> Self {
-        let known = Self::ALL.into_iter();
-        known
-            .into_iter()
-            .find(|backend| backend.number() == number)
-            .unwrap_or_default()
+        let mut all = Self::ALL.into_iter();
+        all.find(|backend| backend.number() == number).unwrap_or_default()
     }
 }
 
