@@ -1,4 +1,5 @@
-//! The daemon's manual pages and completions: what the definition of the command line does not say (signals, files).
+//! Manual pages and shell completions, generated from the definition of the command line. Sections that it lacks (signals,
+//! files) are here. Nothing generated is checked in.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use ringfetch_command::manual::{Manual, Section};
 
 use crate::cli::{Cli, EXIT_CODES};
 
-/// The end of the daemon's own page, after the exit codes.
+/// Additional sections of the daemon's page, after the exit codes.
 const SECTIONS: [Section<'_>; 3] = [
     (
         "SIGNALS",
@@ -19,7 +20,7 @@ const SECTIONS: [Section<'_>; 3] = [
             ),
             (
                 "SIGHUP",
-                "Read the configuration again: what can change live does, what cannot is named in the log, and a mistake changes nothing.",
+                "Read the configuration again: applies what can change while serving, logs what needs a restart; a mistake changes nothing.",
             ),
         ],
     ),
@@ -32,7 +33,7 @@ const SECTIONS: [Section<'_>; 3] = [
             ),
             (
                 "NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID",
-                "How a service manager is told of start, reload, stop and life, as in sd_notify(3).",
+                "Notifications to a service manager of start, reload, stop and liveness, as in sd_notify(3).",
             ),
         ],
     ),
@@ -51,7 +52,7 @@ pub(crate) fn completions(shell: Shell) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// Writes a page for the daemon and for each of its commands into a directory, which is made.
+/// Writes a page for the daemon and for each of its commands into a directory, creating it.
 ///
 /// # Errors
 /// The directory or a file cannot be written.

@@ -1,11 +1,8 @@
-//! A connection's socket: what goes through it is counted, and its end is heard.
+//! A connection's socket: counts its reads and writes, and closes it.
 //!
-//! A socket that is closed while bytes from the peer lie unread in it is reset by the kernel, and a reset throws away
-//! what was written and is not yet on its way: the end of an answer, to a client that pinged or opened its window
-//! meanwhile (RFC 9112 9.6 tells of it). So the socket outlives the protocol that spoke on it, until the peer has closed
-//! its side too.
-//!
-//! Deliberately absent: any say in what is sent; the protocol has said everything by then.
+//! If a socket is closed with unread bytes from the peer, the kernel resets the connection and discards written bytes that
+//! are not sent yet: the end of a response, for a client that sent a ping or a window update in between (RFC 9112 9.6). So
+//! the socket outlives the HTTP connection until the peer has closed its side too (lingering close).
 
 use std::io;
 use std::pin::Pin;
@@ -16,15 +13,15 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::ending::{Reason, Verdict};
+use super::close::{CloseDecision, CloseReason};
 use super::progress::Progress;
 
-/// How long the peer has to close its side.
+/// Time for the peer to close its side.
 const LINGER: Duration = Duration::from_secs(2);
-/// What is thrown away at a time.
+/// Bytes discarded per read.
 const DISCARD_BYTES: usize = 16 << 10;
 
-/// A socket whose reads and writes are noted.
+/// A socket whose reads and writes are counted.
 #[derive(Debug)]
 pub(super) struct Socket {
     stream: TcpStream,
@@ -32,12 +29,12 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Notes in `progress` what is done with this socket.
+    /// Counts reads and writes in `progress`.
     pub(super) fn new(stream: TcpStream, progress: Arc<Progress>) -> Self {
         Self { stream, progress }
     }
 
-    /// Closes it once the peer has closed its side, or after [`LINGER`].
+    /// Closes the socket once the peer has closed its side, or after [`LINGER`].
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket at once.
@@ -48,7 +45,7 @@ impl Socket {
             while self.stream.read(&mut discarded).await? > 0 {}
             io::Result::Ok(())
         };
-        // An error means that the connection is gone, which is what this waits for.
+        // An error means that the connection is gone.
         let _closed_or_late = tokio::time::timeout(LINGER, until_the_peer_closes).await;
     }
 }
@@ -64,8 +61,8 @@ impl AsyncRead for Socket {
         self.progress
             .read(buffer.filled().get(before..).unwrap_or_default());
         if self.progress.floods() {
-            // Which wakes the connection, to be closed.
-            self.progress.decide(Verdict::Close(Reason::Flood));
+            // Wakes the connection, which closes.
+            self.progress.decide(CloseDecision::Close(CloseReason::Flood));
         }
         Poll::Ready(Ok(()))
     }
