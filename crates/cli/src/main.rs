@@ -16,21 +16,21 @@ mod expected;
 mod format;
 mod get;
 mod inspect;
+mod lab;
 mod load;
 mod make;
 mod manual;
 mod outcome;
 mod progress;
-mod quantity;
 mod reload;
 mod sink;
-mod table;
 mod verify;
 
 use args::DatasetCommand;
 use clap::Parser as _;
 use commands::{Cli, Command};
 use outcome::Failure;
+use ringfetch_lab::{quantity, table};
 use std::process::ExitCode;
 
 /// As the daemon's: the load generator shares its machine.
@@ -61,6 +61,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::LoadMerge(merge) => load::merge(global, merge),
             Command::Doctor(doctor) => doctor::run(global, doctor),
             Command::Calibrate(calibrate) => calibrate::run(global, calibrate).await,
+            Command::Lab(args) => lab::run(global, args).await,
             Command::Completions { shell } => manual::completions(*shell),
             Command::Man { directory } => manual::write_pages(directory),
         }

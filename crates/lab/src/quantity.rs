@@ -7,7 +7,7 @@ use std::time::Duration;
 const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
 
 /// `4096`, `64KiB`, `10GiB`.
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let split = |(unit, shift): &(&str, u32)| Some((text.strip_suffix(unit)?.trim_end(), *shift));
     let (digits, shift) = UNITS.iter().find_map(split).unwrap_or((text, 0));
     let number: u64 = digits
@@ -19,12 +19,12 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// `500ms`, `10s`, `2m`.
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; use 500ms, 10s, 2m"))
 }
 
 /// A size in the largest unit that keeps it exact, for configuration: `4KiB`, `10GiB`, `4097`.
-pub(crate) fn exact_size(bytes: u64) -> String {
+pub fn exact_size(bytes: u64) -> String {
     let unit = UNITS
         .iter()
         .find(|(_, shift)| *shift > 0 && bytes > 0 && bytes.is_multiple_of(1 << shift));
@@ -35,7 +35,7 @@ pub(crate) fn exact_size(bytes: u64) -> String {
 }
 
 /// A size for people: `512 B`, `1.5 GiB`.
-pub(crate) fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     let unit = UNITS.iter().find(|(_, shift)| *shift > 0 && bytes >> shift > 0);
     unit.map_or_else(
         || format!("{bytes} B"),
@@ -44,7 +44,7 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 /// A number in groups of three digits: `1 234 567`.
-pub(crate) fn grouped(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (i, digit) in digits.chars().enumerate() {
@@ -57,7 +57,7 @@ pub(crate) fn grouped(number: u64) -> String {
 }
 
 /// A rate, rounded, in groups of three digits; one decimal below ten.
-pub(crate) fn rate(per_second: f64) -> String {
+pub fn rate(per_second: f64) -> String {
     if per_second < 10.0 {
         return format!("{per_second:.1}");
     }
@@ -71,7 +71,7 @@ pub(crate) fn rate(per_second: f64) -> String {
 }
 
 /// A latency for people, three digits: `875 us`, `1.23 ms`, `12.3 s`.
-pub(crate) fn latency(nanoseconds: f64) -> String {
+pub fn latency(nanoseconds: f64) -> String {
     let (value, unit) = match nanoseconds {
         n if n < 999_500.0 => (n / 1e3, "us"),
         n if n < 999_500_000.0 => (n / 1e6, "ms"),
@@ -89,7 +89,7 @@ pub(crate) fn latency(nanoseconds: f64) -> String {
 
 /// A count as a float, for ratios and display.
 #[expect(clippy::cast_precision_loss, reason = "53 bits are enough for a ratio")]
-pub(crate) fn approximate(count: u64) -> f64 {
+pub fn approximate(count: u64) -> f64 {
     count as f64
 }
 
