@@ -262,7 +262,8 @@ impl Job {
     pub(crate) fn next(&self) -> Option<ReadAt> {
         let (begun, _) = self.begun.get()?;
         let in_time = match self.setup.amount {
-            Amount::For(time) => begun.elapsed() < time,
+            // One at least, however late the threads began.
+            Amount::For(time) => begun.elapsed() < time || self.walk.is_fresh(),
             Amount::Reads(_) => true,
         };
         if !in_time || self.over.load(Ordering::Relaxed) || self.stop.load(Ordering::Relaxed) {

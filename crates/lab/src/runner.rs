@@ -39,7 +39,7 @@ impl Runner<'_> {
     pub(crate) fn probe(&self, study: &mut Study) -> Result<(), LabError> {
         let mut tried: Vec<(&str, Heat, bool, Result<(), String>)> = Vec::new();
         let cells = std::mem::take(&mut study.cells);
-        for cell in cells {
+        for cell in cells.clone() {
             let files = cell.setup.files() > 1;
             let of = |known: &&(&str, Heat, bool, Result<(), String>)| {
                 (known.0, known.1, known.2) == (cell.strategy.name, cell.setup.heat, files)
@@ -49,6 +49,11 @@ impl Runner<'_> {
                 Some(works) => works,
                 None => {
                     let works = self.tried(study, &cell)?;
+                    if self.stop.load(Ordering::Relaxed) {
+                        // What was cut short says nothing; the first step will see the same.
+                        study.cells = cells;
+                        return Ok(());
+                    }
                     if let Err(why) = &works {
                         let (name, heat) = (cell.strategy.name, cell.setup.heat.as_str());
                         study.left_out.push(format!("{name}, {heat}: {why}"));

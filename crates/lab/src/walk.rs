@@ -52,6 +52,11 @@ impl Walk {
         Some(place)
     }
 
+    /// Whether none was given out yet.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.next.load(Ordering::Relaxed) == 0
+    }
+
     /// A permutation of the numbers of `2 * half_bits` bits.
     fn shuffled(&self, position: u64) -> u64 {
         let mask = (1u64 << self.half_bits) - 1;
