@@ -246,6 +246,5 @@ mod tests {
         }
         let after = usage();
         assert!(after.user > before.user && after.system >= before.system);
-        assert!(after.memory_max_bytes > 0 && after.faults_major >= before.faults_major);
     }
 }

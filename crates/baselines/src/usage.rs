@@ -9,10 +9,6 @@ pub struct Usage {
     pub user: Duration,
     /// CPU time in the kernel.
     pub system: Duration,
-    /// Page faults that waited for a device.
-    pub faults_major: u64,
-    /// The most resident memory so far.
-    pub memory_max_bytes: u64,
 }
 
 /// Asks the kernel.
@@ -32,7 +28,5 @@ pub fn usage() -> Usage {
     Usage {
         user: time(raw.ru_utime),
         system: time(raw.ru_stime),
-        faults_major: u64::try_from(raw.ru_majflt).unwrap_or(0),
-        memory_max_bytes: u64::try_from(raw.ru_maxrss).unwrap_or(0).saturating_mul(1024),
     }
 }

@@ -166,7 +166,7 @@ pub(crate) fn memory() -> Memory {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let total = Memory {
-        bytes: total_bytes(&meminfo).unwrap_or(u64::MAX),
+        bytes: kibibytes(&meminfo, "MemTotal:").unwrap_or(u64::MAX),
         bound: "MemTotal",
     };
     limits(&cgroups)
@@ -205,10 +205,17 @@ fn limits(cgroups: &str) -> impl Iterator<Item = (PathBuf, &'static str)> {
     })
 }
 
-fn total_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+/// A line of the kernel's tables that is in kB, in bytes.
+fn kibibytes(table: &str, name: &str) -> Option<u64> {
+    let line = table.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
     kibibytes.checked_mul(1024)
+}
+
+/// RssAnon of this process, in proc_pid_status(5); 0 where the kernel does not say.
+pub(crate) fn own_memory_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    kibibytes(&status, "RssAnon:").unwrap_or(0)
 }
 
 /// Lines about the host for a report.
@@ -275,7 +282,9 @@ mod tests {
             Some("ext4 at / (rw,relatime)")
         );
         assert_eq!(mounted(mounts, "0:1"), None);
-        assert_eq!(total_bytes("MemFree: 1 kB\nMemTotal:   2048 kB\n"), Some(2 << 20));
+        let table = "MemFree: 1 kB\nMemTotal:   2048 kB\n";
+        assert_eq!(kibibytes(table, "MemTotal:"), Some(2 << 20));
+        assert_eq!(kibibytes(table, "MemAvailable:"), None);
         assert_eq!(chosen("none [mq-deadline] bfq"), "mq-deadline");
         assert_eq!(chosen("none"), "none");
     }

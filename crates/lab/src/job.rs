@@ -146,6 +146,8 @@ pub struct Sample {
     pub device_share: Option<f64>,
     /// The share of the data that was in the page cache before the step. `None`: the kernel does not say.
     pub resident_before: Option<f64>,
+    /// Memory of this process when the step ended, without the page cache (RssAnon of proc_pid_status(5)).
+    pub own_memory_bytes: u64,
     /// What the strategy has to say of itself.
     pub note: Option<String>,
 }
@@ -171,6 +173,7 @@ struct Totals {
     in_flight: Duration,
     latency: Histogram<u64>,
     end: Option<(Instant, Usage)>,
+    own_memory_bytes: u64,
     note: Option<String>,
     problem: Option<String>,
 }
@@ -210,6 +213,7 @@ impl Job {
                 in_flight: Duration::ZERO,
                 latency: histogram()?,
                 end: None,
+                own_memory_bytes: 0,
                 note: None,
                 problem: None,
             }),
@@ -349,6 +353,7 @@ impl Job {
             cpu_us_per_read: cpu.as_secs_f64() * 1e6 / reads,
             device_share: None,
             resident_before: None,
+            own_memory_bytes: totals.own_memory_bytes,
             note: totals.note.clone(),
         })
     }
@@ -419,6 +424,10 @@ impl Drop for Lane {
         if let Some(latency) = &self.latency {
             // Both grow by themselves.
             let _added = totals.latency.add(latency);
+        }
+        if totals.end.is_none() {
+            // The first that ends: the others still have their buffers.
+            totals.own_memory_bytes = crate::facts::own_memory_bytes();
         }
         // The last lane has the end.
         totals.end = Some(end);

@@ -35,7 +35,7 @@ use crate::journal::{Header, Journal};
 use crate::material::Material;
 use crate::quantity::{approximate, size};
 use crate::runner::{Outcome, Runner};
-use crate::study::{Key, Study};
+use crate::study::{Key, Rows, Study};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::Write;
 use std::path::PathBuf;
@@ -149,7 +149,7 @@ impl Runs<'_> {
         if let Some(material) = study.materials.first() {
             known.extend(material.place.lines());
         }
-        known.extend(told(&study, &memory, &journal, now()));
+        known.extend(told(&study, &memory, &journal, &rows, now()));
         let report = Report::of(&study, journal.header().marks.clone(), known, &rows);
         report.write(&directory)?;
         if self.context.json {
@@ -188,7 +188,7 @@ fn identity(study: &Study, common: &Common) -> Key {
 }
 
 /// Facts of the run.
-fn told(study: &Study, memory: &facts::Memory, journal: &Journal, ended: String) -> Key {
+fn told(study: &Study, memory: &facts::Memory, journal: &Journal, rows: &Rows, ended: String) -> Key {
     let length = study
         .materials
         .iter()
@@ -196,7 +196,8 @@ fn told(study: &Study, memory: &facts::Memory, journal: &Journal, ended: String)
         .sum::<u64>();
     let ratio = approximate(length) / approximate(memory.bytes.max(1));
     let header = journal.header();
-    let most = ringfetch_baselines::usage().memory_max_bytes;
+    let samples = rows.0.iter().flat_map(|row| row.measured());
+    let most = samples.map(|sample| sample.own_memory_bytes).max().unwrap_or(0);
     [
         ("data", size(length)),
         ("data to memory", format!("{ratio:.2}")),

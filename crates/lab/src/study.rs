@@ -200,6 +200,7 @@ pub(crate) mod tests {
             cpu_us_per_read: 2.5,
             device_share: Some(1.0),
             resident_before: Some(0.0),
+            own_memory_bytes: 9 << 20,
             note: None,
         }
     }

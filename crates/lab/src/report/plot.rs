@@ -4,7 +4,10 @@ use super::Plot;
 use crate::error::LabError;
 use plotters::prelude::*;
 
-const SIZE: (u32, u32) = (900, 520);
+const SIZE: (u32, u32) = (1040, 520);
+/// Right of it is the legend.
+const CHART_WIDTH: u32 = 890;
+const LEGEND_LINE: i32 = 20;
 /// Okabe and Ito's colours, which differ for colour-blind readers too, and four more.
 const COLOURS: [RGBColor; 12] = [
     RGBColor(0, 114, 178),
@@ -34,29 +37,35 @@ pub(super) fn svg(plot: &Plot) -> Result<String, LabError> {
     {
         let area = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
         area.fill(&WHITE).map_err(|e| failed(&e))?;
-        let mut chart = ChartBuilder::on(&area)
+        let (chart_area, legend) = area.split_horizontally(CHART_WIDTH);
+        let mut chart = ChartBuilder::on(&chart_area)
             .caption(&plot.title, ("sans-serif", 18))
             .margin(12)
             .x_label_area_size(42)
             .y_label_area_size(84)
-            .build_cartesian_2d((left..right).log_scale(), (low..high).log_scale())
+            .build_cartesian_2d((left..right).log_scale().base(2.0), (low..high).log_scale())
             .map_err(|e| failed(&e))?;
         chart
             .configure_mesh()
             .x_desc(&plot.x)
             .y_desc(&plot.y)
-            .x_label_formatter(&|value| short(*value))
+            .x_label_formatter(&|value| {
+                if plot.x.contains("bytes") {
+                    bytes(*value)
+                } else {
+                    short(*value)
+                }
+            })
             .y_label_formatter(&|value| short(*value))
             .light_line_style(RGBColor(235, 235, 235))
             .draw()
             .map_err(|e| failed(&e))?;
+        let mut y = 48;
         for ((name, points), colour) in plot.series.iter().zip(COLOURS.iter().cycle()) {
             let line = points.iter().map(|point| (point[0], point[1]));
             chart
                 .draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(3))
-                .map_err(|e| failed(&e))?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(3)));
+                .map_err(|e| failed(&e))?;
             let bars = points.iter().map(|point| {
                 PathElement::new(
                     [(point[0], point[2]), (point[0], point[3])],
@@ -64,14 +73,12 @@ pub(super) fn svg(plot: &Plot) -> Result<String, LabError> {
                 )
             });
             chart.draw_series(bars).map_err(|e| failed(&e))?;
+            let sample = PathElement::new([(0, y), (18, y)], colour.stroke_width(3));
+            legend.draw(&sample).map_err(|e| failed(&e))?;
+            let label = Text::new(name.as_str(), (24, y - 6), ("sans-serif", 13));
+            legend.draw(&label).map_err(|e| failed(&e))?;
+            y += LEGEND_LINE;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .border_style(RGBColor(200, 200, 200))
-            .draw()
-            .map_err(|e| failed(&e))?;
         area.present().map_err(|e| failed(&e))?;
     }
     Ok(out)
@@ -88,6 +95,17 @@ fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
         return (1.0, 10.0);
     }
     (low / 1.15, high * 1.15)
+}
+
+/// `4KiB`.
+fn bytes(value: f64) -> String {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a label of an axis of positive numbers"
+    )]
+    let whole = value.round() as u64;
+    crate::quantity::exact_size(whole)
 }
 
 /// `1`, `250k`, `1.5M`.
