@@ -122,6 +122,8 @@ impl Runner<'_> {
                 if known.is_some() || broken.get(index) == Some(&true) {
                     place.into_iter().for_each(|place| *place = known.clone());
                     bar.inc(1);
+                    // Steps of an earlier run took no time now.
+                    bar.reset_eta();
                     continue;
                 }
                 let seed = self.seed.wrapping_add(bar.position());

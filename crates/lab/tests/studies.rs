@@ -1,4 +1,5 @@
 //! Whole studies, from the command line's words to the files of a report, over a few MiB and a few milliseconds a step.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use clap::Parser as _;
 use ringfetch_lab::{Context, Lab, LabError, Report};
@@ -23,11 +24,11 @@ fn scratch() -> tempfile::TempDir {
 fn run(words: &str, directory: &Path, stopped: bool) -> Result<String, LabError> {
     let at = directory.display().to_string();
     let words = words.replace("DIR", &at);
-    let line = Line::parse_from(["lab"].into_iter().chain(words.split(' ')));
+    let line = Line::parse_from(["lab"].into_iter().chain(words.split_ascii_whitespace()));
     let context = Context {
         stop: Arc::new(AtomicBool::new(stopped)),
         json: false,
-        command_line: words.clone(),
+        command_line: words,
     };
     let mut out = Vec::new();
     ringfetch_lab::run(&line.lab, &context, &mut out)?;
