@@ -1,7 +1,7 @@
 //! A batch: many items of one dataset, checked and laid out in one response buffer before anything is queued.
 //!
-//! Items lie back to back in request order. An item that is known to fail takes no room; one that fails on the device
-//! is cut out afterwards (ADR 0007).
+//! Items are back to back in request order. An item that is known to fail takes no space; one that fails on the device
+//! is removed afterwards (ADR 0007).
 
 use crate::dataset::{Dataset, Kind, OpenFile};
 use crate::error::{ItemError, ReadError};
@@ -10,16 +10,16 @@ use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Longest single item: lengths and places in a response are 32-bit on the wire.
+/// Longest single item: lengths and offsets in a response are 32-bit on the wire.
 const ITEM_BYTES_MAX: u64 = 1 << 31;
 
-/// Items to read, in response order. An item that cannot be is recorded as an error and takes no room.
+/// Items to read, in response order. An invalid item is recorded as an error and takes no space.
 #[derive(Debug)]
 pub struct Batch {
     pub(crate) dataset: Arc<Dataset>,
-    /// The objects it reads; other kinds read the dataset's own files.
+    /// The objects read; other kinds read the files of the dataset.
     pub(crate) objects: Vec<Arc<OpenFile>>,
-    /// Where each of them is in `objects`, by its id: a request may name thousands.
+    /// Index into `objects` by object id: a request may name thousands.
     object_places: HashMap<u64, usize>,
     pub(crate) segments: Vec<Segment>,
     pub(crate) items: Vec<Item>,
@@ -27,7 +27,7 @@ pub struct Batch {
     data_bytes: u64,
 }
 
-/// The part of one item that lies in one file.
+/// The part of an item in one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     /// Index into the dataset's files, or into `Batch::objects`.
@@ -38,11 +38,11 @@ pub(crate) struct Segment {
     pub(crate) offset: u64,
     /// Bytes; at least 1.
     pub(crate) length: u32,
-    /// Where the first byte belongs in the response.
+    /// Offset of the first byte in the response.
     pub(crate) target: u32,
 }
 
-/// What was asked for, for the layout and for error messages.
+/// An item, for the layout and for error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Item {
     /// Offset in the address space or the object.
@@ -52,7 +52,7 @@ pub(crate) struct Item {
 }
 
 impl Batch {
-    /// An empty batch with room for `items`.
+    /// An empty batch with capacity for `items`.
     pub fn new(dataset: Arc<Dataset>, items: usize) -> Self {
         Self {
             dataset,

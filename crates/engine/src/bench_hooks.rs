@@ -1,5 +1,5 @@
-//! Private pieces within reach of the micro-benchmarks (`benches/pieces.rs`), and of nothing else: only with feature
-//! `bench`, which this crate's own dev-dependency turns on. No logic of its own, and no promise to anybody.
+//! Private pieces for the micro-benchmarks (`benches/pieces.rs`), only with feature `bench`, which this crate's
+//! dev-dependency enables. No logic, and not a public API.
 
 use crate::batch::Batch;
 use crate::config::BackendKind;

@@ -1,5 +1,5 @@
-//! The engine's settings, already validated: whoever builds one (the server from YAML, a test by hand) keeps the
-//! bounds that the fields name.
+//! The validated settings of the engine; the server (from YAML) or a test that makes them upholds the bounds in the
+//! comments.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl std::fmt::Display for BackendKind {
     }
 }
 
-/// What to do where io_uring is unavailable.
+/// What to do if io_uring is unavailable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnUnavailable {
     /// Refuse to start.
@@ -64,10 +64,10 @@ pub enum DirectIo {
     Off,
 }
 
-/// Where a core's shard runs.
+/// Where the shard of a core runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// Beside the core's connections, on the same thread: a read never crosses threads.
+    /// On the core's thread, with its connections: a read never crosses threads.
     SameThread,
     /// On a thread of its own.
     OwnThread,
@@ -113,12 +113,12 @@ pub struct PlanConfig {
     pub max_read_bytes: u32,
 }
 
-/// Everything the engine is made from.
+/// All settings of the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// The engine asked for.
+    /// The requested backend.
     pub backend: BackendKind,
-    /// What to do where it is unavailable.
+    /// What to do if it is unavailable.
     pub on_unavailable: OnUnavailable,
     /// Pinned network threads; each has a runtime and, with uring, a ring. At least 1.
     pub cores: u32,
@@ -131,7 +131,7 @@ pub struct EngineConfig {
     pub queued_reads: u32,
     /// Most bytes of response memory one connection may hold.
     pub connection_bytes: u64,
-    /// Tags (nr_requests) of the device with the fewest beneath the datasets; None: unknown, no cut.
+    /// Fewest tags (nr_requests) of the devices of the datasets; `None`: unknown, no cut.
     pub device_tags: Option<u32>,
     /// Settings of uring.
     pub uring: UringConfig,

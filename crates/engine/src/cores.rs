@@ -1,9 +1,9 @@
-//! Threads: a core's pinned thread with its runtime, and the shards beside it or on threads of their own.
+//! Threads: pinned cores with their runtimes, and threads of shards.
 //!
-//! A core runs whatever the server spawns on it and, where it has a ring, the shard that reads through it, from when that
-//! is first wanted. A core with a ring costs nothing more while no shard is on it. Nothing here reads.
-//! A shard that panics takes its inbox with it: its callers are answered `ShardFailed`, the failure is counted and
-//! announced, and the memory the kernel may still write to is leaked (see `shard`).
+//! A core runs whatever the server spawns on it and, if it has a ring, the shard that reads through it, once that is
+//! first needed. A ring without a shard costs nothing. If a shard panics, its inbox is dropped: its callers get
+//! `ShardFailed`, the failure is counted and announced, and the memory that the kernel may still write to is leaked
+//! (see `shard`).
 
 use crate::backend::Backend;
 use crate::backend::auto::AutoBackend;
@@ -23,11 +23,11 @@ use tokio::sync::{mpsc, watch};
 /// What is run on a core: made there, so that it need not be `Send`.
 pub(crate) type Task = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
-/// What a core is told to do.
+/// A command to a core.
 pub(crate) enum CoreCommand {
-    /// Run this beside everything else.
+    /// Run this concurrently.
     Task(Task),
-    /// Put a shard on the core's ring, and tell how that went.
+    /// Start a shard on the core's ring, and report the result.
     Shard {
         plan: RingConfig,
         shard: UnplacedShard,
@@ -40,24 +40,24 @@ thread_local! {
     static CURRENT_CORE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// The core this thread is, if it is one.
+/// The number of the core that this thread is, if any.
 pub(crate) fn current() -> Option<usize> {
     CURRENT_CORE.get()
 }
 
-/// Ends a task's turn on a core: it is polled again after all others that can go on, and after the core has looked at its
-/// sockets and its ring. A task that only wakes itself is polled up to 61 times before that: with a few connections that
-/// always have something to send, everybody else waits 10 ms for the core to see what has arrived.
+/// Ends the turn of a task on a core: it is polled again after all other ready tasks, and after the core has polled its
+/// sockets and its ring. A task that only wakes itself is polled up to 61 times before that: a few connections that
+/// always have data to send would delay all others by 10 ms.
 pub fn give_way(cx: &mut Context<'_>) {
     // Its first poll hands the waker to the runtime.
     let _given = pin!(tokio::task::yield_now()).poll(cx);
 }
 
-/// Tells the world that a shard has failed.
+/// Announces that a shard has failed.
 #[derive(Debug, Clone)]
 pub(crate) struct Alarm(pub(crate) Arc<watch::Sender<bool>>);
 
-/// What a ring is to have.
+/// What to set up for a ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RingConfig {
     pub(crate) queue_depth: u32,
@@ -66,10 +66,10 @@ pub(crate) struct RingConfig {
     pub(crate) register: Option<(usize, usize)>,
 }
 
-/// What a ring came to have: an error text when registration failed.
+/// The result of setting up a ring: an error text if registration failed.
 pub(crate) type RegistrationOutcome = Option<String>;
 
-/// A shard that is still to be given a thread.
+/// A shard without a thread yet.
 pub(crate) struct UnplacedShard {
     pub(crate) inbox: Inbox,
     pub(crate) metrics: Arc<ShardMetrics>,
@@ -87,10 +87,11 @@ fn pin_to(cpu: Option<usize>) {
     }
 }
 
-/// Makes the ring's backend and registers the memory; a refusal is reported, not fatal.
+/// Makes the ring's backend and registers the memory; reports a failure to register, which is not fatal.
 fn ring_backend(ring: RingHandle, plan: RingConfig) -> (UringBackend, RegistrationOutcome) {
     let mut backend = ring.backend(plan.queue_depth);
-    // Workers serve buffered misses only; as many as the depth can use, never the kernel's default of thousands.
+    // Workers serve only buffered reads that miss the cache: as many as the depth can use, not the default of
+    // thousands.
     if let Err(error) = backend.cap_workers(plan.queue_depth.min(64)) {
         tracing::debug!(%error, "the kernel's worker threads cannot be capped");
     }
@@ -103,16 +104,16 @@ fn ring_backend(ring: RingHandle, plan: RingConfig) -> (UringBackend, Registrati
     (backend, outcome)
 }
 
-/// Runs a shard to its end, and raises the alarm if that end is a panic.
+/// Runs a shard to its end; announces a panic.
 async fn supervise<B: Backend + 'static>(shard: Shard<B>, metrics: Arc<ShardMetrics>, alarm: Alarm) {
     if let Err(error) = tokio::task::spawn_local(shard).await {
         metrics.failures.fetch_add(1, Ordering::Relaxed);
-        tracing::error!(shard = metrics.shard, %error, "a shard failed; its reads are answered with an error");
+        tracing::error!(shard = metrics.shard, %error, "a shard failed; its reads fail with an error");
         alarm.0.send_replace(true);
     }
 }
 
-/// Runs a core's commands until nobody can send any more, and then its shards to their end.
+/// Runs a core's commands until all senders are dropped, and then its shards to their end.
 async fn run_commands(mut commands: mpsc::UnboundedReceiver<CoreCommand>, ring: Option<RingHandle>) {
     let mut shards = Vec::new();
     while let Some(command) = commands.recv().await {
@@ -125,12 +126,12 @@ async fn run_commands(mut commands: mpsc::UnboundedReceiver<CoreCommand>, ring: 
                 placed,
             } => {
                 let Some(ring) = ring else {
-                    // Whoever asked for it may have given up waiting; then the shard's inbox is gone as well.
+                    // The caller may have stopped waiting; then the shard's inbox is closed as well.
                     drop(placed.send(Err(io::Error::other("the core has no ring"))));
                     continue;
                 };
-                // One that was put here before belongs to a group that did not start: its senders are gone, and it gives
-                // back what it registered with the ring when it ends.
+                // A previous shard belongs to a group that did not start: its senders are dropped, and it unregisters
+                // from the ring when it ends.
                 for earlier in shards.drain(..) {
                     let _ended = earlier.await;
                 }
@@ -141,8 +142,8 @@ async fn run_commands(mut commands: mpsc::UnboundedReceiver<CoreCommand>, ring: 
             }
         }
     }
-    // The runtime must not go while its ring still writes to memory (TRAPS 2): the shards end drained. A panic of one
-    // was reported by `supervise`, and then its memory is leaked, not freed.
+    // The runtime must outlive writes of its ring (TRAPS 2): the shards end drained. `supervise` has reported a panic,
+    // whose memory is leaked, not freed.
     for shard in shards {
         let _ended = shard.await;
     }
@@ -160,7 +161,7 @@ async fn on_backend(backend: UringBackend, plan: RingConfig, shard: UnplacedShar
     supervise(shard, metrics, alarm).await;
 }
 
-/// Starts a core's thread. With `ring_entries`, its runtime drives a ring of as many; without, it is a plain runtime.
+/// Starts the thread of a core. With `ring_entries` its runtime drives a ring of that size.
 ///
 /// # Errors
 /// The thread, the runtime or the ring cannot be made.
@@ -194,7 +195,7 @@ pub(crate) fn start_core(
     Ok(handle)
 }
 
-/// Starts a thread that has nothing but a shard on a ring.
+/// Starts a thread that runs only a shard on a ring.
 ///
 /// # Errors
 /// As [`start_core`].
@@ -214,7 +215,7 @@ pub(crate) fn start_ring_shard(
     Ok((handle, outcome))
 }
 
-/// Starts a thread that has nothing but a shard on a blocking backend, which is made there.
+/// Starts a thread that runs only a shard on a blocking backend, which is made on that thread.
 ///
 /// # Errors
 /// The thread or its runtime cannot be made, or `make` fails.
@@ -228,7 +229,7 @@ pub(crate) fn start_blocking_shard<B: Backend + 'static>(
     let handle = thread::Builder::new().name(name).spawn(move || {
         let backend = match make() {
             Ok(backend) => backend,
-            // The other side reads the error; if it is gone, nobody starts anything.
+            // If the receiver is gone the start was abandoned.
             Err(error) => return drop(started.send(Err(error))),
         };
         let metrics = Arc::clone(&shard.metrics);

@@ -1,5 +1,5 @@
-//! Which CPUs this process may use: its affinity mask, cut by its cgroup's quota. Never the machine's count (TRAPS
-//! 19): a container with 2 CPUs of 64 that starts 64 pinned cores throttles itself.
+//! The CPUs that this process may use: its affinity mask, limited by its cgroup's quota. Never the machine's count
+//! (TRAPS 19): a container with 2 of 64 CPUs that starts 64 pinned cores throttles itself.
 
 /// The CPUs of the affinity mask, in ascending order, at most as many as the cgroup's quota pays for; at least one.
 ///

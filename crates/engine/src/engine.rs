@@ -1,4 +1,4 @@
-//! The engine as the server sees it: cores to run its listeners on, and one way to read.
+//! The engine as the server sees it: cores to run listeners on, and reads.
 
 mod switch;
 
@@ -25,12 +25,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
-/// Why the engine does not start. The message names the cause and the remedy.
+/// Why the engine cannot start. The message names the cause and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct StartError(pub String);
 
-/// Which backend runs, and why that one.
+/// The backend in use, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendStatus {
     /// The one in use.
@@ -42,7 +42,7 @@ pub struct BackendStatus {
 }
 
 impl BackendStatus {
-    /// Whether another backend runs than was asked for.
+    /// Whether another backend runs than requested.
     pub fn is_fallback(&self) -> bool {
         self.backend != self.requested
     }
@@ -53,9 +53,9 @@ impl BackendStatus {
 pub struct ShardStatus {
     /// Number of the shard, from 0.
     pub shard: u32,
-    /// The backend that it serves; a ring's shard serves `auto` as well as `uring`, and says `uring`.
+    /// Its backend; the shard of a ring serves `auto` and `uring`, and reports `uring`.
     pub backend: BackendKind,
-    /// Whether any dataset is routed to it: after a switch the shards of the backend before stay, idle.
+    /// Whether any dataset is routed to it: after a switch the shards of the old backend remain, idle.
     pub routed: bool,
     /// Reads submitted and not completed.
     pub in_flight: u32,
@@ -72,29 +72,29 @@ pub struct ShardStatus {
 /// Totals over all shards at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Totals {
-    /// Items answered, errors included.
+    /// Items completed, errors included.
     pub reads: u64,
-    /// Items answered with an error.
+    /// Items that failed.
     pub read_errors: u64,
-    /// Bytes answered.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// (upper bound in seconds, items at or below it), of the time from acceptance to the answer; the last bound is
+    /// (upper bound in seconds, items at or below it) of the time from acceptance to the reply; the last bound is
     /// infinite.
     pub total_seconds: Vec<(f64, u64)>,
 }
 
-/// How a batch is to be treated.
+/// Options of a batch.
 #[derive(Debug, Clone, Default)]
 pub struct SubmitOptions {
-    /// Past this, a batch whose reads are not all started is answered `DeadlineExceeded`, and the others are not made.
+    /// After this, a batch with reads not started fails with `DeadlineExceeded`, and those reads are not made.
     pub deadline: Option<Instant>,
-    /// On whose account: what it may hold, and whose turn it takes.
+    /// The account to charge, which also decides whose turn it takes.
     pub account: Option<Arc<Account>>,
-    /// Answer the first item error in place of the batch.
+    /// Fail the batch with its first item error.
     pub fail_fast: bool,
 }
 
-/// What a drain left behind.
+/// The result of a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainReport {
     /// Reads that did not complete in time; 0 is a clean drain.
@@ -109,11 +109,11 @@ pub struct Engine {
 
 struct Inner {
     arena: Arena,
-    /// What callers may have queued on all shards together: as much as one shard takes.
+    /// The limit of queued reads of all shards together, for the shares of callers.
     reads: Arc<Budget>,
     config: EngineConfig,
     routes: ArcSwap<RoutingTable>,
-    /// Held through a switch, so that they come one at a time.
+    /// Held during a switch, to make one at a time.
     switching: Mutex<()>,
     /// Every group that was started.
     groups: Mutex<Vec<Arc<ShardGroup>>>,
@@ -123,7 +123,7 @@ struct Inner {
     threads: Mutex<Vec<JoinHandle<()>>>,
     draining: AtomicBool,
     next_shard: AtomicUsize,
-    /// For shards that are started later. Taken by a drain, so that [`Engine::failed`] can tell that all have ended.
+    /// For shards started later. Taken by a drain, so that [`Engine::failed`] notices when all have ended.
     alarm_raised: Mutex<Option<Alarm>>,
     alarm: watch::Receiver<bool>,
 }
@@ -142,8 +142,8 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// A batch on its way. Dropping it gives the batch up: reads not yet submitted are not made; reads in flight finish
-/// and their memory returns to the pool.
+/// A batch in flight. Dropping it cancels the batch: reads not yet submitted are not made; reads in flight finish and
+/// their memory returns to the pool.
 #[derive(Debug)]
 pub struct Ticket {
     answer: oneshot::Receiver<Result<Fetched, ReadError>>,
@@ -160,7 +160,7 @@ impl Future for Ticket {
 }
 
 impl Ticket {
-    /// Waits on the calling thread; for callers without a runtime. Inside one it would panic: await the ticket there.
+    /// Blocks the calling thread, for callers without a runtime. Panics inside one: await the ticket there.
     ///
     /// # Errors
     /// As the future's output.
@@ -179,8 +179,8 @@ impl Engine {
         Self::start_on(config, backend, None)
     }
 
-    /// Starts an engine whose one shard reads through the simulated backend in the hand of `control`, with
-    /// `queue_depth` of `config.uring`.
+    /// Starts an engine with one shard on the simulated backend that `control` controls, with `queue_depth` of
+    /// `config.uring`.
     ///
     /// # Errors
     /// As [`Engine::start`].
@@ -292,13 +292,13 @@ impl Engine {
         let routes = inner.routes.load();
         let route = routes.of(batch.dataset.name());
         let shard = inner.choose_shard(&route.group).ok_or(ReadError::ShardFailed)?;
-        // Memory that no waiting would ever free is not asked for: Overloaded says that a retry makes sense.
+        // Not `Overloaded`, which means that a retry makes sense: this memory would never be available.
         let fits = |plan: &plan::Plan| {
             let pages = |bytes: u32| u64::from(bytes).next_multiple_of(PAGE_BYTES);
             u64::from(plan.scratch_bytes) <= self.response_bytes_max()
                 && pages(plan.data_bytes) + pages(plan.scratch_bytes) <= share_bytes
         };
-        // To plan is most of what a refusal would cost; so whoever has no room is refused before it.
+        // Planning is most of the cost of a refusal, so check for room first.
         let mut turn = inner.charge_reads(plan::expected_reads(&batch, route.rules), account)?;
         let share = account.map(Account::memory);
         inner.arena.grants(batch.data_bytes(), share)?;
@@ -311,7 +311,7 @@ impl Engine {
             .arena
             .reserve_both([plan.data_bytes, plan.scratch_bytes], share)?;
         let reads = i64::try_from(plan.reads.len()).unwrap_or(i64::MAX);
-        // A read that was queued alone may always go, or a limit below one batch would refuse everything.
+        // A batch alone is always accepted, or a limit below its size would refuse it forever.
         let queued = shard.metrics.queued.fetch_add(reads, Ordering::Relaxed);
         let refuse = |error| {
             shard.metrics.queued.fetch_sub(reads, Ordering::Relaxed);
@@ -362,7 +362,7 @@ impl Engine {
         }
     }
 
-    /// Exports a dataset's series from now on, at 0: a rate over a counter that appears with its first read would miss
+    /// Exports a dataset's series, starting at 0: a rate over a counter that appears with its first read would miss
     /// that read.
     pub fn introduce(&self, dataset: &Dataset) {
         self.inner.metrics.introduce(dataset.name());
@@ -381,22 +381,21 @@ impl Engine {
         self.inner.routes.load().of(dataset.name()).status.clone()
     }
 
-    /// Lets go of what the shards hold of datasets that nobody else holds any more (their places in a ring's table of
-    /// files): call it some time after a dataset was removed or replaced. A shard that is too busy to be asked is asked
-    /// by the next call.
+    /// Releases what shards hold for datasets without other users (their entries in a ring's file table). Call it some
+    /// time after a dataset was removed or replaced; a shard that is too busy is asked again by the next call.
     pub fn sweep(&self) {
         for group in self.inner.groups() {
             for shard in &group.shards {
-                // A full inbox, or a shard that has ended: nothing is lost but time.
+                // A full inbox, or a shard that has ended: the next call tries again.
                 shard.inbox.try_command(Control::Sweep);
             }
         }
     }
 
-    /// Asks every shard for a sign of life.
+    /// Checks that every shard responds.
     ///
     /// # Errors
-    /// The number of a shard that gave none in time: it is stuck, or has failed.
+    /// The number of a shard that did not respond in time: it is stuck, or has failed.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -456,13 +455,13 @@ impl Engine {
         (self.inner.arena.in_use_bytes(), self.inner.arena.budget_bytes())
     }
 
-    /// The largest response the memory can hold: a quarter of it, so that one request leaves room for others and for
+    /// The largest response that fits the memory: a quarter of it, so that one request leaves room for others and for
     /// its own scratch memory, which is at most as much again.
     pub fn response_bytes_max(&self) -> u64 {
         (self.inner.arena.budget_bytes() / 4).clamp(1, 1 << 31)
     }
 
-    /// The account of one more caller; `id` tells callers apart.
+    /// The account of a new caller with a unique `id`.
     pub fn caller_account(&self, id: u64) -> Arc<CallerAccount> {
         CallerAccount::new(id, self.inner.arena.budget(), &self.inner.reads)
     }
@@ -476,26 +475,26 @@ impl Engine {
         registry.register(Box::new(EngineCollector::new(Arc::clone(&self.inner.metrics))?))
     }
 
-    /// Resolves when a shard has failed, which only a defect can cause: the process should then drain and end, so that
-    /// its supervisor starts it anew.
+    /// Resolves when a shard has failed, which only a defect can cause: the process should then drain and exit, to be
+    /// restarted by its supervisor.
     ///
     /// # Cancel safety
     /// Cancel safe.
     pub async fn failed(&self) {
         let mut alarm = self.inner.alarm.clone();
-        // The sender lives on the shards' threads; when all have ended in good order there is nothing to tell.
+        // The sender is on the shards' threads; if all have ended normally, this never resolves.
         if alarm.wait_for(|raised| *raised).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Takes no new work, answers what was accepted, then stops shards and cores; at `deadline` gives up and leaks
+    /// Accepts no new work, completes what was accepted, then stops shards and cores; at `deadline` aborts and leaks
     /// what the kernel still writes to.
     pub async fn drain(&self, deadline: Instant) -> DrainReport {
         let inner = &*self.inner;
         inner.draining.store(true, Ordering::Relaxed);
         let until = tokio::time::Instant::from_std(deadline);
-        // No switch begins from here on; one that is under way ends first.
+        // No switch starts after this; a running one completes first.
         drop(
             inner
                 .alarm_raised
@@ -510,7 +509,7 @@ impl Engine {
         let groups = inner.groups();
         let shards = || groups.iter().flat_map(|group| &group.shards);
         for shard in shards() {
-            // A shard that has failed has no inbox any more; one that is stuck is given up at the deadline.
+            // A failed shard has no inbox; a stuck one is abandoned at the deadline.
             let _sent = tokio::time::timeout_at(until, shard.inbox.command(Control::Drain)).await;
         }
         for shard in shards() {
@@ -523,7 +522,7 @@ impl Engine {
             .commands
             .clear();
         let mut threads = std::mem::take(&mut *inner.threads.lock().unwrap_or_else(PoisonError::into_inner));
-        // Threads end within microseconds of their last read; joining them blocks, so it is looked at now and then.
+        // Threads end within microseconds of their last read; joining blocks, so poll them.
         while threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -541,7 +540,7 @@ impl Engine {
     }
 }
 
-/// What a batch of so many reads is charged: one of more than a share may ever be is let in when nothing else is there.
+/// The charge for a batch of so many reads: at most a whole share, so that a larger batch is accepted when it is alone.
 fn chargeable(reads: usize, share: &Share) -> u64 {
     u64::try_from(reads).unwrap_or(u64::MAX).min(share.most())
 }
@@ -556,7 +555,7 @@ fn too_many_reads(refused: Refused) -> ReadError {
 }
 
 impl Inner {
-    /// A caller's reads, charged until they are answered. A batch larger than any share may go alone.
+    /// A caller's reads, charged until they complete. A batch larger than any share is accepted alone.
     fn charge_reads(&self, reads: usize, account: Option<&Account>) -> Result<Option<Charge>, ReadError> {
         let Some(share) = account.map(Account::reads) else {
             return Ok(None);
@@ -573,7 +572,7 @@ impl Inner {
         if let (true, Some(core)) = (group.on_cores, cores::current()) {
             return group.shards.get(core);
         }
-        // The least loaded; among equals in turn, so that idle shards share.
+        // The least loaded shard; round robin among equals, so that idle shards share.
         let first = self.next_shard.fetch_add(1, Ordering::Relaxed);
         let count = group.shards.len();
         (0..count)
@@ -585,7 +584,7 @@ impl Inner {
     }
 }
 
-/// The core this thread is, if it is one.
+/// The number of the core that this thread is, if any.
 pub fn current_core() -> Option<usize> {
     cores::current()
 }

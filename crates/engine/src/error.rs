@@ -1,5 +1,5 @@
-//! What can go wrong with a read. One closed set for every backend: the same cause gives the same value, whichever
-//! engine met it, so that a flip of the backend changes no client's error handling.
+//! Errors of reads. One closed set for every backend: the same cause gives the same value, so that switching the
+//! backend changes no error handling of clients.
 
 /// Why an item, or a whole batch, could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +24,7 @@ pub enum ReadError {
         offset: u64,
         /// Bytes asked for.
         length: u64,
-        /// Length of what was asked.
+        /// Length of the dataset or object.
         end: u64,
     },
     /// `offset + length` does not fit 64 bits.
@@ -56,13 +56,13 @@ pub enum ReadError {
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// No such object inside the dataset's directory (also: a link that leaves it, a directory, a device).
+    /// No such object inside the dataset's directory (or a link that leaves it, a directory, a device).
     #[error("there is no object {name:?} in this dataset")]
     ObjectNotFound {
         /// The name asked for.
         name: String,
     },
-    /// The object is there and cannot be opened.
+    /// The object exists and cannot be opened.
     #[error("object {name:?} cannot be opened: {}", std::io::Error::from_raw_os_error(*.errno))]
     ObjectUnreadable {
         /// The name asked for.
@@ -70,13 +70,13 @@ pub enum ReadError {
         /// errno of the attempt.
         errno: i32,
     },
-    /// It is of another version than the one asked for.
+    /// It is of another version than required.
     #[error("another version was asked for than the one there is, whose etag is {etag}")]
     VersionMismatch {
-        /// The version there is.
+        /// The current version.
         etag: String,
     },
-    /// The file was cut short after it was opened: these bytes are gone.
+    /// The file was truncated after it was opened: these bytes are gone.
     #[error("bytes {offset}..{} are gone: the file was truncated after it was opened", .offset.saturating_add(*.length))]
     Truncated {
         /// File offset of the read.
@@ -98,13 +98,13 @@ pub enum ReadError {
         /// Its length.
         length: u64,
     },
-    /// A bound that holds now was met; a retry after a moment makes sense.
+    /// A limit that holds now; a retry after a moment makes sense.
     #[error("overloaded: {resource}; retry after a moment, or send less at once")]
     Overloaded {
-        /// Which bound.
+        /// The resource.
         resource: Resource,
     },
-    /// The deadline passed before the batch was taken up. Nothing was read.
+    /// The deadline passed before the reads were started.
     #[error("the deadline passed before the read was taken up")]
     DeadlineExceeded,
     /// The engine is shutting down and takes no new work.
@@ -115,7 +115,7 @@ pub enum ReadError {
     ShardFailed,
 }
 
-/// The bounded things a batch can be refused for.
+/// The limited resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Resource {
     /// Reads queued on a shard (`limits.queued_reads`).

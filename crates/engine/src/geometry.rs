@@ -64,7 +64,7 @@ pub fn block_extent(index: u64, block_bytes: u32, count: u64) -> Result<Extent, 
         })
 }
 
-/// Where vectors lie in the address space.
+/// Where vectors are in the address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VectorGrid {
     /// Where vector 0's elements begin.

@@ -7,12 +7,12 @@
 
 use crate::batch::{Batch, Segment};
 
-/// What the planner must respect.
+/// Constraints of the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlanRules {
-    /// Whether files that can be are read past the page cache.
+    /// Whether to bypass the page cache for files that support it.
     pub(crate) direct: bool,
-    /// Whether neighbours are merged and duplicates dropped; a mapping gains nothing by it.
+    /// Whether to merge neighbours and drop duplicates; a mapping gains nothing by it.
     pub(crate) merge: bool,
     /// See `PlanConfig`.
     pub(crate) merge_gap_bytes: u32,
@@ -70,11 +70,11 @@ pub(crate) struct Piece {
 pub(crate) struct Plan {
     pub(crate) reads: Vec<PlannedRead>,
     pub(crate) pieces: Vec<Piece>,
-    /// Where item 0 begins in the response buffer: not 0 only when a lone unaligned range is read in place.
+    /// Offset of item 0 in the response buffer: not 0 only if a lone unaligned range is read in place.
     pub(crate) lead_bytes: u32,
     /// Bytes the response buffer must have.
     pub(crate) data_bytes: u32,
-    /// Bytes the scratch buffer must have. `u32::MAX`: more than can be, and the places are wrong.
+    /// Size of the scratch buffer. `u32::MAX`: too large, and the places are wrong.
     pub(crate) scratch_bytes: u32,
 }
 
@@ -98,7 +98,8 @@ struct OpenRead {
     first_piece: usize,
 }
 
-// Alignments are powers of two (`dataset::direct` sees to it): a division each would be a good part of a plan's time.
+// Alignments are powers of two (`dataset::direct` checks that): a division each would be a good part of the time of
+// planning.
 
 fn align_down(value: u64, alignment: u32) -> u64 {
     value & !(u64::from(alignment) - 1)
@@ -112,9 +113,9 @@ fn is_aligned(value: u32, alignment: u32) -> bool {
     value & (alignment - 1) == 0
 }
 
-/// The plan for a batch, if its memory `fits`; else one in which every read lands in place, through the page cache and
-/// unmerged, and which needs no more memory than the response has bytes. Worked: a million ranges of one byte, each
-/// in a sector of its own, are a response of 1 MB, and direct they would take 512 MB of scratch memory.
+/// The plan for a batch if its memory `fits`, otherwise one with every read in place, through the page cache and
+/// unmerged, which needs no more memory than the response has bytes. Example: a million ranges of one byte, each in a
+/// sector of its own, are a response of 1 MB; direct reads would take 512 MB of scratch memory.
 pub(crate) fn plan_within(batch: &Batch, rules: PlanRules, fits: impl Fn(&Plan) -> bool) -> Plan {
     let planned = plan(batch, rules);
     if planned.scratch_bytes < u32::MAX && fits(&planned) {
@@ -130,8 +131,8 @@ pub(crate) fn plan_within(batch: &Batch, rules: PlanRules, fits: impl Fn(&Plan) 
     )
 }
 
-/// About how many reads the plan of a batch will have, at a fiftieth of what planning costs: items are merged only with
-/// the one that the request names before them. More than there will be where a request names neighbours in another order.
+/// An estimate of the reads in the plan of a batch, at a fiftieth of the cost of planning: items are merged only with
+/// the one before them. Too high if a request names neighbours in another order.
 pub(crate) fn expected_reads(batch: &Batch, rules: PlanRules) -> usize {
     let (mut reads, mut open) = (0, None);
     for segment in &batch.segments {
@@ -268,13 +269,13 @@ impl OpenRead {
     fn new(part: SegmentPart, lead: u32, data_end: u32, first_piece: usize) -> Self {
         let (start, end) = (part.aligned_start(), part.aligned_end());
         let segment = part.segment;
-        // Bytes before the segment may be overwritten only in the lead, which is in front of everything.
+        // Bytes before the segment may be overwritten only in the lead, at the very front.
         let place = match segment.offset - start {
             0 => Some(segment.target),
             shift if shift == u64::from(lead) && segment.target == lead => Some(0),
             _ => None,
         };
-        // Bytes behind it only when it is the last of the response: the buffer is padded there.
+        // Bytes after it only at the end of the response, where the buffer is padded.
         let last = segment.target.saturating_add(segment.length) == data_end;
         let in_place =
             place.filter(|place| is_aligned(*place, part.memory_alignment) && (end == part.end() || last));
@@ -288,7 +289,7 @@ impl OpenRead {
         }
     }
 
-    /// Takes a further part into this read, if it is a neighbour and the read stays short enough.
+    /// Merges a part into this read, if it is a neighbour and the read stays short enough.
     fn absorb(&mut self, next: &SegmentPart, rules: PlanRules) -> bool {
         let (start, end) = (next.aligned_start(), next.aligned_end());
         if next.segment.file != self.part.segment.file
@@ -298,7 +299,7 @@ impl OpenRead {
             return false;
         }
         if next.end() <= self.needed_end {
-            // Contained: a duplicate, or a part of what is read anyway.
+            // Contained: a duplicate, or part of what is read anyway.
             return true;
         }
         let follows = self.in_place.is_some_and(|place| {
@@ -330,7 +331,7 @@ impl OpenRead {
             }
             None => {
                 let step = self.part.alignment.max(self.part.memory_alignment);
-                // Saturates together with `scratch_bytes`, which no engine accepts.
+                // Saturates like `scratch_bytes`, which the engine then refuses.
                 let place = u32::try_from(align_up(plan.scratch_bytes.into(), step)).unwrap_or(u32::MAX);
                 plan.scratch_bytes = place.saturating_add(length);
                 Place::Scratch(place)

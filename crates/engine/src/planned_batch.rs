@@ -1,7 +1,7 @@
-//! A planned batch with its memory: where each read goes, and where its bytes belong when they have arrived.
+//! A planned batch with its memory: where each read goes, and where its bytes belong.
 //!
-//! Called by the shard alone. Invariant: bytes are copied only when the read that brought them is over. When reads are
-//! made, and what counts as over, is the shard's business.
+//! Used only by the shard. Invariant: bytes are copied only after their read is finished. The shard decides when reads
+//! are made and what counts as finished.
 
 use crate::backend::Attempt;
 use crate::batch::{Fetched, Item, file_of};
@@ -15,14 +15,14 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// Why a read did not bring all of its bytes.
+/// Why a read is incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shortfall {
     /// The file ended.
     EndOfFile,
-    /// The device, or whatever is in front of it, answered this errno.
+    /// errno of the device or the file system.
     Errno(i32),
-    /// The plan asks for what the batch does not have: a defect of ours.
+    /// The plan does not match the batch: a defect.
     Defect,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct PlannedBatch {
     /// The backend that it was accepted for.
     pub(crate) backend: BackendKind,
     pub(crate) dataset: Arc<Dataset>,
-    /// Who takes its turn with it: caller and connection.
+    /// Whose turn it takes: caller and connection.
     pub(crate) origin: Option<(u64, u64)>,
     pub(crate) objects: Vec<Arc<OpenFile>>,
     pub(crate) items: Vec<Item>,
@@ -68,7 +68,7 @@ impl PlannedBatch {
         })
     }
 
-    /// What an attempt's beginning must be a multiple of, so that both its offset and its memory are aligned.
+    /// The alignment of the beginning of an attempt, for both offset and memory.
     pub(crate) fn restart_alignment(&self, read: &PlannedRead) -> u32 {
         let file = file_of(&self.dataset, &self.objects, read.file).filter(|_| read.direct);
         read.alignment.max(file.map_or(1, |file| file.memory_alignment()))
@@ -86,8 +86,8 @@ impl PlannedBatch {
         }
     }
 
-    /// Copies `length` bytes that `read` brought, from its byte `from` on, to the beginning of a read of another batch (or
-    /// of this one).
+    /// Copies `length` bytes of `read`, from its byte `from` on, to the beginning of a read of another batch (or of
+    /// this one).
     pub(crate) fn share(
         &self,
         read: &PlannedRead,
@@ -109,8 +109,8 @@ impl PlannedBatch {
         );
     }
 
-    /// Puts what arrived of a read where it belongs, and records the items whose bytes did not. Returns how many bytes were
-    /// copied.
+    /// Copies the bytes of a read to where they belong, and records the items whose bytes are missing. Returns the
+    /// bytes copied.
     pub(crate) fn deliver(&mut self, read: &PlannedRead, reached: u32, shortfall: Shortfall) -> u64 {
         let pieces = read.first_piece as usize..(read.first_piece + read.pieces) as usize;
         let mut copied = 0;
@@ -153,11 +153,12 @@ impl PlannedBatch {
         copied
     }
 
-    /// Appends each piece of a merged read as a read of its own, straight into its item's place, which belongs to it
-    /// alone: a failed read leaves rubbish in its memory, which must not be another item's. Returns how many.
+    /// Appends each piece of a merged read as a separate read, straight into its item's place, which only it uses: a
+    /// failed read leaves garbage in its memory, which must not be another item's. Returns how many.
     ///
-    /// A piece off the alignment of direct reads is read through the page cache, which fails it by pages, as a mapping
-    /// would. Worked, alignment 512: a piece of 400 bytes at 700 in a read at 4096 is read buffered, 400 bytes from 4796.
+    /// A piece that is not aligned for direct reads is read through the page cache, which fails by pages, as a mapping
+    /// would. Worked, alignment 512: a piece of 400 bytes at 700 in a read at 4096 is read buffered, 400 bytes from
+    /// 4796.
     pub(crate) fn split_pieces(&mut self, read: &PlannedRead) -> usize {
         let memory_alignment =
             file_of(&self.dataset, &self.objects, read.file).map_or(1, |file| file.memory_alignment());

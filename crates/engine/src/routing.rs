@@ -1,9 +1,8 @@
-//! Which backend serves which dataset now, and the switch from one to another while batches are on their way.
+//! Which backend serves which dataset, and switching while batches are in flight.
 //!
-//! Invariants: a batch is planned, queued and read by the group that its route named when it was submitted; a switch
-//! changes what later batches find, and nothing else. A group of shards that was started stays until the engine ends,
-//! idle when nothing is routed to it: so a switch takes nothing away from under a batch, and the next one finds it
-//! started (ADR 0010). Switches come one at a time. Groups are never ended.
+//! Invariants: a batch is planned, queued and read by the group of its route at submission; a switch affects later
+//! batches only. A group of shards stays until the engine ends, idle if nothing is routed to it: so a switch takes
+//! nothing away from a batch, and the next switch finds the group started (ADR 0010). Switches are made one at a time.
 
 use crate::config::{BackendKind, EngineConfig};
 use crate::engine::BackendStatus;
@@ -35,12 +34,12 @@ impl BackendRoute {
     }
 }
 
-/// All routes at one moment.
+/// All routes at a moment.
 #[derive(Clone)]
 pub(crate) struct RoutingTable {
-    /// Of datasets without one of their own.
+    /// For datasets without one of their own.
     pub(crate) common: BackendRoute,
-    /// Of datasets with one of their own, by name, so that a dataset that is opened anew keeps it.
+    /// For datasets with one of their own, by name, so that a dataset keeps it when it is opened again.
     pub(crate) own: Vec<(String, BackendRoute)>,
 }
 
@@ -50,7 +49,7 @@ impl RoutingTable {
         own.map_or(&self.common, |(_, route)| route)
     }
 
-    /// The same with another route for a dataset; `None`: none of its own.
+    /// The same with another route for a dataset; `None` removes its own.
     pub(crate) fn with_own(&self, dataset: &str, route: Option<BackendRoute>) -> Self {
         let mut own = self.own.clone();
         own.retain(|(name, _)| name != dataset);

@@ -1,11 +1,11 @@
-//! A shard: one thread's reads, from the inbox to the answer, over whichever backend.
+//! A shard: reads of one thread, from the inbox to the reply, over any backend.
 //!
-//! Owns every batch from acceptance to answer, and with it the memory the kernel writes to: a caller that gives up
-//! drops only its receiver. Keeps at most `queue_depth` reads in flight, taken in turn over callers (`turns`), none of
-//! bytes that are in flight already (`in_flight`; ADR 0013). Continues short reads, decides what end of file means, maps
-//! errno, counts. Invariants: a slot is in flight or free, never both; a buffer is given away or dropped only when no read
-//! of its batch is in flight, and leaked if the shard dies before that (TRAPS 2); no more than [`TURN_COPY_BYTES`] are
-//! copied before the thread's other tasks get their turn. No timers, no locks on the hot path, no task a read (TRAPS 3).
+//! Owns every batch from acceptance to reply, and with it the memory that the kernel writes to: a caller that leaves
+//! drops only its receiver. Keeps at most `queue_depth` reads in flight, in turn over callers (`turns`), and none of
+//! bytes that are already in flight (`in_flight`; ADR 0013). Continues short reads, handles the end of files, maps
+//! errno, counts. Invariants: a slot is in flight or free, never both; a buffer is released only when no read of its
+//! batch is in flight, and leaked if the shard dies before that (TRAPS 2); at most [`TURN_COPY_BYTES`] are copied
+//! before other tasks of the thread get their turn. No timers, no locks on the hot path, no task a read (TRAPS 3).
 
 mod active_batch;
 mod copy_tasks;
@@ -37,39 +37,39 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use turns::{NOBODY, Origin, Turn, Turns};
 
-/// How often an attempt that was interrupted (EINTR, EAGAIN) is made again before it counts as failed.
+/// How often an interrupted attempt (EINTR, EAGAIN) is repeated before it fails.
 const INTERRUPTED_RETRIES_MAX: u8 = 16;
 
-/// Above this many reads in flight, flushing early only costs: the device has enough to do, and a system call for four
-/// reads is a fifth of what they cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only costs").
+/// Above this many reads in flight, flushing early only costs: the device is busy, and a system call for four reads is
+/// a fifth of their cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only costs").
 const EAGER_FLUSH_IN_FLIGHT_MAX: u32 = 64;
 
-/// Bytes in flight beyond which no further read is started, while several callers or connections ask. A newcomer's block
-/// waits at the device behind what is in flight, whoever's turn it is, so this is little; and it is enough to keep a device
-/// busy: at 7 GB/s and 100 us a read, 0.7 MB are in flight.
+/// Bytes in flight beyond which no further read is started while several callers or connections have reads. A new
+/// caller's block waits at the device behind what is in flight, whatever its turn, so this is small; and it is enough
+/// to keep a device busy: at 7 GB/s and 100 us a read, 0.7 MB are in flight.
 pub(crate) const IN_FLIGHT_BYTES_MAX: u64 = 2 << 20;
 
-/// As many times more may be in flight while only one connection asks: there, the bound costs system calls and, where the
-/// thread gets its CPU late, bandwidth; and a newcomer waits behind that much once.
+/// Factor of that limit while only one connection has reads: then the limit costs system calls and, if the thread is
+/// scheduled late, bandwidth; and a new caller waits behind that much once.
 const ALONE_FACTOR: u64 = 4;
 
-/// How long nobody else has asked before a connection counts as the only one.
+/// After how long without others a connection counts as the only one.
 const ALONE_AFTER: Duration = Duration::from_secs(1);
 
-/// A batch of more reads than this joins reads in flight only when its turn comes: to look for each read twice costs what
-/// few of them save.
+/// A batch with more reads than this joins reads in flight only when its turn comes: searching twice for each read
+/// costs more than it saves.
 const JOINED_AT_ONCE_MAX: usize = 16;
 
-/// Bytes that are copied in one go: some 100 us of a core.
+/// Bytes copied in one turn: some 100 us of a core.
 pub(crate) const TURN_COPY_BYTES: u64 = 1 << 20;
 
-/// Batches that are taken from the inbox in one go.
+/// Batches taken from the inbox in one turn.
 const ADMITTED_MAX: usize = 256;
 
-/// Waiting batches that are looked at, for each that is admitted, whether anybody still wants them.
+/// Waiting batches checked for cancellation for each admitted one.
 const LOOKED_OVER_PER_BATCH: usize = 2;
 
-/// As above, for each heartbeat: what waits for a slow device is let go of even when nothing else happens.
+/// The same for each heartbeat: batches that wait for a slow device are released even if nothing else happens.
 const LOOKED_OVER_PER_BEAT: usize = 4096;
 
 /// The state machine over a backend; a future that ends when it has drained.
@@ -80,12 +80,12 @@ pub(crate) struct Shard<B: Backend> {
     eager_flush_reads: u32,
     actives: Vec<Option<ActiveBatch>>,
     free_actives: Vec<usize>,
-    /// Where the next look over waiting batches begins.
+    /// Where the next check of waiting batches begins.
     look_from: usize,
     turns: Turns,
     /// The turn that has begun, and the bytes that it has started.
     turn: Option<(Turn, u64)>,
-    /// Who asked last, and until when that one has company.
+    /// The last connection that asked, and until when it counts as having company.
     last_origin: Option<(u64, u64)>,
     contended_until: Instant,
     in_flight: InFlight,
@@ -98,7 +98,7 @@ pub(crate) struct Shard<B: Backend> {
     took: DeviceTimes,
 }
 
-// The shard is never pinned structurally: its parts are moved freely.
+// Never pinned structurally: its parts move freely.
 impl<B: Backend> Unpin for Shard<B> {}
 
 impl<B: Backend> Shard<B> {
@@ -134,15 +134,15 @@ impl<B: Backend> Shard<B> {
                 Control::Sweep => self.known.sweep(&mut self.backend),
                 Control::Beat(reply) => {
                     self.look_over(LOOKED_OVER_PER_BEAT, Instant::now());
-                    // Whoever asked may have given up waiting.
+                    // The caller may have stopped waiting.
                     let _gone = reply.send(());
                 }
             }
         }
     }
 
-    /// Takes what the inbox has: nobody waits there for whoever came first. What waits is bounded by
-    /// `engine.queued_reads`. Returns whether there may be more.
+    /// Takes what is in the inbox, which does not preserve order between callers. `engine.queued_reads` bounds what
+    /// waits. Returns whether there may be more.
     fn admit(&mut self, cx: &mut Context<'_>) -> bool {
         let mut now = None;
         for _ in 0..ADMITTED_MAX {
@@ -176,7 +176,7 @@ impl<B: Backend> Shard<B> {
             waits: false,
             expired: false,
         };
-        // Looked at before any read, so that a request whose caller gave up never reaches the disk (TRAPS 25).
+        // Checked before any read, so that a cancelled request never reaches the disk (TRAPS 25).
         active.expired = active.batch.deadline.is_some_and(|deadline| deadline <= now);
         if reads == 0 || active.expired {
             self.unqueue(reads);
@@ -190,14 +190,14 @@ impl<B: Backend> Shard<B> {
         if let Some(place) = self.actives.get_mut(key) {
             *place = Some(active);
         }
-        // Where nobody waits there is nobody to take turns with.
+        // If nothing waits there is nothing to take turns with.
         let done = self.turns.is_empty() && self.start_some(key, i64::MAX, now).1;
         if !done && self.join_all(key, now) {
             self.wait_for_turn(key);
         }
     }
 
-    /// Bounds the bytes in flight by whether anybody would have to wait behind them.
+    /// Sets the limit of bytes in flight by whether others would have to wait behind them.
     fn bound_in_flight(&mut self, origin: Option<(u64, u64)>, now: Instant) {
         if origin != self.last_origin {
             self.last_origin = origin;
@@ -226,8 +226,8 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    /// Of a batch that has to wait, lets the reads join whose bytes are in flight already: when their turn comes, those
-    /// may have arrived. Returns whether any are left.
+    /// Lets the reads of a waiting batch join those in flight with the same bytes: by its turn, these may have
+    /// finished. Returns whether any are left.
     fn join_all(&mut self, key: usize, now: Instant) -> bool {
         let Some(active) = self.actives.get_mut(key).and_then(Option::as_mut) else {
             return false;
@@ -255,8 +255,8 @@ impl<B: Backend> Shard<B> {
         active.next_read < active.batch.plan.reads.len()
     }
 
-    /// Looks whether somebody still waits for the next `count` batches that wait, and closes those that nobody wants, so
-    /// that they hold no memory until their turn comes.
+    /// Checks whether the next `count` waiting batches are still wanted, and closes those that are not, so that they
+    /// hold no memory until their turn.
     fn look_over(&mut self, count: usize, now: Instant) {
         for _ in 0..count.min(self.actives.len()) {
             let key = self.look_from;
@@ -301,7 +301,7 @@ impl<B: Backend> Shard<B> {
             if done || i64::try_from(bytes).is_ok_and(|bytes| bytes >= turn.bytes) {
                 self.turns.took(&turn, bytes, done);
             } else {
-                // There is no room for its next read.
+                // No room for its next read.
                 self.turn = Some((turn, bytes));
                 return;
             }

@@ -1,16 +1,16 @@
-//! Fair shares of something bounded: response memory, queued reads, requests in flight.
+//! Fair shares of a limited resource: response memory, queued reads, requests in flight.
 //!
-//! A [`Budget`] is what there is. A caller holds a [`CallerShare`] of it, each of the caller's connections a [`Share`].
-//! Nobody reserves anything in advance; what one may hold depends on what is free at that moment (dynamic thresholds:
-//! Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998):
+//! A [`Budget`] is the resource. A caller holds a [`CallerShare`] of it, each of its connections a [`Share`]. Nothing
+//! is reserved in advance; what one may hold depends on what is free at the moment (dynamic thresholds: Choudhury and
+//! Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998):
 //!
 //! - a caller may hold at most half of what is free: alone a third of the budget, with two others a fifth each;
 //! - a connection may take at most what its caller may still take beyond what the connection holds already;
 //! - in any case a connection may hold 1/64 of what is free, so that one that holds little is served while others of
 //!   the same caller hold all they may.
 //!
-//! So no number of holders uses up a budget, and nobody has to configure shares. Charges race without a lock: two that
-//! are granted at the same moment may exceed a threshold by one of them; the budget itself they cannot exceed.
+//! So no number of holders uses up a budget, and shares need no configuration. Charges race without a lock: two granted
+//! at the same moment may exceed a threshold by one of them, but never the budget.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// A connection may always hold this part of what is free.
 const RESERVE_DIVISOR: u64 = 64;
 
-/// Why a charge is refused: whose holdings would have to shrink first.
+/// Why a charge is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
     /// The budget is used up.
@@ -31,7 +31,7 @@ pub enum Refused {
     Connection,
 }
 
-/// Something bounded that callers share.
+/// A limited resource that callers share.
 #[derive(Debug)]
 pub struct Budget {
     capacity: AtomicU64,
@@ -61,7 +61,7 @@ pub struct Charge {
     amount: u64,
 }
 
-/// On whose account a charge is.
+/// The account of a charge.
 #[derive(Debug, Clone)]
 enum Holder {
     Nobody(Arc<Budget>),
@@ -69,7 +69,7 @@ enum Holder {
 }
 
 impl Budget {
-    /// So much of something.
+    /// A budget of this size.
     pub fn new(capacity: u64) -> Arc<Self> {
         Arc::new(Self {
             capacity: AtomicU64::new(capacity),
@@ -77,22 +77,22 @@ impl Budget {
         })
     }
 
-    /// How much there is in all.
+    /// Its size.
     pub fn capacity(&self) -> u64 {
         self.capacity.load(Relaxed)
     }
 
-    /// Changes how much there is. Where more than that is held, nothing is granted until it was given back.
+    /// Changes its size. If more than that is held, nothing is granted until enough is returned.
     pub fn set_capacity(&self, capacity: u64) {
         self.capacity.store(capacity, Relaxed);
     }
 
-    /// How much of it is held now.
+    /// How much is held now.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
-    /// The share of one more caller.
+    /// The share of a new caller.
     pub fn caller(self: &Arc<Self>) -> Arc<CallerShare> {
         Arc::new(CallerShare {
             budget: Arc::clone(self),
@@ -100,7 +100,7 @@ impl Budget {
         })
     }
 
-    /// Holds `amount` on nobody's account.
+    /// Charges `amount` without an account.
     ///
     /// # Errors
     /// `Refused::Budget`.
@@ -123,7 +123,7 @@ impl Budget {
 }
 
 impl CallerShare {
-    /// The share of one more connection, which may never hold more than `limit`.
+    /// The share of a new connection, with at most `limit`.
     pub fn connection(self: &Arc<Self>, limit: u64) -> Arc<Share> {
         Arc::new(Share {
             caller: Arc::clone(self),
@@ -144,7 +144,7 @@ impl Share {
         self.held.load(Relaxed)
     }
 
-    /// The most that it may ever hold, when nobody else holds anything.
+    /// The most it may ever hold, if nothing else is held.
     pub fn most(&self) -> u64 {
         self.limit.min(self.caller.budget.capacity() / 2)
     }
@@ -152,7 +152,7 @@ impl Share {
     /// Whether `amount` would be granted now.
     ///
     /// # Errors
-    /// Whose holdings are in the way.
+    /// Which limit refuses it.
     pub fn grants(&self, amount: u64) -> Result<(), Refused> {
         let budget = &*self.caller.budget;
         let free = budget.capacity().saturating_sub(budget.used());
@@ -177,10 +177,10 @@ impl Share {
         }
     }
 
-    /// Holds `amount`.
+    /// Charges `amount`.
     ///
     /// # Errors
-    /// Whose holdings are in the way.
+    /// Which limit refuses it.
     pub fn charge(self: &Arc<Self>, amount: u64) -> Result<Charge, Refused> {
         self.take(amount)?;
         Ok(Charge {
@@ -204,10 +204,10 @@ impl Charge {
         self.amount
     }
 
-    /// Holds `more` as well.
+    /// Adds `more` to the charge.
     ///
     /// # Errors
-    /// Whose holdings are in the way; what is held already stays.
+    /// Which limit refuses it; the charge is unchanged.
     pub fn grow(&mut self, more: u64) -> Result<(), Refused> {
         match &self.of {
             Holder::Connection(share) => share.take(more)?,
@@ -217,13 +217,13 @@ impl Charge {
         Ok(())
     }
 
-    /// Holds `amount` from now on.
+    /// Changes the charge to `amount`.
     ///
     /// # Errors
-    /// It is more than before, and whose holdings are in the way; what is held already stays.
+    /// It is an increase that a limit refuses; the charge is unchanged.
     pub fn resize(&mut self, amount: u64) -> Result<(), Refused> {
         match amount.cmp(&self.amount) {
-            // Not even asked: who holds its whole share would be refused nothing more.
+            // Always granted, even to a holder of its whole share.
             Ordering::Equal => Ok(()),
             Ordering::Greater => self.grow(amount - self.amount),
             Ordering::Less => {
@@ -274,8 +274,8 @@ pub struct CallerAccount {
     reads: Arc<CallerShare>,
 }
 
-/// What one connection of a caller holds of the engine. Reads are done in turn over callers, and within a caller over
-/// its connections.
+/// What one connection of a caller holds of the engine. Reads take turns over callers, and within a caller over its
+/// connections.
 #[derive(Debug)]
 pub struct Account {
     caller: u64,
@@ -307,12 +307,12 @@ impl CallerAccount {
 }
 
 impl Account {
-    /// Whose it is.
+    /// Its caller.
     pub fn caller(&self) -> u64 {
         self.caller
     }
 
-    /// Which of the caller's connections.
+    /// Its number among the connections of the caller.
     pub fn id(&self) -> u64 {
         self.id
     }

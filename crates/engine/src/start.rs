@@ -1,6 +1,6 @@
-//! Starting: which backend it is to be, the cores, and the shards of a backend, at the engine's start or at a switch.
+//! Starts cores and shards, at the engine's start or for a switch, and chooses the backend.
 //!
-//! What was started before a failure ends by itself, since its senders are dropped.
+//! If a step fails, what was started before ends by itself, since its senders are dropped.
 
 use crate::backend::probe::{self, UringRefusal};
 use crate::backend::{mmap::MmapBackend, pread::PreadBackend};
@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Reads that an mmap shard announces ahead of its copying: 64 a batch gave 75k reads/s on one thread, 256 gave 78k
+/// Reads that an mmap shard announces ahead of copying: 64 a batch gave 75k reads/s on one thread, 256 gave 78k
 /// (MEASURED).
 const MMAP_DEPTH: u32 = 256;
 
@@ -44,7 +44,7 @@ pub(crate) fn choose(config: &EngineConfig, requested: BackendKind) -> Result<Ba
     }
 }
 
-/// Whether `requested` is available for a switch, and the reason; never falls back.
+/// Whether `requested` is available for a switch, with the reason; never falls back.
 pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError> {
     let reason = if requested.uses_ring() {
         let facts =
@@ -63,7 +63,7 @@ pub(crate) fn admit(requested: BackendKind) -> Result<BackendStatus, StartError>
     })
 }
 
-/// Starts the cores. Each has a ring where one is wanted now, or is possible for a switch later on (ADR 0010).
+/// Starts the cores. Each has a ring if one is needed now, or possible for a later switch (ADR 0010).
 pub(crate) fn cores(
     config: &EngineConfig,
     backend: BackendKind,
@@ -103,7 +103,7 @@ pub(crate) fn cores(
     })
 }
 
-/// The CPUs that cores are pinned to; none where the scheduler is to place them.
+/// The CPUs to pin cores to; `None` leaves the placement to the scheduler.
 fn cpus_to_pin() -> Vec<usize> {
     crate::cpus::cpus_to_pin().unwrap_or_else(|| {
         tracing::info!(
@@ -114,7 +114,7 @@ fn cpus_to_pin() -> Vec<usize> {
     })
 }
 
-/// The way to the cores.
+/// Channels to the cores.
 #[derive(Clone)]
 pub(crate) struct Cores {
     /// Whether each has a ring.
@@ -122,7 +122,7 @@ pub(crate) struct Cores {
     pub(crate) commands: Vec<mpsc::UnboundedSender<CoreCommand>>,
 }
 
-/// The shards that serve a backend: one a ring, or one a thread that blocks.
+/// The shards of a backend: one a ring, or one a blocking thread.
 pub(crate) struct ShardGroup {
     /// `Uring` means a ring's shards, which serve `auto` too.
     pub(crate) backend: BackendKind,
@@ -138,7 +138,7 @@ impl ShardGroup {
     }
 }
 
-/// Starts a group of shards; on an error what was started ends by itself, since its senders are dropped.
+/// Starts a group of shards; on an error the started ones end by themselves, since their senders are dropped.
 pub(crate) struct Starter<'a> {
     pub(crate) config: &'a EngineConfig,
     pub(crate) arena: &'a Arena,
@@ -154,7 +154,7 @@ pub(crate) type Sim = Option<crate::sim::SimControl>;
 #[cfg(not(any(test, feature = "sim")))]
 pub(crate) type Sim = Option<std::convert::Infallible>;
 
-/// Longest wait for a core that is asked to take a shard: it answers within milliseconds unless it is stuck.
+/// Timeout of asking a core to run a shard: it answers within milliseconds unless it is stuck.
 const PLACING_MAX: Duration = Duration::from_secs(10);
 
 impl Starter<'_> {
@@ -216,7 +216,7 @@ impl Starter<'_> {
         Ok(on_cores)
     }
 
-    /// The group of the shards that were started. From here on a scrape sees them, and the engine's end waits for them.
+    /// Registers the started shards as a group: scrapes include them, and the engine's end waits for them.
     pub(crate) fn finish(
         self,
         backend: BackendKind,
@@ -307,7 +307,7 @@ fn place(
     })?
 }
 
-/// The depth of one ring: what was asked for, cut so that all rings together stay below the device's tags, since
+/// The depth of one ring: the configured one, cut so that all rings together stay below the tags of the device, since
 /// io_uring_enter blocks when they run out (TRAPS 15). Worked: 256 tags, 2 rings: (256 - 16) / 2 = 120 each.
 fn queue_depth(config: &EngineConfig) -> u32 {
     let rings = config.cores.max(1);
@@ -321,8 +321,8 @@ fn queue_depth(config: &EngineConfig) -> u32 {
 /// Descriptors of one runtime: epoll, its waker, the signals' pipe, and a ring with its event.
 const RUNTIME_DESCRIPTORS: u32 = 6;
 
-/// Finds out whether the runtimes can have their descriptors: tokio panics where it cannot have one for its signals.
-/// One runtime more than cores: the daemon's own.
+/// Checks that the runtimes can get their descriptors: tokio panics if it cannot get one for its signals. One runtime
+/// more than cores: the daemon's own.
 fn room_for_runtimes(cores: u32) -> std::io::Result<()> {
     let held: std::io::Result<Vec<_>> = (0..cores.saturating_add(1).saturating_mul(RUNTIME_DESCRIPTORS))
         .map(|_| std::fs::File::open("/dev/null"))

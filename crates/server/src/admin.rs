@@ -1,29 +1,26 @@
-//! The admin service: what the daemon does now, and what changes it while it serves. Stands on a port of its own, with
-//! health and reflection beside it.
+//! The admin service: reports what the daemon does, and changes it while it serves. Has a port of its own, with health and
+//! reflection.
 //!
-//! Rates are over the last few seconds, from samples that a task takes once a second for as long as the service
-//! lives. Deliberately absent: anything that reads data.
+//! Rates are over the last few seconds, from samples that a task takes once a second while the service exists.
 
 mod change;
 
-use crate::door::{Fetcher, Reading};
-use crate::figures::{DatasetFigures, Figures, ShardView, as_f64};
-use crate::grpc::{self, describe};
+use crate::daemon_status::{DatasetStatusView, ShardView, StatusCollector};
+use crate::fetch::{Fetcher, StorageInfo};
+use crate::grpc::{self, convert};
 use crate::lifecycle::Lifecycle;
-use crate::live::Live;
-use crate::rpc_metrics::RpcMetrics;
-use crate::status::ERROR_DOMAIN;
+use crate::reconfigure::Reconfigurer;
+use crate::rpc_metrics::{RpcMetrics, as_f64};
 use crate::telemetry::Telemetry;
 use ringfetch_engine::engine::Totals;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::admin_service_server::{AdminService, AdminServiceServer};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::service::RoutesBuilder;
-use tonic::{Code, Request, Response, Status};
-use tonic_types::{ErrorDetails, StatusExt as _};
+use tonic::{Request, Response, Status};
 
 /// Services on the admin port that health and reflection know.
 const SERVICES: &[&str] = &["ringfetch.v1.AdminService"];
@@ -41,9 +38,9 @@ pub fn service(
     lifecycle: Lifecycle,
     telemetry: Telemetry,
     rpc: RpcMetrics,
-    live: Live,
+    reconfigurer: Reconfigurer,
 ) -> axum::Router {
-    let admin = Admin::new(fetcher, lifecycle.clone(), telemetry, live);
+    let admin = Admin::new(fetcher, lifecycle.clone(), telemetry, reconfigurer);
     let mut routes = RoutesBuilder::default();
     routes.add_service(
         AdminServiceServer::new(admin)
@@ -58,22 +55,22 @@ struct Admin {
     fetcher: Fetcher,
     lifecycle: Lifecycle,
     telemetry: Telemetry,
-    live: Live,
-    figures: Figures,
+    reconfigurer: Reconfigurer,
+    collector: StatusCollector,
     samples: Arc<Mutex<Samples>>,
     sampling: AtomicBool,
 }
 
 impl Admin {
-    fn new(fetcher: Fetcher, lifecycle: Lifecycle, telemetry: Telemetry, live: Live) -> Self {
+    fn new(fetcher: Fetcher, lifecycle: Lifecycle, telemetry: Telemetry, reconfigurer: Reconfigurer) -> Self {
         let mut samples = Samples::default();
         samples.push(Sample::of(Instant::now(), &fetcher.engine().totals()));
         let admin = Self {
-            figures: Figures::of(&fetcher),
+            collector: StatusCollector::of(&fetcher),
             fetcher,
             lifecycle,
             telemetry,
-            live,
+            reconfigurer,
             samples: Arc::new(Mutex::new(samples)),
             sampling: AtomicBool::new(false),
         };
@@ -81,7 +78,7 @@ impl Admin {
         admin
     }
 
-    /// Starts the task that samples, once, as soon as there is a runtime. It ends with the service.
+    /// Starts the sampling task, once, as soon as there is a runtime. It ends with the service.
     fn keep_sampling(&self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
@@ -106,7 +103,7 @@ impl Admin {
     }
 }
 
-/// What was counted at one moment.
+/// Counters at one moment.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     at: Instant,
@@ -169,27 +166,27 @@ fn shard(shard: ShardView) -> v1::ShardStatus {
         queue_depth: shard.queue_depth,
         device_reads_total: shard.device_reads_total,
         submissions_total: shard.submissions_total,
-        backend: describe::backend(shard.backend).into(),
+        backend: convert::backend(shard.backend).into(),
         routed: shard.routed,
     }
 }
 
-fn dataset(figures: DatasetFigures) -> v1::DatasetStatus {
-    let Reading {
+fn dataset(status: DatasetStatusView) -> v1::DatasetStatus {
+    let StorageInfo {
         path,
         files,
         stride_bytes,
         base_offset,
-    } = figures.reading;
+    } = status.storage;
     v1::DatasetStatus {
-        dataset: Some(describe::dataset(figures.dataset)),
-        read_path: Some(describe::read_path(path)),
+        dataset: Some(convert::dataset(status.dataset)),
+        read_path: Some(convert::read_path(path)),
         files: u32::try_from(files).unwrap_or(u32::MAX),
         stride_bytes: stride_bytes.unwrap_or(0),
         base_offset: base_offset.unwrap_or(0),
-        reads_total: figures.reads_total,
-        read_errors_total: figures.read_errors_total,
-        read_bytes_total: figures.read_bytes_total,
+        reads_total: status.reads_total,
+        read_errors_total: status.read_errors_total,
+        read_bytes_total: status.read_bytes_total,
     }
 }
 
@@ -200,7 +197,7 @@ impl AdminService for Admin {
         _: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         self.keep_sampling();
-        let taken = self.figures.take(&self.fetcher, self.lifecycle.state());
+        let taken = self.collector.collect(&self.fetcher, self.lifecycle.state());
         let now = Sample {
             at: Instant::now(),
             reads: taken.totals.reads_total,
@@ -215,8 +212,8 @@ impl AdminService for Admin {
             version: taken.version.to_owned(),
             uptime_ms: taken.uptime_ms,
             state: taken.state.to_owned(),
-            backend: describe::backend(taken.backend.backend).into(),
-            requested: describe::backend(taken.backend.requested).into(),
+            backend: convert::backend(taken.backend.backend).into(),
+            requested: convert::backend(taken.backend.requested).into(),
             fallback: taken.backend.fallback,
             reason: taken.backend.reason,
             cores: u32::try_from(taken.cores).unwrap_or(u32::MAX),
@@ -232,7 +229,7 @@ impl AdminService for Admin {
             latency_p50_us: taken.read_duration.quantile_us(0.5),
             latency_p99_us: taken.read_duration.quantile_us(0.99),
             latency_p999_us: taken.read_duration.quantile_us(0.999),
-            last_reload: self.live.last_reload().map(change::last_reload),
+            last_reload: self.reconfigurer.last_reload().map(change::last_reload),
         }))
     }
 
@@ -256,7 +253,7 @@ impl AdminService for Admin {
                 tracing::info!(filter, previous, "log filter replaced");
                 Ok(Response::new(v1::SetLogLevelResponse { previous }))
             }
-            Err(problem) => Err(invalid_filter(&problem)),
+            Err(problem) => Err(change::malformed("filter", &problem)),
         }
     }
 
@@ -265,7 +262,9 @@ impl AdminService for Admin {
         request: Request<v1::SetBackendRequest>,
     ) -> Result<Response<v1::SetBackendResponse>, Status> {
         let request = request.into_inner();
-        change::set_backend(&self.live, request).await.map(Response::new)
+        change::set_backend(&self.reconfigurer, request)
+            .await
+            .map(Response::new)
     }
 
     async fn clear_backend(
@@ -273,21 +272,14 @@ impl AdminService for Admin {
         request: Request<v1::ClearBackendRequest>,
     ) -> Result<Response<v1::ClearBackendResponse>, Status> {
         let request = request.into_inner();
-        change::clear_backend(&self.live, request)
+        change::clear_backend(&self.reconfigurer, request)
             .await
             .map(Response::new)
     }
 
     async fn reload(&self, _: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
-        change::reload(&self.live).await.map(Response::new)
+        change::reload(&self.reconfigurer).await.map(Response::new)
     }
-}
-
-fn invalid_filter(problem: &str) -> Status {
-    let message = crate::status::message_of(&format_args!("filter: {problem}"));
-    let mut details = ErrorDetails::with_bad_request_violation("filter", message.clone());
-    details.set_error_info("MALFORMED", ERROR_DOMAIN, HashMap::new());
-    Status::with_error_details(Code::InvalidArgument, message, details)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Who asks. A caller is the address a connection came from, until there are authenticated principals: limits, shares and
-//! turns are counted by caller, and within a caller by connection, so that no number of connections gets more than its
-//! part. Behind one proxy all users are one caller; then its connections share what it may have.
+//! Callers and their connections. A caller is the address that a connection comes from, since clients are not
+//! authenticated. Limits, shares and turns are per caller, and within a caller per connection, so that opening more
+//! connections gains nothing. Behind one proxy all users are one caller.
 
 use crate::config::Limits;
 use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
@@ -11,10 +11,10 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Hosts get a network of this many bits (RFC 6177), so the addresses in it are one caller's.
+/// Hosts get a network of this size (RFC 6177), so its addresses are one caller.
 const IPV6_PREFIX_BITS: u32 = 64;
 
-/// What tells callers apart: an IPv4 address, or the /64 of an IPv6 address.
+/// Identifies a caller: an IPv4 address, or the /64 of an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallerKey(IpAddr);
 
@@ -40,10 +40,10 @@ impl std::fmt::Display for CallerKey {
     }
 }
 
-/// Objects that requests may hold open, of all datasets: each has two descriptors where it is read directly.
+/// Objects that all requests together may hold open: each has two descriptors if it is read with direct I/O.
 const OBJECTS_HELD_MAX: u64 = IN_FLIGHT_DESCRIPTORS_MAX as u64 / 2;
 
-/// Everybody who is connected. Clones share it.
+/// All callers that are connected. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Callers {
     inner: Arc<Inner>,
@@ -59,7 +59,7 @@ struct Inner {
     next_id: AtomicU64,
 }
 
-/// One caller: what it holds over all of its connections. Lives as long as one of them.
+/// A caller: what it holds over all of its connections. Lives as long as one of them.
 #[derive(Debug)]
 pub struct Caller {
     key: CallerKey,
@@ -70,7 +70,7 @@ pub struct Caller {
     callers: Weak<Inner>,
 }
 
-/// One connection: on whose account its requests are. Every request carries it among its extensions.
+/// A connection: what its requests hold. Every request has it in its extensions.
 #[derive(Debug)]
 pub struct Connection {
     caller: Arc<Caller>,
@@ -81,7 +81,7 @@ pub struct Connection {
 }
 
 impl Callers {
-    /// Nobody yet.
+    /// No callers yet.
     pub fn new(engine: Engine, limits: &Limits) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -95,7 +95,7 @@ impl Callers {
         }
     }
 
-    /// From now on callers share what these limits allow.
+    /// Replaces the limits that callers share.
     pub fn set_limits(&self, limits: &Limits) {
         self.inner.requests.set_capacity(limits.requests_in_flight.into());
         self.inner
@@ -121,7 +121,7 @@ impl Callers {
         &self.inner.requests
     }
 
-    /// What all callers' unfinished and decoded requests hold, bytes.
+    /// Bytes of all callers' unfinished and decoded requests.
     pub fn request_memory(&self) -> &Arc<Budget> {
         &self.inner.request_memory
     }
@@ -157,7 +157,7 @@ impl Drop for Caller {
             return;
         };
         let mut known = callers.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // It may have come back meanwhile.
+        // The caller may have connected again.
         if known
             .get(&self.key)
             .is_some_and(|caller| caller.strong_count() == 0)
@@ -168,19 +168,19 @@ impl Drop for Caller {
 }
 
 impl Caller {
-    /// What tells it apart.
+    /// Its key.
     pub fn key(&self) -> CallerKey {
         self.key
     }
 }
 
 impl Connection {
-    /// Whose it is.
+    /// Its caller.
     pub fn caller(&self) -> &Arc<Caller> {
         &self.caller
     }
 
-    /// What it holds of the engine.
+    /// Its account with the engine.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }

@@ -1,8 +1,7 @@
-//! The datasets that are open, and which of them a new configuration leaves as they are.
+//! The open datasets, and which of them a new configuration leaves open.
 //!
-//! Every dataset of a new configuration is opened anew, whatever is open already: that finds what is wrong with it, and
-//! whether its files are still the same. What is the same keeps what was open, and with it its counters, its caches and
-//! its readers. Deliberately absent: serving them.
+//! A reload opens every dataset of the new configuration again: that finds errors, and files that were replaced. A dataset
+//! that is still the same keeps its open files, and with them its counters and caches.
 
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Kind, OpenError};
 use std::collections::BTreeMap;
@@ -10,7 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Datasets that do not open: every one there is, at least one.
+/// All datasets that cannot be opened; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenErrors(pub Vec<OpenError>);
 
@@ -39,12 +38,12 @@ pub struct Catalogue {
 
 /// What became of the datasets: names, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Difference {
-    /// There were none of these names.
+pub struct CatalogueDiff {
+    /// New names.
     pub added: Vec<String>,
-    /// There are none of these names any more.
+    /// Names that are gone.
     pub removed: Vec<String>,
-    /// Opened anew: other files, or another configuration.
+    /// Opened again: other files, or another configuration.
     pub replaced: Vec<String>,
     /// As they were.
     pub unchanged: Vec<String>,
@@ -72,13 +71,13 @@ impl Catalogue {
         }
     }
 
-    /// The catalogue of a new configuration, with what is open where it is still the same.
+    /// The catalogue of a new configuration; datasets that are still the same stay open.
     ///
     /// # Errors
     /// As [`Catalogue::open`].
-    pub fn renewed(&self, specs: &[DatasetSpec]) -> Result<(Self, Difference), OpenErrors> {
+    pub fn renewed(&self, specs: &[DatasetSpec]) -> Result<(Self, CatalogueDiff), OpenErrors> {
         let mut next = Self::open(specs)?;
-        let mut difference = Difference::default();
+        let mut difference = CatalogueDiff::default();
         for (name, fresh) in &mut next.entries {
             match self.entries.get(name) {
                 None => difference.added.push(name.clone()),
@@ -103,7 +102,7 @@ impl Catalogue {
 
 impl Entry {
     fn open(spec: &DatasetSpec) -> Result<Self, OpenError> {
-        // Before the open: a directory that is replaced in between is then found to differ the next time.
+        // Before the open: a directory replaced in between is then found to differ at the next reload.
         let directory = spec.paths.first().and_then(|path| identity_of(path));
         let dataset = Arc::new(Dataset::open(spec)?);
         let directory = match dataset.kind() {
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_stays_open_and_the_rest_is_told_apart() {
+    fn what_is_the_same_stays_open_and_the_rest_is_listed() {
         // Scenario: one dataset is left alone, one gets another block length, one's file is replaced by rename, one is
         // taken away, one is new; an objects directory gets a file. Expectation: each in its list; the first and the
         // directory keep what was open, the others do not.
@@ -196,7 +195,7 @@ mod tests {
             objects(path("objects")),
         ];
         let (after, difference) = before.renewed(&specs).unwrap();
-        let expected = Difference {
+        let expected = CatalogueDiff {
             added: names(&["new"]),
             removed: names(&["gone"]),
             replaced: names(&["cut", "renamed"]),
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn every_dataset_that_does_not_open_is_told() {
+    fn every_dataset_that_does_not_open_is_reported() {
         // Scenario: two of three have no file. Expectation: both are named, and nothing is opened in part.
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("a"), [1; 512]).unwrap();

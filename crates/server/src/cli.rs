@@ -1,5 +1,5 @@
-//! The command line: flags to configuration inputs. A flag that sets a key is only a name for that key; nothing is
-//! checked here that the configuration checks.
+//! The command line: flags to configuration inputs. A flag that sets a key is only a name for that key; the configuration
+//! checks its value.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub(crate) struct Cli {
     /// log.filter, such as debug or info,ringfetch_engine=debug.
     #[arg(long, value_name = "FILTER", global = true)]
     log: Option<String>,
-    /// Where the demo's data lies, or is made.
+    /// Directory of the demo's data, made if it is missing.
     #[arg(long, value_name = "DIRECTORY", default_value = demo::DIRECTORY_DEFAULT, global = true)]
     pub(crate) demo_dir: PathBuf,
     /// Once ready, write the real listen addresses here as JSON.
@@ -76,18 +76,18 @@ pub(crate) enum Command {
     },
     /// Writes the manual pages into a directory.
     Man {
-        /// Where to; made if it is not there.
+        /// Directory to write to; made if it is missing.
         directory: PathBuf,
     },
 }
 
 impl Cli {
-    /// --http-listen, if it is an address; what else it may be is the configuration's to report.
+    /// --http-listen, if it is an address; the configuration reports anything else.
     pub(crate) fn http_listen(&self) -> Option<SocketAddr> {
         self.http_listen.as_deref()?.parse().ok()
     }
 
-    /// What the configuration is made from, this process's environment included.
+    /// The inputs of the configuration, including this process's environment.
     pub(crate) fn inputs(&self) -> Inputs {
         let mut flags: Vec<Flag> = self.set.iter().map(|setting| set(setting)).collect();
         for (name, key, value) in [

@@ -1,8 +1,8 @@
-//! What runs without a configuration: a directory of self-describing data, made once, and what to do with it.
+//! The demo that runs without a configuration: makes a directory of self-describing data once, and prints what to try.
 //!
-//! Nothing is overwritten that this module did not make: a half-made directory is known by its marker and made anew;
-//! files of the same names without a marker are an error. Bytes are `pattern`'s, seed [`SEED`], so any reader can
-//! check them.
+//! Only files that this module made are overwritten: a partly made directory has a marker and is made again; files of the
+//! same names without the marker are an error. The bytes are `pattern`'s with seed [`SEED`], so any client can check
+//! them.
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -19,7 +19,7 @@ use serde_yaml::{Mapping, Value};
 use crate::config::GRPC_PORT;
 use crate::listener::Addresses;
 
-/// Where the data lies unless `--demo-dir` says otherwise.
+/// Default of `--demo-dir`.
 pub const DIRECTORY_DEFAULT: &str = "ringfetch-demo";
 /// Seed of all demo data.
 pub const SEED: u64 = 42;
@@ -35,9 +35,9 @@ const OBJECT_BYTES_MAX: u64 = 512 << 10;
 const BLOCKS_NAME: &str = "blocks.bin";
 const VECTORS_NAME: &str = "vectors.npy";
 const OBJECTS_NAME: &str = "objects";
-/// Present while the data is being made, or after that was cut short.
+/// Present while the data is being made, or after that was interrupted.
 const PARTIAL_NAME: &str = ".ringfetch-demo-partial";
-/// Present once the data is whole.
+/// Present once the data is complete.
 const COMPLETE_NAME: &str = ".ringfetch-demo-complete";
 
 /// Why there is no demo data. The message names the directory and the remedy.
@@ -50,7 +50,7 @@ pub struct DemoError {
     pub problem: String,
 }
 
-/// The demo's configuration: its `datasets`, everything else as by default.
+/// The demo's configuration: its `datasets`; everything else is default.
 pub fn dataset_list(directory: &Path) -> Value {
     let entry = |name: &str, kind: &str, file: &str| {
         let path = directory.join(file).to_string_lossy().into_owned();
@@ -71,10 +71,10 @@ pub fn dataset_list(directory: &Path) -> Value {
     Value::Mapping(Mapping::from_iter([("datasets".into(), datasets.into())]))
 }
 
-/// Makes the data unless it is there. Blocking; shows progress on a terminal.
+/// Makes the data unless it exists. Blocking; shows progress on a terminal.
 ///
 /// # Errors
-/// The directory cannot be written, holds somebody else's files, is being made by another process, or the disk is
+/// The directory cannot be written, contains other files of these names, is being made by another process, or the disk is
 /// too full.
 pub fn prepare(directory: &Path) -> Result<(), DemoError> {
     let fail = |problem: String| DemoError {
@@ -150,7 +150,7 @@ fn total_bytes() -> u64 {
 }
 
 fn make(directory: &Path, total_bytes: u64) -> std::io::Result<()> {
-    // Drawn to stderr, and hidden by indicatif where that is no terminal.
+    // Drawn to stderr; indicatif hides it unless that is a terminal.
     let bar = ProgressBar::new(total_bytes);
     if let Ok(style) =
         ProgressStyle::with_template("making {msg:12} [{bar:40}] {binary_bytes}/{binary_total_bytes}")
@@ -187,7 +187,7 @@ fn make(directory: &Path, total_bytes: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What to print once the demo serves: what there is, by which backend and why, and commands to paste.
+/// Printed once the demo serves: datasets, backend and reason, and commands to paste.
 pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &Addresses) -> String {
     let mut rows = vec![["dataset", "kind", "count", "size", "backend", "direct"].map(str::to_owned)];
     for dataset in datasets {
@@ -199,13 +199,13 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
             Kind::Vectors {
                 dim, dtype, count, ..
             } => (
-                format!("vectors, {dim} x {}", dtype_name(dtype)),
+                format!("vectors, {dim} x {}", dtype.as_str()),
                 count.to_string(),
                 size(),
             ),
             Kind::Objects => ("objects".to_owned(), OBJECTS.to_string(), "-".to_owned()),
         };
-        // A mapping reads through the page cache, whatever the file would take.
+        // A mapping always reads through the page cache.
         let direct = dataset.direct().direct && backend.backend != BackendKind::Mmap;
         let direct = if direct { "yes" } else { "no" };
         rows.push([
@@ -220,7 +220,7 @@ pub fn greeting(datasets: &[Arc<Dataset>], backend: &BackendStatus, addresses: &
     let mut out = String::from("\n");
     out.push_str(&table(&rows));
     let Addresses { grpc, http, admin } = addresses;
-    // The command line knows the default address by itself.
+    // The command line has the default address built in.
     let grpc_flag = if grpc.port() == GRPC_PORT {
         String::new()
     } else {
@@ -251,16 +251,6 @@ The other engine:
         backend.backend, backend.reason
     );
     out
-}
-
-fn dtype_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "f32",
-        Dtype::F16 => "f16",
-        Dtype::U8 => "u8",
-        Dtype::I8 => "i8",
-        Dtype::I32 => "i32",
-    }
 }
 
 /// Columns as wide as their widest cell, two spaces between them.

@@ -9,10 +9,10 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// A readiness answer is short.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
-/// Asks the daemon that listens for HTTP on `listen`. Answers one line for people.
+/// Asks the daemon that listens for HTTP on `listen`. Returns one line for people.
 ///
 /// # Errors
-/// One line: nobody answers, or the answer is not 200.
+/// One line: no answer, or a status other than 200.
 pub(crate) fn ask(listen: SocketAddr) -> Result<String, String> {
     let address = reachable(listen);
     if address.port() == 0 {
@@ -29,7 +29,7 @@ pub(crate) fn ask(listen: SocketAddr) -> Result<String, String> {
     }
 }
 
-/// Where a listener on all interfaces is reached from here.
+/// The loopback address for a listener on all interfaces.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         ip if !ip.is_unspecified() => ip,

@@ -1,8 +1,7 @@
-//! Starting, serving, draining: one state that readiness, the transports and the admin service read, and what moves it.
+//! The daemon's state (starting, serving, draining), read by readiness, the transports and the admin service.
 //!
-//! The state only goes forward. Draining begins with a signal or with a failure of the engine, and tells everybody
-//! through one `watch` channel. Whether the configuration is being read again goes through another, for whoever
-//! supervises the process. Deliberately absent: restarts in place, and pausing.
+//! The state only goes forward. A signal or a failure of the engine starts draining. A `watch` channel announces changes;
+//! another one announces reloads to the service manager.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,26 +11,26 @@ use ringfetch_engine::engine::Engine;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::door::Fetcher;
-use crate::listener::Remaining;
+use crate::fetch::Fetcher;
+use crate::listener::DrainingPort;
 
-/// What the daemon is doing. It only moves down this list.
+/// The state of the daemon. It only moves down this list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// Not ready yet.
     Starting,
     /// Ready.
     Serving,
-    /// Not ready any more, but requests are still served: a load balancer has time to notice.
+    /// Not ready, but requests are still served: a load balancer has time to notice.
     LameDuck,
-    /// What was accepted is answered, nothing new is, except probes, metrics and the admin service.
+    /// Accepted requests are completed; new ones are refused, except probes, metrics and the admin service.
     Draining,
-    /// Everything is answered: what is still open is closed.
+    /// All requests are completed; the rest is closed.
     Ended,
 }
 
 impl State {
-    /// The word in answers and logs.
+    /// The word in responses and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -77,28 +76,28 @@ impl Lifecycle {
         *self.state.borrow()
     }
 
-    /// Whether requests are welcome.
+    /// Whether the daemon is ready.
     pub fn is_ready(&self) -> bool {
         self.state() == State::Serving
     }
 
-    /// A receiver that sees every later change; the latest state counts, earlier ones may be skipped.
+    /// A receiver of later changes; it may skip states that are superseded.
     pub fn subscribe(&self) -> watch::Receiver<State> {
         self.state.subscribe()
     }
 
-    /// Whether the configuration is being read again: a receiver that sees every later change, the latest counts.
+    /// A receiver of whether a reload is running.
     pub fn subscribe_reloading(&self) -> watch::Receiver<bool> {
         self.reloading.subscribe()
     }
 
-    /// Tells that the configuration is being read again, until the guard is dropped.
-    pub fn start_reloading(&self) -> Reloading<'_> {
+    /// Announces a reload until the guard is dropped.
+    pub fn start_reloading(&self) -> ReloadGuard<'_> {
         self.reloading.send_replace(true);
-        Reloading { lifecycle: self }
+        ReloadGuard { lifecycle: self }
     }
 
-    /// Moves on to serving. Does nothing once it drains.
+    /// Moves to serving. Does nothing once draining.
     pub fn start_serving(&self) {
         self.advance(State::Serving);
     }
@@ -108,17 +107,17 @@ impl Lifecycle {
         self.advance(State::LameDuck);
     }
 
-    /// Moves on to draining.
+    /// Moves to draining.
     pub fn start_draining(&self) {
         self.advance(State::Draining);
     }
 
-    /// Ends what a drain leaves open.
+    /// Closes what a drain leaves open.
     pub fn end(&self) {
         self.advance(State::Ended);
     }
 
-    /// Moves on to draining because something broke: the process will end with an error. The first reason counts.
+    /// Moves to draining because of a failure: the process will exit with an error. The first reason is kept.
     pub fn fail(&self, reason: impl Into<String>) {
         let reason = reason.into();
         tracing::error!(reason, "the daemon cannot continue");
@@ -126,7 +125,7 @@ impl Lifecycle {
         self.start_draining();
     }
 
-    /// Why it broke, if it did.
+    /// The reason of the failure, if any.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
@@ -147,7 +146,11 @@ impl Lifecycle {
         self.reached(State::Draining).await;
     }
 
-    async fn reached(&self, least: State) {
+    /// Resolves once this state is reached.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    pub(crate) async fn reached(&self, least: State) {
         // The sender lives in `self`, so the channel cannot be closed.
         let mut state = self.subscribe();
         let _never_closed = state.wait_for(|state| *state >= least).await;
@@ -164,33 +167,33 @@ impl Lifecycle {
     }
 }
 
-/// While this lives, the configuration is being read again.
+/// A reload is running while this exists.
 #[derive(Debug)]
-pub struct Reloading<'a> {
+pub struct ReloadGuard<'a> {
     lifecycle: &'a Lifecycle,
 }
 
-impl Drop for Reloading<'_> {
+impl Drop for ReloadGuard<'_> {
     fn drop(&mut self) {
         self.lifecycle.reloading.send_replace(false);
     }
 }
 
-/// Exit code of a process that a second signal ended: 128 + SIGINT, as shells say it.
+/// Exit code after a second signal: 128 + SIGINT, as in shells.
 const EXIT_SECOND_SIGNAL: i32 = 130;
 
-/// SIGTERM and SIGINT, caught from the moment this is made.
+/// SIGTERM and SIGINT, caught from creation.
 #[derive(Debug)]
-pub struct Signals {
+pub struct ShutdownSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl Signals {
-    /// Takes the signals' default action away. Must be called inside a tokio runtime.
+impl ShutdownSignals {
+    /// Replaces the signals' default action. Must be called inside a tokio runtime.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// Errors of the kernel.
     pub fn install() -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -198,11 +201,11 @@ impl Signals {
         })
     }
 
-    /// Drains on the first signal, after `lame_duck` without readiness, and ends the process at once on the second.
+    /// On the first signal ends readiness, and drains after `lame_duck`; on the second exits at once.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the signals without effect.
-    pub async fn obey(mut self, lifecycle: Lifecycle, lame_duck: impl Fn() -> Duration) {
+    pub async fn drain_on_signal(mut self, lifecycle: Lifecycle, lame_duck: impl Fn() -> Duration) {
         let first = self.next().await;
         let lame_duck = lame_duck();
         let lame_duck_ms = u64::try_from(lame_duck.as_millis()).unwrap_or(u64::MAX);
@@ -227,7 +230,7 @@ impl Signals {
         };
         tracing::warn!(
             signal = second,
-            "second signal: ending at once, requests in flight are cut off"
+            "second signal: ending at once, requests in flight are aborted"
         );
         std::process::exit(EXIT_SECOND_SIGNAL);
     }
@@ -240,36 +243,36 @@ impl Signals {
     }
 }
 
-/// SIGHUP, caught from the moment this is made. Those that come while one is acted upon count as one.
+/// SIGHUP, caught from creation. Signals that arrive during a reload are merged.
 #[derive(Debug)]
-pub struct Hangups {
+pub struct ReloadSignals {
     hangup: Signal,
 }
 
-impl Hangups {
-    /// Takes the signal's default action away, which ends the process. Must be called inside a tokio runtime.
+impl ReloadSignals {
+    /// Replaces the signal's default action, which ends the process. Must be called inside a tokio runtime.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// Errors of the kernel.
     pub fn install() -> std::io::Result<Self> {
         let hangup = signal(SignalKind::hangup())?;
         Ok(Self { hangup })
     }
 
-    /// The next one; `None` when there can be no more.
+    /// Waits for the next signal; `None` if there can be no more.
     ///
     /// # Cancel safety
-    /// Dropping the future loses none.
+    /// Dropping the future loses no signal.
     pub async fn next(&mut self) -> Option<()> {
         self.hangup.recv().await
     }
 }
 
-/// How often the cores are asked whether they live.
+/// How often the cores are checked.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Fails the daemon when one of the engine's shards has failed or one of its cores has stopped: what is left would
-/// answer errors for ever, and its supervisor can start it anew. Ends when it drains.
+/// Fails the daemon if a shard has failed or a core has stopped: it would return errors until it is restarted. Ends when the
+/// daemon drains.
 ///
 /// # Cancel safety
 /// Dropping the future has no effect.
@@ -289,36 +292,36 @@ pub async fn watch_engine(engine: Engine, lifecycle: Lifecycle) {
     }
 }
 
-/// At the end of a drain: how long probes, metrics and the admin service have to finish their last answers.
+/// At the end of a drain, the time for probes, metrics and the admin service to complete their last responses.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// What a drain had to cut off.
+/// What a drain had to abort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drained {
+pub struct DrainOutcome {
     /// Connections that were still open.
     pub connections: usize,
     /// Reads that did not complete.
     pub reads: u64,
 }
 
-impl Drained {
-    /// Whether nothing was cut off.
+impl DrainOutcome {
+    /// Whether nothing was aborted.
     pub fn is_clean(self) -> bool {
         self.connections == 0 && self.reads == 0
     }
 }
 
-/// Ends everything in order: no new requests, connections finish, operators' ports close, reads complete. Takes at most `timeout`, of which
-/// connections get nine tenths, so that reads of those cut off can still complete.
+/// Shuts down in order: refuses new requests, waits for connections, closes operators' ports, completes reads. Takes at most
+/// `timeout`, of which connections get nine tenths, so that reads of aborted ones can complete.
 ///
 /// # Cancel safety
 /// Do not drop the future before it is done: reads may be in flight.
 pub async fn drain(
     fetcher: &Fetcher,
     lifecycle: &Lifecycle,
-    ports: Vec<Remaining>,
+    ports: Vec<DrainingPort>,
     timeout: Duration,
-) -> Drained {
+) -> DrainOutcome {
     let started = Instant::now();
     lifecycle.start_draining();
     let all_closed = async {
@@ -332,17 +335,17 @@ pub async fn drain(
     let connections = if in_time {
         0
     } else {
-        ports.iter().map(Remaining::open).sum()
+        ports.iter().map(DrainingPort::open).sum()
     };
-    // Not earlier: a long HTTP answer is made of many fetches, and the rest of them must not be refused. New requests
-    // end with the connections, which take none once they shut down.
+    // Not earlier: a long HTTP response consists of many fetches, which must not be refused. Connections that shut down
+    // accept no new requests.
     fetcher.start_draining();
-    // The cores, on which operators are answered too, end with the engine.
+    // The cores, which also serve operators, end with the engine.
     lifecycle.end();
-    let all_closed = join_all(ports.into_iter().map(Remaining::all_closed));
+    let all_closed = join_all(ports.into_iter().map(DrainingPort::all_closed));
     let _closed_or_cut_off = tokio::time::timeout(FAREWELL.min(timeout / 20), all_closed).await;
     let report = fetcher.engine().drain(started + timeout).await;
-    Drained {
+    DrainOutcome {
         connections,
         reads: report.abandoned_reads,
     }
@@ -383,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reload_is_told_while_it_lasts() {
+    async fn a_running_reload_is_announced() {
         // Scenario: a reload begins and ends, in a daemon that somebody supervises. Expectation: both are seen, and the
         // state is not touched.
         let lifecycle = Lifecycle::new();

@@ -1,22 +1,21 @@
-//! Ports: bound before anything else starts, accepted on the main thread, served on the engine's cores.
+//! Ports: bound before anything else starts; connections are accepted on the main thread and served on the engine's cores.
 //!
-//! Each connection goes to the core with the fewest open ones and stays there, so that its reads never cross threads;
-//! SO_REUSEPORT's hash would pile a few connections on one core. A port that is full closes a connection that does nothing
-//! for each newcomer (`places`); how long clients are waited for is `watch`'s. Deliberately absent: TLS, and what the
-//! requests mean.
+//! A connection goes to the core with the fewest connections and stays there, so that its reads never cross threads;
+//! SO_REUSEPORT's hash could put several on one core. A full port closes an inactive connection for each new one
+//! (`connection_table`); `timeouts` closes slow ones. There is no TLS.
 
+mod bind;
 mod bodies;
-mod bound;
+mod close;
 mod coalesce;
-mod conversation;
-mod ending;
-mod front;
+mod connection_limits;
+mod connection_table;
+mod dispatch;
 mod hosts;
-mod lingering;
-mod places;
 mod progress;
-mod slots;
-mod watch;
+mod serve;
+mod socket;
+mod timeouts;
 
 use std::convert::Infallible;
 use std::io;
@@ -36,38 +35,38 @@ use tokio::task::JoinHandle;
 use crate::caller::{CallerKey, Callers};
 use crate::lifecycle::{Lifecycle, State};
 
-use conversation::{Conversation, Party};
-use ending::{Endings, Reason};
-use front::{Front, Refusals};
-use places::Full;
+use close::{CloseCounters, CloseReason};
+use connection_limits::{ConnectionPermit, PortConnections};
+use connection_table::PortFull;
+use dispatch::{RefusalCounters, RequestDispatcher};
 use progress::Progress;
-use slots::{Slot, Slots};
+use serve::{AcceptedConnection, PortServer};
 
-pub use bodies::ReceivedBody;
-pub use bound::{Addresses, BindError, Bound, bind};
-pub use front::{Answer, Shortcut};
-pub use hosts::Hosts;
-pub use slots::ConnectionBounds;
+pub use bind::{Addresses, BindError, BoundSocket, bind};
+pub use bodies::RequestBody;
+pub use connection_limits::ConnectionLimits;
+pub use dispatch::{FastPath, ResponseFuture};
+pub use hosts::AllowedHosts;
 
-/// An idle connection's peer is asked whether it lives after this long.
+/// TCP keepalive: idle time before the first probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
-/// And then this often and so many times, until it is taken for gone.
+/// Interval and number of probes until the peer is considered gone.
 const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const TCP_KEEPALIVE_PROBES: u32 = 3;
-/// Windows for what clients send: what a connection can make the daemon hold before anybody takes it up. Requests are
-/// small; the windows for answers are the clients' own.
+/// HTTP/2 windows for requests, which bound the memory of requests that are not read yet. Requests are small; the windows for
+/// responses are the clients'.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 /// Longest list of headers, decoded (RFC 9113 6.5.2).
 const HEADER_LIST_BYTES: u32 = 16 << 10;
-/// Pause after an `accept` that failed for want of descriptors or memory.
+/// Pause after an `accept` that failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// A port that stays full, or cannot accept, says so this often.
-const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+/// How often a port logs that it cannot accept.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The engine's cores as connections see them: how many each has. One for all ports.
+/// The engine's cores with the number of connections on each. Shared by all ports.
 #[derive(Debug)]
-pub struct Cores {
+pub struct CorePool {
     engine: Engine,
     callers: Callers,
     open: Box<[AtomicUsize]>,
@@ -76,7 +75,7 @@ pub struct Cores {
     refused: IntCounterVec,
 }
 
-impl Cores {
+impl CorePool {
     /// All of an engine's cores.
     ///
     /// # Errors
@@ -91,7 +90,7 @@ impl Cores {
             &["transport"],
         )?;
         registry.register(Box::new(gauge.clone()))?;
-        let (closed, refused) = (ending::metric(registry)?, front::metric(registry)?);
+        let (closed, refused) = (close::metric(registry)?, dispatch::metric(registry)?);
         let open = (0..engine.core_count()).map(|_| AtomicUsize::new(0)).collect();
         Ok(Arc::new(Self {
             engine,
@@ -104,8 +103,7 @@ impl Cores {
     }
 }
 
-/// The core with the fewest connections; of several the first after `last`, so that connections that come and go one at
-/// a time are spread too.
+/// The core with the fewest connections; of several the first after `last`, so that successive connections are spread.
 fn least_loaded(open: &[AtomicUsize], last: usize) -> usize {
     let count = open.len().max(1);
     let after_last = (1..=count).map(|step| (last + step) % count);
@@ -114,34 +112,34 @@ fn least_loaded(open: &[AtomicUsize], last: usize) -> usize {
         .unwrap_or(0)
 }
 
-/// What one port serves.
+/// The configuration of a port.
 #[derive(Debug)]
 pub struct Port {
     /// `grpc`, `http` or `admin`, in logs and metrics.
     pub transport: &'static str,
-    /// Its address, taken.
-    pub bound: Bound,
-    /// Whether only HTTP/2 is spoken (gRPC); else HTTP/1.1 too.
+    /// Its bound socket.
+    pub bound: BoundSocket,
+    /// Whether only HTTP/2 is accepted (gRPC), or HTTP/1.1 too.
     pub http2_only: bool,
     /// The service; each request gets a clone.
     pub router: Router,
-    /// Answers what it takes in the router's place.
-    pub shortcut: Option<Arc<dyn Shortcut>>,
-    /// By which names it may be addressed, where browsers could ask under others; none: by any.
-    pub hosts: Option<Hosts>,
-    /// What it is there for.
+    /// Serves some requests in the router's place.
+    pub fast_path: Option<Arc<dyn FastPath>>,
+    /// Accepted host names, if browsers can reach the port; `None`: any.
+    pub hosts: Option<AllowedHosts>,
+    /// Its purpose.
     pub role: Role,
 }
 
-/// What a port is there for, which says when it closes.
+/// The purpose of a port, which decides when it closes.
 #[derive(Debug, Clone, Copy)]
 pub enum Role {
     /// Data. Closed when a drain begins.
     Data,
-    /// Data, and what operators and orchestrators ask. When a drain begins its connections are told to end; further ones
-    /// get an answer to the paths for which this holds, until the end of the drain.
+    /// Data, and endpoints for operators and orchestrators. When a drain begins its connections shut down gracefully; new ones
+    /// are served the paths for which this function returns true, until the end of the drain.
     DataAndProbes(fn(&str) -> bool),
-    /// Only calls of gRPC, by operators. Open until the end of a drain.
+    /// gRPC calls by operators. Open until the end of a drain.
     Control,
 }
 
@@ -149,25 +147,30 @@ pub enum Role {
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
-    conversation: Arc<Conversation>,
-    cores: Arc<Cores>,
+    server: Arc<PortServer>,
+    cores: Arc<CorePool>,
     lifecycle: Lifecycle,
-    slots: Arc<Slots>,
+    connections: Arc<PortConnections>,
     gauge: IntGauge,
     role: Role,
 }
 
 /// An open connection, counted until dropped.
 #[derive(Debug)]
-struct Open {
-    cores: Arc<Cores>,
+struct ConnectionGuard {
+    cores: Arc<CorePool>,
     core: usize,
     gauge: IntGauge,
-    slot: Slot,
+    permit: ConnectionPermit,
 }
 
-impl Open {
-    fn new(cores: Arc<Cores>, core: usize, gauge: IntGauge, slot: Slot) -> Self {
+impl ConnectionGuard {
+    /// Unique within the port.
+    fn number(&self) -> u64 {
+        self.permit.number()
+    }
+
+    fn new(cores: Arc<CorePool>, core: usize, gauge: IntGauge, permit: ConnectionPermit) -> Self {
         if let Some(open) = cores.open.get(core) {
             open.fetch_add(1, Ordering::Relaxed);
         }
@@ -176,12 +179,12 @@ impl Open {
             cores,
             core,
             gauge,
-            slot,
+            permit,
         }
     }
 }
 
-impl Drop for Open {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         if let Some(open) = self.cores.open.get(self.core) {
             open.fetch_sub(1, Ordering::Relaxed);
@@ -190,15 +193,15 @@ impl Drop for Open {
     }
 }
 
-/// Says something at most once every [`COMPLAINT_INTERVAL`].
+/// Limits a log line to one per [`LOG_INTERVAL`].
 #[derive(Debug, Default)]
-struct Complaint {
+struct LogLimiter {
     last: Option<Instant>,
 }
 
-impl Complaint {
+impl LogLimiter {
     fn is_due(&mut self) -> bool {
-        let due = self.last.is_none_or(|last| last.elapsed() >= COMPLAINT_INTERVAL);
+        let due = self.last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
         if due {
             self.last = Some(Instant::now());
         }
@@ -210,11 +213,11 @@ impl Listener {
     /// Starts listening and logs the address. Must be called inside a tokio runtime; [`Listener::serve`] accepts.
     ///
     /// # Errors
-    /// Somebody else listens there by now.
+    /// Another process listens there.
     pub fn open_port(
         port: Port,
-        cores: &Arc<Cores>,
-        bounds: &ConnectionBounds,
+        cores: &Arc<CorePool>,
+        connection_limits: &ConnectionLimits,
         lifecycle: &Lifecycle,
     ) -> Result<Self, BindError> {
         let Port {
@@ -222,50 +225,52 @@ impl Listener {
             bound,
             http2_only,
             router,
-            shortcut,
+            fast_path,
             hosts,
             role,
         } = port;
         let address = bound.address();
         let tcp = bound.listen()?;
+        let connections = connection_limits.add_port();
+        tokio::spawn(announce_state(Arc::clone(&connections), lifecycle.clone()));
         tracing::info!(transport, %address, "listening");
         Ok(Self {
             tcp,
-            conversation: Arc::new(Conversation {
+            server: Arc::new(PortServer {
                 transport,
-                front: Front {
+                dispatcher: RequestDispatcher {
                     router,
-                    shortcut,
+                    fast_path,
                     hosts,
                     role,
-                    refusals: Refusals::new(&cores.refused, transport),
+                    refusals: RefusalCounters::new(&cores.refused, transport),
                 },
                 http2_only,
-                bounds: bounds.clone(),
-                endings: Endings::new(&cores.closed, transport),
+                connection_limits: connection_limits.clone(),
+                close_counters: CloseCounters::new(&cores.closed, transport),
             }),
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
-            slots: bounds.slots(),
+            connections,
             gauge: cores.gauge.with_label_values(&[transport]),
             role,
         })
     }
 
-    /// Accepts until the daemon drains. Then a port for data alone closes; others go on until what this answers with is
-    /// told to close, or dropped.
+    /// Accepts until the daemon drains. Then a port for data closes; others accept until the returned value is closed or
+    /// dropped.
     ///
     /// # Cancel safety
-    /// Dropping the future closes the port; connections go on.
-    pub async fn serve(self) -> Remaining {
+    /// Dropping the future closes the port; connections continue.
+    pub async fn serve(self) -> DrainingPort {
         tokio::select! {
             () = self.lifecycle.draining() => {}
             () = self.accept(false) => {}
         }
-        let slots = Arc::clone(&self.slots);
+        let connections = Arc::clone(&self.connections);
         let late = match self.role {
             Role::Data => {
-                self.accept_who_knocked(false);
+                self.accept_backlog(false);
                 None
             }
             Role::DataAndProbes(_) | Role::Control => {
@@ -275,20 +280,20 @@ impl Listener {
                         _told_or_dropped = dropped => {}
                         () = self.accept(true) => {}
                     }
-                    self.accept_who_knocked(true);
+                    self.accept_backlog(true);
                 });
-                Some(Late { until, accepting })
+                Some(LateAccept { until, accepting })
             }
         };
-        Remaining { slots, late }
+        DrainingPort { connections, late }
     }
 
-    /// Takes the connections that the kernel has completed already, as far as there is room: closing the port would reset
-    /// them, and they are to be told like all others that the daemon drains.
-    fn accept_who_knocked(&self, is_late: bool) {
+    /// Accepts the connections in the backlog, as far as there is room: closing the port would reset them, but they should be
+    /// told that the daemon drains.
+    fn accept_backlog(&self, is_late: bool) {
         let mut last = 0;
-        while self.slots.open() < self.conversation.bounds.connections() {
-            // The kernel itself: tokio knows of connections only what it saw when it last waited.
+        while self.connections.open() < self.server.connection_limits.connections_max() {
+            // Asks the kernel directly: tokio knows only the readiness that it polled last.
             let Ok((socket, peer)) = SockRef::from(&self.tcp).accept() else {
                 return;
             };
@@ -306,25 +311,25 @@ impl Listener {
     }
 
     async fn accept(&self, is_late: bool) {
-        let mut failing = Complaint::default();
+        let mut failing = LogLimiter::default();
         let mut last = 0;
         loop {
-            self.slots.few_closing().await;
+            self.connections.few_closing().await;
             let (stream, peer) = match self.tcp.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) if is_of_one_connection(&error) => continue,
                 Err(error) => {
                     if failing.is_due() {
-                        let transport = self.conversation.transport;
-                        tracing::warn!(transport, %error, "accepting fails; is the limit of open files too low?");
+                        let transport = self.server.transport;
+                        tracing::warn!(transport, %error, "cannot accept connections; is the limit of open files too low?");
                     }
-                    // Its descriptor is what the next one needs.
-                    self.slots.evict();
+                    // Frees a descriptor for the next connection.
+                    self.connections.evict();
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
-            // A connection that is gone already fails here, and is nobody's loss.
+            // Fails if the connection is already gone.
             let Ok(stream) = prepare(stream) else { continue };
             last = least_loaded(&self.cores.open, last);
             self.hand_over(stream, peer.ip(), last, is_late);
@@ -332,78 +337,95 @@ impl Listener {
     }
 
     fn hand_over(&self, stream: StdTcpStream, peer: IpAddr, core: usize, is_late: bool) {
-        let (bounds, endings) = (&self.conversation.bounds, &self.conversation.endings);
-        let progress = Arc::new(Progress::default());
+        let (connection_limits, close_counters) =
+            (&self.server.connection_limits, &self.server.close_counters);
+        // A drain does not wait for operators' connections.
+        let progress = Arc::new(Progress::new(is_late || matches!(self.role, Role::Control)));
         let caller = CallerKey::of(peer);
-        // Nobody waits for operators' own connections when everything else is answered.
-        let is_late = is_late || matches!(self.role, Role::Control);
-        let slot = match self.slots.take(caller, &progress, bounds.connections(), is_late) {
-            Ok(slot) => slot,
-            Err(Full) => return endings.count(Reason::Refused, caller),
+        let permit = match self
+            .connections
+            .take(caller, &progress, connection_limits.connections_max())
+        {
+            Ok(permit) => permit,
+            Err(PortFull) => return close_counters.count(CloseReason::Refused, caller),
         };
-        let open = Open::new(Arc::clone(&self.cores), core, self.gauge.clone(), slot);
-        let conversation = Arc::clone(&self.conversation);
-        let party = Party {
-            connection: self.cores.callers.connect(peer, bounds.connection_bytes()),
+        // It is in the table, so later changes of the state reach it.
+        progress.set_state(self.lifecycle.state());
+        let accepted = AcceptedConnection {
+            connection: self
+                .cores
+                .callers
+                .connect(peer, connection_limits.connection_bytes()),
             progress,
-            number: open.slot.number(),
-            is_late,
-            state: self.lifecycle.subscribe(),
+            guard: ConnectionGuard::new(Arc::clone(&self.cores), core, self.gauge.clone(), permit),
         };
-        let alive = self.cores.engine.spawn_on(core, move || async move {
-            let _counted_until_the_end = open;
-            conversation.hold(stream, party).await;
-        });
-        // Cores end at the end of a drain, and late connections with them.
+        let server = Arc::clone(&self.server);
+        let alive = self
+            .cores
+            .engine
+            .spawn_on(core, move || server.serve_connection(stream, accepted));
+        // At the end of a drain cores stop, with their late connections.
         if !alive && self.lifecycle.state() < State::Draining {
             self.lifecycle.fail(format!("core {core} has stopped"));
         }
     }
 }
 
-/// A port while the daemon drains: its open connections, and the port itself if it stays open. Closed when dropped.
+/// A port of a draining daemon: its open connections, and the port itself if it stays open. Closed when dropped.
 #[derive(Debug)]
-pub struct Remaining {
-    slots: Arc<Slots>,
-    late: Option<Late>,
+pub struct DrainingPort {
+    connections: Arc<PortConnections>,
+    late: Option<LateAccept>,
 }
 
 /// A port that accepts until this is dropped.
 #[derive(Debug)]
-struct Late {
+struct LateAccept {
     until: oneshot::Sender<Infallible>,
     accepting: JoinHandle<()>,
 }
 
-impl Remaining {
-    /// Resolves once none is open that was there before the drain, operators' own left out.
+impl DrainingPort {
+    /// Resolves once all connections from before the drain are closed, except operators'.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
     pub async fn closed(&self) {
-        self.slots.until(|slots| slots.awaited() == 0).await;
+        self.connections
+            .until(|connections| connections.awaited() == 0)
+            .await;
     }
 
-    /// How many of those are open.
+    /// The number of those connections that are open.
     pub fn open(&self) -> usize {
-        self.slots.awaited()
+        self.connections.awaited()
     }
 
-    /// Closes the port, after who has knocked until now was let in; resolves once no connection is open at all.
+    /// Accepts the backlog and closes the port; resolves once no connection is open.
     ///
     /// # Cancel safety
-    /// Dropping the future closes the port; connections go on.
+    /// Dropping the future closes the port; connections continue.
     pub async fn all_closed(self) {
-        if let Some(Late { until, accepting }) = self.late {
+        if let Some(LateAccept { until, accepting }) = self.late {
             drop(until);
-            // It cannot be cut off, and has nothing to say.
+            // Not aborted, and returns nothing.
             let _port_is_closed = accepting.await;
         }
-        self.slots.until(|slots| slots.open() == 0).await;
+        self.connections
+            .until(|connections| connections.open() == 0)
+            .await;
     }
 }
 
-/// Errors that accept(2) passes on from one connection; the next one may be well.
+/// Passes the daemon's state to the connections of a port, until the end.
+async fn announce_state(connections: Arc<PortConnections>, lifecycle: Lifecycle) {
+    for state in [State::Draining, State::Ended] {
+        lifecycle.reached(state).await;
+        connections.set_state(state);
+    }
+}
+
+/// Errors of accept(2) that concern only one connection.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(
@@ -412,7 +434,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Takes a connection out of this thread's runtime, its options set.
+/// Removes a connection from this thread's runtime and sets its options.
 fn prepare(stream: TcpStream) -> io::Result<StdTcpStream> {
     let stream = stream.into_std()?;
     set_options(&stream)?;
@@ -420,7 +442,7 @@ fn prepare(stream: TcpStream) -> io::Result<StdTcpStream> {
 }
 
 fn set_options(stream: &StdTcpStream) -> io::Result<()> {
-    // An answer must not wait for the acknowledgement of the one before.
+    // A response must not wait for the acknowledgement of the previous one.
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
         .with_time(TCP_KEEPALIVE)

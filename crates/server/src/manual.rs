@@ -1,5 +1,5 @@
-//! Manual pages and shell completions, made from the command line's own definition, so that they cannot differ from
-//! it. What a definition does not tell (signals, files) is written here. Nothing generated is checked in.
+//! Manual pages and shell completions, generated from the definition of the command line. Sections that it lacks (signals,
+//! files) are here. Nothing generated is checked in.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -17,7 +17,7 @@ const NAME: &str = "ringfetchd";
 /// Daemons' pages are in section 8.
 const SECTION: &str = "8";
 
-/// What ends the daemon's own page: heading, then (term, text).
+/// Additional sections of the daemon's page: heading, then (term, text).
 const SECTIONS: [(&str, &[(&str, &str)]); 3] = [
     (
         "SIGNALS",
@@ -28,7 +28,7 @@ const SECTIONS: [(&str, &[(&str, &str)]); 3] = [
             ),
             (
                 "SIGHUP",
-                "Read the configuration again: what can change live does, what cannot is named in the log, and a mistake changes nothing.",
+                "Read the configuration again: applies what can change while serving, logs what needs a restart; a mistake changes nothing.",
             ),
         ],
     ),
@@ -41,7 +41,7 @@ const SECTIONS: [(&str, &[(&str, &str)]); 3] = [
             ),
             (
                 "NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID",
-                "How a service manager is told of start, reload, stop and life, as in sd_notify(3).",
+                "Notifications to a service manager of start, reload, stop and liveness, as in sd_notify(3).",
             ),
         ],
     ),
@@ -61,7 +61,7 @@ pub(crate) fn completions(shell: Shell) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// Writes a page for the daemon and for each of its commands into a directory, which is made.
+/// Writes a page for the daemon and for each of its commands into a directory, creating it.
 ///
 /// # Errors
 /// The directory or a file cannot be written.

@@ -1,7 +1,7 @@
-//! Logs and the metrics registry: what both need before anything else starts.
+//! Logs and the metrics registry.
 //!
-//! The log filter can be replaced while the daemon runs. Metrics of the engine and the transports are registered by
-//! those; here are only the process's own. Deliberately absent: a global registry, and traces over the network.
+//! The log filter can be replaced at run time. The engine and the transports register their own metrics; the process's are
+//! here. There is no global registry, and no tracing export.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +16,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
 
 use crate::config::{LogConfig, LogFormat};
+use crate::rpc_metrics::as_f64;
 
 type FilterHandle = reload::Handle<EnvFilter, tracing_subscriber::Registry>;
 
@@ -27,7 +28,7 @@ pub struct Telemetry {
     registry: Registry,
 }
 
-/// Telemetry that cannot start.
+/// Why telemetry cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter does not parse.
@@ -42,17 +43,17 @@ pub enum TelemetryError {
 }
 
 impl Telemetry {
-    /// Starts logging to stderr for the whole process, and makes the registry with the process's metrics.
+    /// Starts logging to stderr, and creates the registry with the process's metrics.
     ///
     /// # Errors
-    /// See [`TelemetryError`]. At most one telemetry can be started in a process.
+    /// See [`TelemetryError`]. Can be started once per process.
     pub fn start(log: &LogConfig) -> Result<Self, TelemetryError> {
         let (telemetry, subscriber) = Self::detached(log)?;
         tracing::subscriber::set_global_default(subscriber)?;
         Ok(telemetry)
     }
 
-    /// The same without becoming the process's log: whoever wants it installs the subscriber.
+    /// The same without installing the subscriber.
     ///
     /// # Errors
     /// As [`Telemetry::start`], but for the subscriber.
@@ -89,7 +90,7 @@ impl Telemetry {
         ))
     }
 
-    /// Where metrics are registered.
+    /// The metrics registry.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
@@ -99,13 +100,13 @@ impl Telemetry {
         self.filter.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces the log filter until the next reload or start; answers the one in force before.
+    /// Replaces the log filter until the next reload or start; returns the previous one.
     ///
     /// # Errors
-    /// What is wrong with the filter; the one in force stays.
+    /// The filter is invalid; the current one remains.
     pub fn set_filter(&self, filter: &str) -> Result<String, String> {
         let parsed = parse(filter)?;
-        // The lock is held over the reload, so that what is remembered is what is in force.
+        // Held over the reload, so that the stored filter is the one in force.
         let mut current = self.filter.lock().unwrap_or_else(PoisonError::into_inner);
         self.handle.reload(parsed).map_err(|error| error.to_string())?;
         Ok(std::mem::replace(&mut *current, filter.to_owned()))
@@ -128,11 +129,11 @@ fn register_process(registry: &Registry) -> Result<(), prometheus::Error> {
     registry.register(Box::new(build))
 }
 
-/// The process's own metrics, read when scraped. The prometheus crate has such a collector, which counts whole seconds
-/// of CPU: a daemon that is judged by microseconds a read needs the fraction.
+/// The process's metrics, read when scraped. The collector of the prometheus crate counts only whole seconds of CPU, which is
+/// too coarse to compute microseconds per read.
 #[derive(Debug)]
 struct Process {
-    /// One scrape at a time, or two would both add the CPU time since the last one.
+    /// Serializes scrapes, which would otherwise both add the CPU time since the last one.
     reading: Mutex<()>,
     cpu_seconds: Counter,
     resident_bytes: IntGauge,
@@ -142,7 +143,7 @@ struct Process {
     threads: IntGauge,
     start_seconds: Gauge,
     page_faults: IntCounterVec,
-    /// Served from memory; and those that had to be read from the device, by field number of `proc_pid_stat(5)`.
+    /// Minor and major faults, by field number of `proc_pid_stat(5)`.
     page_faults_of: [(usize, IntCounter); 2],
 }
 
@@ -171,7 +172,7 @@ impl Process {
                 .map(|(field, kind)| (field, page_faults.with_label_values(&[kind]))),
             page_faults,
         };
-        // What does not change.
+        // Constant.
         process.start_seconds.set(started().unwrap_or_else(now));
         Ok(process)
     }
@@ -192,13 +193,13 @@ impl Process {
     fn read(&self) {
         let _one_at_a_time = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let spent = seconds(clock_gettime(ClockId::ProcessCPUTime));
-        // A counter panics when it is moved back, which a difference of floats might do.
+        // A counter panics on a negative increment, which rounding might cause.
         let difference = spent - self.cpu_seconds.get();
         if difference > 0.0 {
             self.cpu_seconds.inc_by(difference);
         }
         let limit = getrlimit(Resource::Nofile).current;
-        self.max_fds.set(limit.map_or(f64::INFINITY, approximate));
+        self.max_fds.set(limit.map_or(f64::INFINITY, as_f64));
         if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
             // One of them is the directory being read.
             self.open_fds.set(signed(entries.count().saturating_sub(1)));
@@ -237,19 +238,19 @@ impl Collector for Process {
     }
 }
 
-/// A field of proc_pid_stat(5), numbered from 1 as there; one behind the command.
+/// A field of proc_pid_stat(5) after the command, numbered from 1 as there.
 fn stat_field(stat: &str, field: usize) -> Option<u64> {
-    // Field 2 is the command in parentheses and may hold blanks and parentheses; field 3 follows the last one.
+    // Field 2 is the command in parentheses and may contain blanks and parentheses; field 3 follows the last one.
     let after_command = stat.rsplit_once(')')?.1;
     let index = field.checked_sub(3)?;
     after_command.split_ascii_whitespace().nth(index)?.parse().ok()
 }
 
-/// When the process started: boot time plus field 22 of proc_pid_stat(5), clock ticks after boot.
+/// Start time of the process: boot time plus field 22 of proc_pid_stat(5), clock ticks after boot.
 fn started() -> Option<f64> {
     let ticks = stat_field(&std::fs::read_to_string("/proc/self/stat").ok()?, 22)?;
     let since_boot = seconds(clock_gettime(ClockId::Boottime));
-    let age = since_boot - approximate(ticks) / approximate(rustix::param::clock_ticks_per_second());
+    let age = since_boot - as_f64(ticks) / as_f64(rustix::param::clock_ticks_per_second());
     Some(now() - age)
 }
 
@@ -263,14 +264,6 @@ fn now() -> f64 {
 )]
 fn seconds(time: rustix::time::Timespec) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "a metric is a float; integers below 2^53 are exact"
-)]
-fn approximate(value: u64) -> f64 {
-    value as f64
 }
 
 fn signed(value: usize) -> i64 {
@@ -289,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_is_replaced_and_the_previous_one_answered() {
+    fn the_filter_is_replaced_and_the_previous_one_returned() {
         // Scenario: a good filter, a bad one, another good one. Expectation: the bad one is an error that names it and
         // changes nothing.
         let (telemetry, _subscriber) = Telemetry::detached(&log()).expect("telemetry");

@@ -7,9 +7,9 @@ use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
 use ringfetch_engine::engine::Engine;
 use ringfetch_server::config::Limits;
-use ringfetch_server::door::Fetcher;
+use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::Lifecycle;
-use ringfetch_server::listener::{ConnectionBounds, Cores, Listener, Port, Role, bind};
+use ringfetch_server::listener::{ConnectionLimits, CorePool, Listener, Port, Role, bind};
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -75,22 +75,22 @@ async fn a_client_that_does_not_read_holds_two_windows() {
     let fetcher = Fetcher::new(engine.clone(), vec![dataset], limits);
     let (lifecycle, registry) = (Lifecycle::new(), prometheus::Registry::new());
     let rpc = RpcMetrics::new(&registry).unwrap();
-    let shortcut = ringfetch_server::http::shortcut(fetcher.clone(), rpc.clone());
+    let fast_path = ringfetch_server::http::fast_path(fetcher.clone(), rpc.clone());
     let router = ringfetch_server::http::service(fetcher.clone(), lifecycle.clone(), rpc, registry.clone());
     let bound = bind("http.listen", "127.0.0.1:0".parse().unwrap()).unwrap();
     let address = bound.address();
-    let cores = Cores::new(engine.clone(), fetcher.callers().clone(), &registry).unwrap();
+    let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), &registry).unwrap();
     let port = Port {
         transport: "http",
         bound,
         http2_only: false,
         router,
-        shortcut: Some(shortcut),
+        fast_path: Some(fast_path),
         hosts: None,
         role: Role::Data,
     };
-    let bounds = ConnectionBounds::new(&limits, engine.config().connection_bytes);
-    let listener = Listener::open_port(port, &cores, &bounds, &lifecycle).unwrap();
+    let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);
+    let listener = Listener::open_port(port, &cores, &connection_limits, &lifecycle).unwrap();
     let serving = tokio::spawn(listener.serve());
 
     let slow = open(address, 64 << 10, "/v1/datasets/b/bytes").await;

@@ -1,14 +1,14 @@
-//! Warm and cold at once: what the page cache holds is copied from a mapping, the rest goes to the ring.
+//! Backend `auto`: what the page cache holds is copied from a mapping, the rest is read through the ring.
 //!
-//! A resident 4 KiB page costs 0.5 us through a mapping and 1.3 us through a ring; asking (cachestat(2), kernel 6.5)
-//! costs 0.3 us (MEASURED). Where nothing is resident, asking is only a cost, so each file is asked about less and less
-//! while it stays cold. What was asked about and is not resident is read through the page cache, so that it is the next
-//! time: a file that is partly warm warms up further, as it would under a mapping; of a cold one, one read in 16 fills
-//! the cache, enough for what is read often to be found there, and hardly anything for what is read once.
-//! A page that is still being read counts as resident too. So what lies where a read fills the cache (`fills`) is copied by
-//! preadv2(2) with RWF_NOWAIT, which waits for nothing; what it does not get goes to the ring.
-//! Invariant: only what was resident a moment ago is copied from the mapping, or lies in a file of which everything was for
-//! long, until the first fault: so a network thread hardly ever meets one.
+//! A resident 4 KiB page costs 0.5 us through a mapping and 1.3 us through a ring; querying residency (cachestat(2),
+//! kernel 6.5) costs 0.3 us (MEASURED). For cold files the query is pure cost, so each file is queried less often while
+//! it stays cold. What was queried and is not resident is read through the page cache, so that it is resident the next
+//! time: a partly warm file warms up as under a mapping; of a cold file one read in 16 fills the cache, which is enough
+//! for what is read often.
+//! A page that is still being read counts as resident. So ranges that a read is filling (`fills`) are copied with
+//! preadv2(2) and RWF_NOWAIT, which never waits; what it cannot copy goes to the ring.
+//! Invariant: only what was resident a moment ago is copied from the mapping, or is in a file that has been completely
+//! resident for long, until its first fault, so that a network thread hardly ever faults.
 
 mod fills;
 
@@ -22,31 +22,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
-/// Files whose temperature is remembered; others share a place with them.
+/// Number of files whose temperature is tracked; others share an entry with them.
 const REMEMBERED_FILES: usize = 64;
 
-/// A cold file is asked about once in so many reads.
+/// A cold file is queried once in so many reads.
 const COLD_ASKS_ONE_IN: u32 = 16;
 
-/// Below this share of hits a file counts as cold: there, asking about every read costs more than the hits save
-/// (0.3 us against 1/20 of some 2 us).
+/// Below this share of hits a file counts as cold: querying every read then costs more than the hits save (0.3 us
+/// against 1/20 of some 2 us).
 const COLD_HITS_PER_MILLE: u32 = 50;
 
-/// After so many hits in a row a file is trusted: it is asked about once in [`TRUSTED_ASKS_ONE_IN`] reads, and the others
-/// are copied unasked. High, since a page that was evicted meanwhile stops a network thread for a device's read: 65,536
-/// copies take 33 ms, which a fault of 2 ms on a slow disk lengthens by 6 %; below it asking, at 0.3 us, costs less.
+/// After so many hits in a row a file is trusted: it is queried once in [`TRUSTED_ASKS_ONE_IN`] reads, and the others
+/// are copied without. High, since an evicted page blocks a network thread for a device read: 65,536 copies take 33 ms,
+/// to which a fault of 2 ms on a slow disk adds 6 %; below it querying, at 0.3 us, is cheaper.
 const TRUSTED_AFTER: u32 = 65_536;
 
 /// See [`TRUSTED_AFTER`].
 const TRUSTED_ASKS_ONE_IN: u32 = 16;
 
-/// See the module. Every shard on a ring has it: an attempt says whether it may be copied, so that one ring serves `uring`
-/// and `auto`, and a switch between them costs nothing.
+/// See the module. Every shard on a ring has it: an attempt says whether it may be copied, so that one ring serves
+/// `uring` and `auto`, and switching between them is free.
 pub(crate) struct AutoBackend {
     ring: UringBackend,
     mapped: MmapBackend,
     histories: Vec<ResidencyHistory>,
-    /// Whether something was handed to the mapping without having asked.
+    /// Whether something was passed to the mapping without a query.
     unasked: bool,
     fills: Fills,
     /// Copied without waiting, and not yet reported.
@@ -68,7 +68,7 @@ impl AutoBackend {
         }
     }
 
-    /// Whether an attempt's bytes are resident; `None` when it was not worth asking.
+    /// Whether an attempt's bytes are resident; `None` if they were not queried.
     fn is_resident(&mut self, attempt: &Attempt) -> Option<bool> {
         let place = usize::try_from(attempt.file.id).unwrap_or(0) % REMEMBERED_FILES;
         let history = self.histories.get_mut(place)?;
@@ -86,7 +86,7 @@ impl AutoBackend {
         Some(resident)
     }
 
-    /// Copies an attempt's bytes, if that takes no waiting for the device. Otherwise its file is not trusted any more.
+    /// Copies an attempt's bytes if that does not wait for the device. Otherwise its file loses its trust.
     fn read_at_once(&mut self, attempt: &Attempt) -> bool {
         let wanted = attempt
             .file
@@ -96,7 +96,7 @@ impl AutoBackend {
         // SAFETY: the shard keeps the attempt's memory for us until it is reported.
         let read = unsafe { pread_no_wait(attempt) };
         match read {
-            // Short of the file's end, the next page was not there. A file that was cut meanwhile goes the long way too.
+            // Short of the end of the file, the next page was not resident. A truncated file takes the slow path too.
             Ok(bytes) if u64::from(bytes) == wanted => {
                 self.copied += wanted;
                 self.read_at_once.push(Completion {
@@ -160,11 +160,11 @@ impl Backend for AutoBackend {
         let faults = self.unasked.then(major_faults);
         let copied = self.mapped.poll_completions(cx, finished);
         if copied.is_pending() {
-            // It makes some at a time: until it has made all, what was not asked about may be among them.
+            // It makes some attempts at a time: until all are made, unqueried ones may be among them.
             self.unasked = false;
         }
         if faults.is_some_and(|before| major_faults() > before) {
-            // Something was trusted that is not resident any more: everything is asked about again.
+            // Something trusted is no longer resident: query everything again.
             self.histories.iter_mut().for_each(|file| file.hits_in_a_row = 0);
         }
         let from_ring = finished.len();
@@ -192,31 +192,31 @@ impl Backend for AutoBackend {
     }
 }
 
-/// How often a file was found resident lately, and how often it is asked about.
+/// How often a file was resident recently, and how often it is queried.
 #[derive(Debug, Clone, Copy)]
 struct ResidencyHistory {
-    /// Moving average over some 64 answers.
+    /// Moving average over some 64 queries.
     hits_per_mille: u32,
     hits_in_a_row: u32,
-    /// The file that the hits in a row are of: files that share a place do not share trust.
+    /// The file that the hits in a row are of: files that share an entry do not share trust.
     file: u64,
     unasked: u32,
 }
 
-/// What is known of a read without asking.
+/// What is known about a read without a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Residency {
     /// Not enough.
     Ask,
-    /// Resident, as all that was asked about lately.
+    /// Resident, like everything queried recently.
     Resident,
-    /// Not resident, as nearly all that was asked about lately.
+    /// Not resident, like nearly everything queried recently.
     Cold,
 }
 
 impl Default for ResidencyHistory {
     fn default() -> Self {
-        // Unknown is taken for warm: a first wrong guess costs a question, the other way round a disk read.
+        // Unknown files count as warm: a wrong guess costs a query, the opposite guess a disk read.
         Self {
             hits_per_mille: 1000,
             hits_in_a_row: 0,
@@ -227,7 +227,7 @@ impl Default for ResidencyHistory {
 }
 
 impl ResidencyHistory {
-    /// Tells which file comes next.
+    /// Sets the file of the next attempts.
     fn is_of(&mut self, file: u64) {
         if self.file != file {
             self.file = file;
@@ -287,7 +287,7 @@ unsafe fn pread_no_wait(attempt: &Attempt) -> Result<u32, i32> {
             .raw_os_error()
             .unwrap_or(libc::EIO)
     })?;
-    // The file may have been cut meanwhile, and its last page zeroed.
+    // The file may have been truncated in between, and its last page zeroed.
     attempt.file.kept(attempt.offset, read, false)
 }
 
@@ -309,7 +309,7 @@ struct Cachestat {
     recently_evicted_pages: u64,
 }
 
-/// Whether every page that the bytes lie on is in the page cache. What cannot be told is not.
+/// Whether every page of the bytes is in the page cache; false if unknown.
 fn resident(file: &OpenFile, offset: u64, length: u32) -> bool {
     let end = file.length_bytes().min(offset + u64::from(length));
     let Some(last) = end.checked_sub(1).filter(|last| *last >= offset) else {
@@ -326,8 +326,8 @@ fn resident(file: &OpenFile, offset: u64, length: u32) -> bool {
                 let error = std::io::Error::from_raw_os_error(errno);
                 tracing::warn!(
                     %error,
-                    "backend auto cannot ask what is resident, and reads all from the device (EPERM: the files must be \
-                     the daemon's own or writable for it; ENOSYS: kernel before 6.5)"
+                    "backend auto cannot query the page cache and reads everything from the device (EPERM: the daemon's \
+                     user must own the files or be able to write to them; ENOSYS: kernel before 6.5)"
                 );
             }
             false

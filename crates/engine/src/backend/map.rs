@@ -1,10 +1,9 @@
 //! A read-only shared mapping of a whole file, and copies out of it that survive truncation and device errors.
 //!
-//! Invariants: the mapping covers the file's length at open and never changes; it lives as long as its `OpenFile`
-//! (kept in the file's backend slot), which every attempt holds; nobody ever makes a reference into it, because
-//! other processes may write to the file: bytes leave it only by [`Mapping::copy_out`].
-//! Deliberately absent: any wait for a page to be resident. A copy blocks its thread on a cold page, so a mapping
-//! belongs on a shard's own thread (TRAPS 18).
+//! Invariants: the mapping covers the file's length at open and never changes; it lives as long as its `OpenFile` (in
+//! the file's backend slot), which every attempt holds; there are no references into it, because other processes may
+//! write to the file: bytes leave it only by [`Mapping::copy_out`]. A copy blocks its thread on a cold page, so a
+//! mapping belongs on a shard's own thread (TRAPS 18).
 
 pub(crate) mod guard;
 
@@ -27,7 +26,7 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` offers copies out of it and its addresses, nothing that changes it.
 unsafe impl Sync for Mapping {}
 
-/// What the mmap backend keeps in a file's slot: the mapping, or the errno that refused it.
+/// The mapping in a file's slot, or the errno of mapping it.
 struct Attached(Result<Mapping, i32>);
 
 impl Mapping {
@@ -38,7 +37,7 @@ impl Mapping {
     /// `vm.max_map_count`).
     pub(crate) fn new(fd: BorrowedFd<'_>, length_bytes: u64) -> Result<Self, i32> {
         guard::install()?;
-        // A length past the address space answers what mmap itself would.
+        // A length beyond the address space fails as mmap itself would.
         let length = usize::try_from(length_bytes).map_err(|_| libc::ENOMEM)?;
         if length == 0 {
             return Ok(Self {
@@ -62,7 +61,7 @@ impl Mapping {
             return Err(libc::ENOMEM);
         };
         let mapping = Self { base, length };
-        // Without it a single random read pulled in 7 MB (MEASURED). It can only fail where it does not matter.
+        // Without it a single random read pulled in 7 MB (MEASURED). Failure is harmless.
         // SAFETY: exactly the range mapped above; the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast::<c_void>(), length, Advice::Random) };
         Ok(mapping)
@@ -71,7 +70,7 @@ impl Mapping {
     /// The mapping of an open file, made at the first call.
     ///
     /// # Errors
-    /// errno as from [`Mapping::new`]; EBUSY where another backend has taken the file's slot.
+    /// errno as from [`Mapping::new`]; EBUSY if another backend has the file's slot.
     pub(crate) fn of(file: &OpenFile) -> Result<&Self, i32> {
         let slot = file
             .attached
@@ -85,11 +84,11 @@ impl Mapping {
 
     /// Copies up to `length` bytes from `offset`, fewer where the mapping ends. Returns how many.
     ///
-    /// Bytes between the file's present end and the end of its last page read as zeros without a fault: whoever
-    /// calls this compares with the file's length *afterwards*.
+    /// Bytes between the current end of the file and the end of its last page read as zeros without a fault: the caller
+    /// has to compare with the file's length *afterwards*.
     ///
     /// # Errors
-    /// `Faulted`: a page is not there, or its device failed. Ask `pread` why.
+    /// `Faulted`: a page is missing, or its device failed. Ask `pread` for the cause.
     ///
     /// # Safety
     /// `destination` is valid for writes of `length` bytes that nobody else uses meanwhile.

@@ -8,16 +8,16 @@ use std::task::{Context, Poll};
 
 /// One attempt at one read.
 ///
-/// The memory at `destination` belongs to the shard that started the attempt. It stays allocated, and nobody else
-/// touches it, until the backend has reported the attempt as finished: the shard upholds that (it leaks the memory
-/// rather than free it earlier).
+/// The memory at `destination` belongs to the shard that started the attempt. It stays allocated, and only the backend
+/// accesses it, until the attempt is reported as finished; the shard upholds that (it leaks the memory rather than free
+/// it earlier).
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
-    /// Chosen by the shard, below its queue depth; comes back in [`Completion`]. Unique among attempts in flight.
+    /// Chosen by the shard, below its queue depth, and returned in [`Completion`]. Unique among attempts in flight.
     pub(crate) slot: u32,
     /// What to read from. The attempt owns a reference, so the descriptor cannot be closed and reused under it.
     pub(crate) file: Arc<OpenFile>,
-    /// Whether to read past the page cache. Offset, length and memory are then aligned as the file demands.
+    /// Whether to bypass the page cache. Offset, length and memory are then aligned as the file requires.
     pub(crate) direct: bool,
     /// Whether a ring's backend may copy it from the page cache instead: backend `auto`.
     pub(crate) may_copy: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Attempt {
     pub(crate) length: u32,
 }
 
-/// An attempt that is over: bytes read (0 is end of file), or errno.
+/// A finished attempt: bytes read (0 is end of file), or errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) slot: u32,
@@ -45,21 +45,21 @@ pub(crate) enum ReadSource {
     PageCache,
 }
 
-/// How attempts are made. A shard drives exactly one backend, from one thread; it never has more attempts in flight
-/// than its queue depth.
+/// Makes attempts. A shard drives exactly one backend, from one thread; it never has more attempts in flight than its
+/// queue depth.
 pub(crate) trait Backend {
-    /// Tells of files that will be read often and stay open until they are forgotten: those
-    /// of a dataset's address space.
+    /// Introduces files that will be read often and stay open until they are forgotten: those of a dataset's address
+    /// space.
     fn introduce(&mut self, files: &[Arc<OpenFile>]) {
         let _ = files;
     }
 
-    /// Tells of such files, by [`OpenFile`]'s `id`, that will never be read again.
+    /// Forgets such files, by [`OpenFile`]'s `id`: they will not be read again.
     fn forget(&mut self, files: &[u64]) {
         let _ = files;
     }
 
-    /// Tells the kernel about reads that are about to be started. A hint: may do nothing.
+    /// Announces reads that are about to be started to the kernel. A hint: may do nothing.
     fn announce(&mut self, attempts: &[Attempt]) {
         let _ = attempts;
     }
@@ -69,14 +69,14 @@ pub(crate) trait Backend {
         IN_FLIGHT_BYTES_MAX
     }
 
-    /// Whether reads of a file are worth sharing while they are in flight. Not where each is a copy from the page cache,
-    /// which has every page read once anyway. `may_copy` as in [`Attempt`].
+    /// Whether to share reads of a file that are in flight. Not if each is a copy from the page cache, which reads
+    /// every page once anyway. `may_copy` as in [`Attempt`].
     fn shares(&self, file: u64, may_copy: bool) -> bool {
         let _ = (file, may_copy);
         true
     }
 
-    /// Bytes that this backend has copied on the calling thread since it was last asked.
+    /// Bytes that this backend has copied on the calling thread since the last call.
     fn take_copied(&mut self) -> u64 {
         0
     }
@@ -84,12 +84,11 @@ pub(crate) trait Backend {
     /// Starts an attempt. A blocking backend makes it in a later `poll_completions`.
     fn start(&mut self, attempt: Attempt) -> ReadSource;
 
-    /// Makes sure that every started attempt has reached the kernel (or the pool). Returns the submissions
-    /// (system calls) that took.
+    /// Passes every started attempt to the kernel (or the pool). Returns the number of submissions (system calls).
     fn flush(&mut self) -> u32;
 
-    /// Appends every attempt that is over to `finished`. `Pending` when there was none: the task is woken when there
-    /// is. Attempts may finish in any order, each exactly once.
+    /// Appends every finished attempt to `finished`. `Pending` if there is none; the task is woken when there is.
+    /// Attempts may finish in any order, each exactly once.
     fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()>;
 }
 

@@ -1,9 +1,8 @@
-//! Blocking `pread` on a pool of threads: the baseline that everybody understands, and the answer wherever neither a
-//! ring nor a mapping is wanted.
+//! Blocking `pread` on a pool of threads: the baseline.
 //!
-//! Invariants: an attempt is one `pread`, made once, reported once, EINTR included; attempts started before the
-//! backend is dropped are all made, for the threads are joined. The queue holds what the shard has in flight and no
-//! more, so its bound is the shard's queue depth. Deliberately absent: retries, and any order among attempts.
+//! Invariants: an attempt is one `pread`, made once and reported once, EINTR included; attempts started before the
+//! backend is dropped are all made, since the threads are joined. The queue holds only what the shard has in flight, so
+//! the queue depth bounds it. Attempts have no order.
 
 use super::{Attempt, Backend, Completion, ReadSource};
 use crate::shard::IN_FLIGHT_BYTES_MAX;
@@ -32,7 +31,7 @@ pub(super) unsafe fn pread_attempt(attempt: &Attempt) -> Result<u32, i32> {
     // SAFETY: valid and exclusive by the caller's promise; what is there before the read need not be initialised.
     let memory = unsafe { std::slice::from_raw_parts_mut(destination, attempt.length as usize) };
     let read = match rustix::io::pread(fd.unwrap_or_else(|| file.buffered_fd()), memory, attempt.offset) {
-        // `pread` never reads more than was asked for.
+        // `pread` never reads more than requested.
         Ok((read, _)) => u32::try_from(read.len()).unwrap_or(attempt.length),
         Err(errno) => return Err(errno.raw_os_error()),
     };
@@ -44,11 +43,11 @@ pub(super) unsafe fn pread_attempt(attempt: &Attempt) -> Result<u32, i32> {
 pub(crate) struct PreadBackend {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Started and not yet handed to the pool: one lock a flush, not one an attempt.
+    /// Started but not passed to the pool: one lock a flush, not one an attempt.
     started: Vec<SendAttempt>,
 }
 
-/// An attempt on its way to a thread of the pool.
+/// An attempt for a thread of the pool.
 #[derive(Debug)]
 struct SendAttempt(Attempt);
 
@@ -89,7 +88,7 @@ impl PreadBackend {
         };
         for number in 0..threads.max(1) {
             let shared = Arc::clone(&backend.shared);
-            // On failure the drop of `backend` ends the threads that were started.
+            // On failure dropping `backend` ends the threads that were started.
             let thread = std::thread::Builder::new()
                 .name(format!("rf-pread-{number}"))
                 .spawn(move || shared.serve())?;
@@ -100,7 +99,7 @@ impl PreadBackend {
 }
 
 impl Shared {
-    /// A pool thread's life: until the queue is closed and empty.
+    /// The loop of a pool thread, until the queue is closed and empty.
     fn serve(&self) {
         while let Some(SendAttempt(attempt)) = self.next() {
             // SAFETY: the shard keeps the memory until we report the attempt, below.
@@ -109,7 +108,7 @@ impl Shared {
                 slot: attempt.slot,
                 result,
             };
-            // Before the report: whoever counts attempts in flight may rely on the file being let go.
+            // Before the report: after it the caller may rely on the file being released.
             drop(attempt);
             let waker = {
                 let mut done = lock(&self.done);
@@ -132,13 +131,13 @@ impl Shared {
     }
 }
 
-/// No code of ours panics under these locks, and what they guard is whole at every step.
+/// No code panics while holding these locks, so their data is always consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Backend for PreadBackend {
-    /// One shard has all threads, so the usual bound would keep most of them idle when reads are long.
+    /// One shard has all threads; the usual bound would leave most of them idle when reads are long.
     fn in_flight_bytes_max(&self) -> u64 {
         IN_FLIGHT_BYTES_MAX.max(self.threads.len() as u64 * THREAD_BYTES)
     }
@@ -181,7 +180,7 @@ impl Drop for PreadBackend {
         lock(&self.shared.queue).closed = true;
         self.shared.queued.notify_all();
         for thread in self.threads.drain(..) {
-            // An error is a panic of that thread, which was reported when it happened.
+            // An error is a panic of that thread, which was reported then.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! Whether io_uring is available here, found by using it: set up a ring, a no-op, a read, a read into registered
-//! memory. A kernel version says nothing (TRAPS 12): seccomp profiles, a sysctl and limits refuse it on new kernels.
+//! Finds out by use whether io_uring is available: sets up a ring, a no-op, a read, a read into registered memory. A
+//! kernel version is not enough (TRAPS 12): seccomp profiles, a sysctl and limits refuse it on new kernels.
 //!
 //! Invariants: the causes are distinguished, and each names its remedy; "not available" may fall back to another
 //! backend, "out of memory or files" must not, for it would come back as a slower engine nobody asked for. Every
@@ -19,26 +19,26 @@ use refusal::Seen;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Bytes of the read that is tried.
+/// Length of the trial read.
 const READ_BYTES: usize = 4096;
-/// How long one operation may take; they need microseconds.
+/// Timeout of one operation; they take microseconds.
 const WAIT_SECONDS: u64 = 5;
 
-/// What a working io_uring is like here.
+/// Properties of io_uring here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UringFacts {
     /// `uname -r`.
     pub kernel_release: String,
-    /// The features that the kernel announced and this project cares for, separated by spaces.
+    /// The relevant features that the kernel announced, separated by spaces.
     pub features: String,
     /// RLIMIT_MEMLOCK, bytes; `None` is no limit. Registered memory counts against it, and rings do on kernels
     /// before 5.12 and from 6.14 (TRAPS 9).
     pub memlock_limit_bytes: Option<u64>,
-    /// Whether a read into registered memory works, or why not. Not needed: reads continue unregistered.
+    /// Whether a read into registered memory works, or why not. Optional: reads continue unregistered.
     pub registered_buffers: Result<(), String>,
 }
 
-/// Tries io_uring with real operations. Blocks for well under a millisecond where all is well.
+/// Tries io_uring with real operations. Blocks for well under a millisecond on success.
 ///
 /// # Errors
 /// Why it is unavailable, with the remedy.
@@ -47,7 +47,7 @@ pub fn probe() -> Result<UringFacts, UringRefusal> {
     one("a no-op", &mut ring, &opcode::Nop::new().build(), libc::ENOSYS)?;
 
     let file = file_in_memory()?;
-    // Leaked where an operation failed, since one that ran into the bound may still write to it.
+    // Leaked if an operation failed, since one that timed out may still write to it.
     let mut memory = std::mem::ManuallyDrop::new(vec![0_u8; READ_BYTES]);
     let fd = types::Fd(file.as_raw_fd());
     let length = u32::try_from(READ_BYTES).unwrap_or(0);
@@ -56,7 +56,7 @@ pub fn probe() -> Result<UringFacts, UringRefusal> {
     check_bytes("a read", read, &memory)?;
     let registered_buffers = registered_read(&mut ring, fd, &mut memory);
     let features = features_of(&ring);
-    // The ring goes first: with it goes every claim of the kernel on the memory.
+    // The ring is closed first, which ends the kernel's use of the memory.
     drop(ring);
     if registered_buffers.is_ok() {
         drop(std::mem::ManuallyDrop::into_inner(memory));
@@ -91,8 +91,8 @@ fn registered_read(ring: &mut IoUring, fd: types::Fd, memory: &mut [u8]) -> Resu
     outcome
 }
 
-/// Submits one operation and waits for its result. `unknown` is the errno by which an old kernel says that it does
-/// not know the operation.
+/// Submits one operation and waits for its result. `unknown` is the errno with which an old kernel refuses the
+/// operation.
 fn one(
     step: &'static str,
     ring: &mut IoUring,
@@ -111,7 +111,7 @@ fn one(
     Err(Seen::now(-result).refusal(step))
 }
 
-/// Submits one operation and waits for its completion: its result, which is an errno where it is negative.
+/// Submits one operation and waits for its result; negative values are errnos.
 fn completed(
     step: &'static str,
     ring: &mut IoUring,

@@ -1,10 +1,9 @@
-//! A simulated backend for the tests of what uses backends: it reads real bytes, but a seeded plan makes
-//! attempts fail, fall short, stall or finish out of order, and the test decides when they finish.
+//! A simulated backend for tests: it reads real bytes, but a seeded plan makes attempts fail, fall short, stall or
+//! finish out of order, and the test decides when they finish.
 //!
-//! Invariants: what befalls the Nth attempt depends on the seed, the plan and N alone, never on time, so with one
-//! shard a run repeats; memory that an attempt did not fill is overwritten with `0xDB`, so that whoever trusts it is
-//! found out. Deliberately absent: threads and sleeps. The attempts of several shards share one count N, whose order
-//! then depends on the threads' timing.
+//! Invariants: the fate of the Nth attempt depends only on the seed, the plan and N, never on time, so with one shard a
+//! run is reproducible; memory that an attempt did not fill is overwritten with `0xDB`, to expose code that trusts it.
+//! No threads, no sleeps. Attempts of several shards share one count N, whose order depends on the threads' timing.
 
 use super::pread::pread_attempt;
 use super::{Attempt, Backend, Completion, ReadSource};
@@ -14,10 +13,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// What befalls attempts. The default: nothing.
+/// The faults of attempts. None by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// The fates of the first attempts after the plan was set, one each; after these, chance.
+    /// The fates of the first attempts after the plan was set; later ones are random.
     pub script: Vec<Fault>,
     /// Of a thousand attempts, how many read fewer bytes than asked for, at least one.
     pub short_per_mille: u16,
@@ -29,31 +28,31 @@ pub struct FaultPlan {
     pub eagain_per_mille: u16,
     /// Of a thousand attempts, how many stall until they are released.
     pub stall_per_mille: u16,
-    /// Most faults by chance; `None` is no limit. With a limit, whoever retries gets there.
+    /// Most random faults; `None`: no limit. With a limit, retries succeed eventually.
     pub faults_max: Option<u64>,
-    /// Report attempts that are over in an order of the seed's, not in that of their start.
+    /// Report finished attempts in a random order.
     pub reorder: bool,
 }
 
 /// The fate of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It reads what it was asked for.
+    /// It reads everything requested.
     None,
     /// It reads at most so many bytes; 0 looks like the end of the file.
     Short {
         /// The most it reads.
         bytes: u32,
     },
-    /// It reads nothing and answers this errno.
+    /// It reads nothing and fails with this errno.
     Errno(i32),
-    /// It reads what it was asked for, once it is released.
+    /// It reads everything requested, once it is released.
     Stall,
-    /// The shard panics when the attempt is over, as a defect of the engine would make it.
+    /// The shard panics when the attempt finishes, as a defect of the engine would.
     Panic,
 }
 
-/// The test's hand on every simulated backend made from it. Clones share it. Displays as the seed.
+/// The test's control over the simulated backends made from it. Clones share it. Displays as the seed.
 #[derive(Clone)]
 pub struct SimControl {
     shared: Arc<Shared>,
@@ -79,7 +78,7 @@ struct State {
     holding: bool,
     /// Numbers of the attempts that wait for their release.
     held: BTreeSet<u64>,
-    /// One a backend, by its number: who waits for attempts.
+    /// One waker for each backend, by its number.
     wakers: Vec<Option<Waker>>,
 }
 
@@ -120,7 +119,7 @@ impl SimControl {
         self.shared.seed
     }
 
-    /// What befalls the attempts that start from now on.
+    /// Sets the faults of later attempts.
     pub fn set_faults(&self, plan: FaultPlan) {
         let mut state = self.state();
         state.plan = plan;
@@ -128,12 +127,12 @@ impl SimControl {
         state.faults = 0;
     }
 
-    /// From now on, attempts that start do not finish until they are released.
+    /// Holds later attempts until they are released.
     pub fn hold(&self) {
         self.state().holding = true;
     }
 
-    /// Lets the `count` attempts finish that have been held longest. Returns how many there were.
+    /// Releases the `count` attempts that have been held longest. Returns how many there were.
     pub fn release(&self, count: usize) -> usize {
         let mut state = self.state();
         let mut released = 0;
@@ -144,7 +143,7 @@ impl SimControl {
         released
     }
 
-    /// Ends [`Self::hold`], and lets every held or stalled attempt finish. Returns how many there were.
+    /// Ends [`Self::hold`] and releases every held or stalled attempt. Returns how many there were.
     pub fn release_all(&self) -> usize {
         let mut state = self.state();
         state.holding = false;
@@ -168,7 +167,7 @@ impl SimControl {
         self.state().started
     }
 
-    /// Attempts that any fault befell since the plan was set.
+    /// Attempts with a fault since the plan was set.
     pub fn faults_total(&self) -> u64 {
         self.state().faults
     }
@@ -199,11 +198,11 @@ impl SimControl {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A test that panicked with the lock must not hide its own message behind ours.
+        // A test that panicked with the lock must not be hidden by a second panic.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Random numbers of the Nth attempt's own, whatever was drawn for others.
+    /// Random numbers of the Nth attempt, independent of others.
     fn random(&self, number: u64) -> fastrand::Rng {
         fastrand::Rng::with_seed(self.shared.seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15))
     }
@@ -371,7 +370,7 @@ impl Drop for SimBackend {
     }
 }
 
-/// Makes an attempt with the fate it was dealt, and spoils the memory it did not fill.
+/// Makes an attempt with its fate, and overwrites the memory that it did not fill.
 fn make(attempt: &Attempt, fate: Fault) -> Result<u32, i32> {
     let length = match fate {
         Fault::Errno(_) => 0,

@@ -1,10 +1,10 @@
-//! io_uring through tokio-uring: the only place that names it (ADR 0001 says when and by what it is replaced).
+//! io_uring through tokio-uring: the only place that names it (ADR 0001).
 //!
 //! One dispatcher (the shard) a ring and no task a read. Every operation goes through `UnsubmittedOneshot`, is polled
-//! once to leave its waker, and is looked at again only when that waker has set its bit: a turn costs what finished,
-//! not what is in flight. Submission does not wait for the thread to park (TRAPS 3): the ring's descriptor is found once
-//! and `io_uring_enter` is called on it, which is also how buffers are registered (TRAPS 6).
-//! Absent on purpose: cancellation. A read is owned until its completion (TRAPS 10).
+//! once to store its waker, and polled again only when that waker has set its bit: a turn costs what finished, not what
+//! is in flight. Submission does not wait for the thread to park (TRAPS 3): the ring's descriptor is found once and
+//! `io_uring_enter` called on it, which is also how buffers are registered (TRAPS 6). There is no cancellation: a read
+//! is owned until its completion (TRAPS 10).
 
 mod registered;
 
@@ -31,7 +31,7 @@ impl RingRuntime {
     /// Makes a ring of at least `entries` submissions and twice as many completions.
     ///
     /// # Errors
-    /// errno of io_uring_setup or of the runtime's own descriptors.
+    /// errno of io_uring_setup or of the descriptors of the runtime.
     pub(crate) fn new(entries: u32) -> io::Result<Self> {
         let mut ring = tokio_uring::uring_builder();
         // One thread submits; completions wait for it rather than interrupt it. DEFER_TASKRUN would hang: completions
@@ -75,17 +75,17 @@ impl RingRuntime {
 pub(crate) struct RingHandle(Option<RawFd>);
 
 impl RingHandle {
-    /// A backend on this ring, for the one shard that it has, with at most `queue_depth` reads in flight. To be used on
-    /// the ring's thread only.
+    /// A backend on this ring for its only shard, with at most `queue_depth` reads in flight. Use it only on the thread
+    /// of the ring.
     pub(crate) fn backend(self, queue_depth: u32) -> UringBackend {
         UringBackend::new(self.0, queue_depth)
     }
 }
 
-/// The descriptor of the ring that this thread's runtime drives: tokio-uring does not tell it (TRAPS 6).
+/// The descriptor of the ring of this thread's runtime, which tokio-uring does not expose (TRAPS 6).
 ///
-/// Which of the process's rings it is, is found by using it, for others may come and go meanwhile: an operation is left
-/// in the submission queue, and only its own ring has one entry to submit.
+/// To find the right one among the process's rings, an operation is left in the submission queue: only its own ring has
+/// one entry to submit.
 async fn own_ring() -> Option<RawFd> {
     let operation = UnsubmittedOneshot::new((), NopTransform, opcode::Nop::new().build()).submit();
     let found = rings().find(|ring| enter(*ring, 1) == 1);
@@ -151,7 +151,7 @@ impl Wake for SlotWaker {
         if let Some(word) = self.ready.words.get(self.slot as usize / 64) {
             word.fetch_or(1 << (self.slot % 64), Ordering::Release);
         }
-        // Many reads finish in one pass of the driver: the dispatcher is woken for the first.
+        // Many reads finish in one pass of the driver: only the first wakes the dispatcher.
         if !self.ready.any.swap(true, Ordering::AcqRel) {
             let waker = self
                 .ready
@@ -194,7 +194,7 @@ pub(crate) struct UringBackend {
     unsubmitted: u32,
     registered: Option<Registered>,
     files: FileTable,
-    /// Completions seen while their read was being started.
+    /// Completions found while their read was being started.
     early: Vec<Completion>,
 }
 
@@ -226,10 +226,10 @@ impl UringBackend {
         }
     }
 
-    /// Registers the response memory with the ring, so that a read need not look its pages up. Pins all of it.
+    /// Registers the response memory with the ring, so that reads need not look up its pages. Pins all of it.
     ///
     /// # Errors
-    /// errno: ENOMEM when RLIMIT_MEMLOCK is below what it takes; the backend then goes on without.
+    /// errno: ENOMEM if RLIMIT_MEMLOCK is too low; the backend then continues without.
     pub(crate) fn register_memory(&mut self, base: *mut u8, bytes: usize) -> io::Result<()> {
         let Some(ring) = self.ring else {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
@@ -245,7 +245,7 @@ impl UringBackend {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         };
         const IORING_REGISTER_IOWQ_MAX_WORKERS: libc::c_uint = 19;
-        // The kernel writes the limits that were in force into it.
+        // The kernel writes the previous limits into it.
         let mut limits: [libc::c_uint; 2] = [bounded, bounded];
         register(
             ring,
@@ -255,7 +255,7 @@ impl UringBackend {
         )
     }
 
-    /// Looks at one operation; stores its waker when it is not over.
+    /// Polls one operation; stores its waker if it is pending.
     fn poll_slot(&mut self, slot: u32) -> Option<Completion> {
         let operation = self.operations.get_mut(slot as usize)?;
         let waker = self.wakers.get(slot as usize)?;
@@ -271,11 +271,11 @@ impl UringBackend {
 }
 
 impl Drop for UringBackend {
-    /// Leaves the ring as it was found: it outlives a shard that never came to serve (its group did not start), and takes
-    /// neither memory nor a table of files twice.
+    /// Restores the ring: it outlives a shard that never served (its group did not start), and accepts memory and a
+    /// file table only once.
     fn drop(&mut self) {
         let in_flight = self.operations.iter().any(Option::is_some);
-        // With reads in flight the shard has failed, and the process ends; the kernel would wait for them.
+        // With reads in flight the shard has failed and the process ends; unregistering would wait for them.
         let Some(ring) = self.ring.filter(|_| !in_flight) else {
             return;
         };
@@ -284,7 +284,7 @@ impl Drop for UringBackend {
             .take()
             .map_or(Ok(()), |memory| memory.give_back(ring));
         if let Err(error) = memory.and(self.files.give_back(ring)) {
-            tracing::warn!(%error, "a ring keeps what was registered with it");
+            tracing::warn!(%error, "cannot unregister memory or files from a ring");
         }
     }
 }
@@ -338,8 +338,8 @@ impl Backend for UringBackend {
         if let Some(place) = self.operations.get_mut(slot as usize) {
             *place = Some(operation);
         }
-        // It cannot be over, since nothing was submitted: the first poll only leaves the waker. A full submission
-        // queue may have been flushed, though; then the bit is set as if the waker had been called.
+        // It cannot be finished, since nothing was submitted: the first poll only stores the waker. But a full
+        // submission queue may have been flushed; then the bit is set as if the waker had been called.
         if let Some(finished) = self.poll_slot(slot) {
             self.early.push(finished);
             self.ready.any.store(true, Ordering::Release);
@@ -362,11 +362,11 @@ impl Backend for UringBackend {
             Err(_) => match io::Error::last_os_error().raw_os_error() {
                 // The entries stay in the queue, and the next turn submits them.
                 Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => self.unsubmitted,
-                // No errno of a ring of ours; whatever it is, a next attempt would meet it too. The runtime submits.
+                // Not an errno of our rings; another attempt would fail too. The runtime submits.
                 errno => {
                     tracing::error!(
                         ?errno,
-                        "cannot submit early to the ring; its runtime does from now on"
+                        "cannot submit early to the ring; its runtime submits from now on"
                     );
                     self.ring = None;
                     0
@@ -391,7 +391,7 @@ impl Backend for UringBackend {
             }
         }
         if self.unsubmitted > 0 {
-            // The kernel was out of memory for requests, say. With nothing in flight nobody else would wake us.
+            // For example, the kernel had no memory for requests. With nothing in flight nothing else would wake us.
             cx.waker().wake_by_ref();
         }
         if !self.ready.any.swap(false, Ordering::AcqRel) {

@@ -1,7 +1,7 @@
 //! The switch from one backend to another while the engine serves.
 //!
-//! Invariants: what is unavailable is refused before anything changes; whatever is routed to is started, and exported,
-//! before a batch can find it. Switches come one at a time, and none once the engine ends.
+//! Invariants: an unavailable backend is refused before anything changes; a backend is started, and its metrics
+//! exported, before a batch is routed to it. Switches are made one at a time, and none once the engine ends.
 
 use super::{Engine, Inner};
 use crate::config::BackendKind;
@@ -13,9 +13,9 @@ use crate::start::{self, ShardGroup, Starter};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 impl Engine {
-    /// Makes `requested` the backend of every dataset that has none of its own, while it serves: batches submitted from
-    /// now on go there, those accepted before finish where they are. Blocks for as long as starting it takes (up to
-    /// seconds, the first time): call it where blocking is allowed, and never on a core.
+    /// Switches all datasets without a backend of their own, while serving: later batches go to the new backend,
+    /// accepted ones finish where they are. Blocks while the backend starts (up to seconds, the first time): never call
+    /// it on a core.
     ///
     /// # Errors
     /// The backend is unavailable, or the engine drains; nothing has changed then, whatever `on_unavailable` says.
@@ -35,8 +35,8 @@ impl Engine {
         Ok(status)
     }
 
-    /// Gives a dataset a backend of its own, as [`Engine::set_backend`] does for all others; `None` takes it away again.
-    /// It goes with the dataset's name: a dataset that is opened anew has it too.
+    /// Sets a dataset's own backend, as [`Engine::set_backend`] does for all others; `None` clears it. Kept by name: a
+    /// dataset that is opened again has it too.
     ///
     /// # Errors
     /// As [`Engine::set_backend`].
@@ -49,7 +49,7 @@ impl Engine {
         self.route_own(dataset, status)
     }
 
-    /// As [`Engine::set_backend_of`] at the start of a daemon: where io_uring is unavailable, `on_unavailable` decides.
+    /// As [`Engine::set_backend_of`] at start: if io_uring is unavailable, `on_unavailable` decides.
     ///
     /// # Errors
     /// The backend is unavailable, and falling back is not allowed.
@@ -79,8 +79,8 @@ impl Engine {
         Ok(status)
     }
 
-    /// Takes a dataset that is no longer served out of `ringfetch_dataset_backend_info`, and its own backend away. Its
-    /// counters stay for as long as it is read.
+    /// Removes a dataset that is no longer served from `ringfetch_dataset_backend_info`, and its own backend. Its
+    /// counters remain while it is read.
     pub fn retire(&self, dataset: &str) {
         let _one_at_a_time = self.inner.switch();
         self.inner.metrics.forget(dataset);
@@ -90,12 +90,12 @@ impl Engine {
 }
 
 impl Inner {
-    /// Waits until no other switch is under way.
+    /// Waits for a running switch.
     fn switch(&self) -> MutexGuard<'_, ()> {
         self.switching.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The route to a backend, whose shards are started where they are not yet: within [`Inner::switch`].
+    /// The route to a backend; starts its shards if necessary. Call within [`Inner::switch`].
     fn route(&self, status: BackendStatus) -> Result<BackendRoute, StartError> {
         let raised = self
             .alarm_raised
@@ -124,7 +124,7 @@ impl Inner {
             threads: Vec::new(),
             shards: Vec::new(),
         };
-        // What a ring registers must be there; on a core, making it would keep the core's connections waiting.
+        // Memory that a ring registers must be populated; on a core that would block the core's connections.
         if backend.uses_ring() && self.config.uring.registered_buffers {
             self.arena.populate();
         }

@@ -1,6 +1,6 @@
-//! What is exported: the shards' counters added up at each scrape, and which backend serves what.
+//! The exported metrics: counters of the shards, summed at each scrape, and the backends of datasets.
 //!
-//! Names and labels are a contract (docs/METRICS.md). Labels are closed sets: never an offset, a client, a path.
+//! Names and labels are public (docs/METRICS.md). Labels are closed sets: never an offset, a client, a path.
 
 use super::{
     COUNT_BOUNDS, DURATION_BOUNDS_NS, DatasetCounters, HistogramTotal, RESULT_OK, ReadTotals, ShardMetrics,
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// Everything that a scrape looks at. Written when an engine starts, is switched, or comes to know a dataset.
+/// The input of a scrape. Updated when an engine starts or switches, or a dataset is introduced.
 #[derive(Debug)]
 pub(crate) struct MetricsRegistry {
     shards: RwLock<Vec<Arc<ShardMetrics>>>,
@@ -59,8 +59,8 @@ impl MetricsRegistry {
         totals(&self.shards(), *dropped)
     }
 
-    /// Drops the counters of retired datasets that nobody reads any more. Those of all shards go at once: a sum
-    /// that loses one shard's part would look like a restarted counter.
+    /// Drops the counters of retired datasets without readers. All shards' at once: a sum without one shard's part
+    /// would look like a restarted counter.
     fn drop_unused(&self, dropped: &mut ReadTotals) {
         let served = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,7 +106,7 @@ impl MetricsRegistry {
             .insert(dataset.to_owned(), status);
     }
 
-    /// Makes a dataset known; what is known of it stays.
+    /// Introduces a dataset; keeps what is known of it.
     pub(crate) fn introduce(&self, dataset: &str) {
         let mut datasets = self.datasets.lock().unwrap_or_else(PoisonError::into_inner);
         if !datasets.contains_key(dataset) {

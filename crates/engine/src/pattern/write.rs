@@ -1,5 +1,5 @@
-//! Writing pattern data to files. A file is written under a temporary name beside its own and renamed when it is
-//! whole, so that a run that is stopped or fails leaves no half file.
+//! Writes pattern data to files. A file is written under a temporary name and renamed when it is complete, so that an
+//! interrupted run leaves no partial file.
 
 use super::{fill, fill_elements, object_length, object_name, object_seed};
 use crate::dataset::{Dtype, Layout};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Bytes handed to the kernel at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Called with bytes written so far, now and then; returning false stops the writing.
+/// Called with the bytes written so far from time to time; returning false stops the writing.
 pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
 
 /// Writes a file of `length_bytes` of the stream.
@@ -83,7 +83,7 @@ pub fn write_vectors(
 /// `object_seed(seed, object_name(i))`.
 ///
 /// # Errors
-/// As [`write_blocks`]. The objects that were whole by then stay.
+/// As [`write_blocks`]. Completed objects remain.
 pub fn write_objects(
     directory: &Path,
     seed: u64,
@@ -157,7 +157,7 @@ enum Durable {
     No,
 }
 
-/// A file on its way: a temporary name, until `finish`; removed when dropped before.
+/// A file being written: has a temporary name until `finish`, and is removed if dropped before.
 struct Output<'a> {
     file: File,
     temporary: Temporary,
@@ -173,7 +173,7 @@ struct Temporary(PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // Nothing to do about a failure: the error that led here is the one to report.
+        // A failure cannot be handled: the error that led here is the one to report.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -262,7 +262,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// A new file, never one that somebody put there (a link, say); what a killed run with this process number left goes.
+/// A new file, never an existing one (a link, say), except one left by a killed run with this process id.
 fn create_anew(path: &Path) -> io::Result<File> {
     match File::create_new(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
@@ -273,7 +273,7 @@ fn create_anew(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Asks for all the room at once: one extent where the file system can, and a full disk is known before the work.
+/// Reserves all space at once: one extent if the file system can, and a full disk is noticed early.
 fn reserve(file: &File, length_bytes: u64) -> io::Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
     use rustix::io::Errno;
@@ -282,7 +282,7 @@ fn reserve(file: &File, length_bytes: u64) -> io::Result<()> {
     }
     match rustix::io::retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, length_bytes)) {
         Err(errno @ (Errno::NOSPC | Errno::FBIG | Errno::DQUOT)) => Err(errno.into()),
-        // A file system that cannot reserve can still write.
+        // The file system may not support it.
         Ok(()) | Err(_) => Ok(()),
     }
 }

@@ -14,17 +14,17 @@ pub(super) struct ActiveBatch {
     pub(super) batch: Box<PlannedBatch>,
     pub(super) counters: Arc<DatasetCounters>,
     pub(super) next_read: usize,
-    /// Reads from this one on were made up here, after a read failed: see [`Joinable::Same`].
+    /// Reads from this one on were added after a read failed: see [`Joinable::Same`].
     pub(super) planned: usize,
     /// Reads in flight, and reads that joined one.
     pub(super) outstanding: u32,
-    /// Among `turns`, which then has its number, even if the batch is closed meanwhile.
+    /// In `turns`, which has its number even if the batch is closed before its turn.
     pub(super) waits: bool,
     /// The deadline passed before all reads were started.
     pub(super) expired: bool,
 }
 
-/// How many reads of a batch were taken up.
+/// Reads of a batch that were started or joined.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ReadCounts {
     pub(super) started: u64,
@@ -37,7 +37,7 @@ impl ActiveBatch {
         self.outstanding == 0 && self.next_read == self.batch.plan.reads.len()
     }
 
-    /// Where a read is in flight; `None` is a defect of the planner.
+    /// The key of a read in flight; `None` is a defect of the planner.
     pub(super) fn index_key(&self, read: &PlannedRead, in_flight: &InFlight) -> Option<IndexKey> {
         let access = FileAccess {
             file: self.batch.file_id(read)?,
@@ -46,15 +46,15 @@ impl ActiveBatch {
         Some(in_flight.index_key(access, read))
     }
 
-    /// Whether its reads are worth sharing. Asked for the file that is read next: a batch is of few files, and rarely of
-    /// some that are and some that are not.
+    /// Whether to share its reads. Asked for the file of the next read: a batch rarely mixes files that are worth
+    /// sharing with others.
     pub(super) fn shares<B: Backend>(&self, backend: &B) -> bool {
         let read = self.batch.plan.reads.get(self.next_read);
         let file = read.and_then(|read| self.batch.file_id(read));
         file.is_some_and(|file| backend.shares(file, self.batch.backend == BackendKind::Auto))
     }
 
-    /// Lets a read join one in flight that brings its bytes, if there is one.
+    /// Joins a read to one in flight that covers its bytes, if there is one.
     pub(super) fn join(
         &mut self,
         key: usize,
@@ -74,7 +74,7 @@ impl ActiveBatch {
         true
     }
 
-    /// Counts reads that were started or have joined one just now.
+    /// Counts reads that were started or have joined.
     pub(super) fn count_taken_up(&self, reads: ReadCounts, metrics: &ShardMetrics, now: Instant) {
         let ReadCounts { started, joined } = reads;
         if started + joined == 0 {
@@ -88,7 +88,7 @@ impl ActiveBatch {
         metrics.count_joined_reads(joined);
     }
 
-    /// Gives up the reads that are not started, if the caller did or the deadline has passed. Returns how many.
+    /// Cancels the reads that are not started, if the caller left or the deadline has passed. Returns how many.
     pub(super) fn drop_unwanted(&mut self, now: Instant) -> usize {
         let total = self.batch.plan.reads.len();
         let left = total - self.next_read;

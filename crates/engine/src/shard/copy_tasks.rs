@@ -1,5 +1,5 @@
-//! Copying that is done in parts, between which the thread serves others: what a shared read brought to those who joined it,
-//! and the gaps that failed items leave.
+//! Copies done in parts, so that the thread can serve others in between: bytes of a shared read for its joiners, and
+//! gaps left by failed items.
 
 use super::in_flight::{JoinedRead, TrackedRead};
 use super::reply::Reply;
@@ -14,16 +14,16 @@ pub(super) enum CopyTask {
     Reply(Box<Reply>),
 }
 
-/// A read that is over, with readers that joined it.
+/// A finished read with joiners.
 pub(super) struct SharedRead {
     pub(super) tracked: TrackedRead,
     pub(super) errno: Option<i32>,
-    /// Those that are still to be served.
+    /// The joiners that are not served yet.
     pub(super) joiners: std::vec::IntoIter<JoinedRead>,
 }
 
 impl<B: Backend> Shard<B> {
-    /// Copies what is to be copied, as much as a turn allows.
+    /// Copies as much as a turn allows.
     pub(super) fn run_copy_tasks(&mut self) {
         if self.copy_tasks.is_empty() {
             return;
@@ -54,14 +54,14 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    /// Gives a read that joined another one what that one brought, or has it read on its own.
+    /// Completes a joiner from the read that it joined, or queues it as a read of its own.
     fn serve(&mut self, joiner: &JoinedRead, tracked: &TrackedRead, errno: Option<i32>, now: Instant) {
         let read = &joiner.read;
         let reached = tracked
             .reached
             .saturating_sub(tracked.distance(read))
             .min(read.length);
-        // Short of what it wants itself, a read without an error has met the end of the file.
+        // A read that is short without an error has reached the end of the file.
         let at_end = errno.is_none() && tracked.reached < tracked.read.needed;
         let shared_error = errno.filter(|_| read.pieces == 1 && tracked.is_same_range(read));
         let owner = self.actives.get(tracked.active).and_then(Option::as_ref);
@@ -83,7 +83,7 @@ impl<B: Backend> Shard<B> {
         };
         active.outstanding -= 1;
         if wanted && !served {
-            // It failed, perhaps for the sake of other bytes. Still queued, as before.
+            // It failed, perhaps because of other bytes. The joiner is still queued.
             active.batch.plan.reads.push(*read);
             return self.wait_for_turn(joiner.active);
         }

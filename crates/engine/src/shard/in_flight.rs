@@ -1,20 +1,20 @@
-//! The reads in flight: their slots, and which of them brings the bytes that another read wants.
+//! The reads in flight: their slots, and which of them covers the bytes of another read.
 //!
-//! A read whose bytes a read in flight covers (same open file, so the same version; same directness) joins it: no second
-//! read of the same bytes is made, and the bytes are copied when the first read is over. Found by hashing: a read is
-//! chained under the [`GRAIN_BYTES`] of the file that it begins in, and one longer than that is on a short list as well.
-//! Worked, grains of 32 KiB: 4 KiB at 100 KiB is looked for among the reads that begin in grain 3 or 2, and then among
-//! the long ones, of which `IN_FLIGHT_BYTES_MAX / GRAIN_BYTES` = 64 are in flight at most.
+//! A read whose bytes are covered by a read in flight (of the same open file, hence the same version, and the same
+//! directness) joins it: no second read is made, and the bytes are copied when the first one finishes. Found by
+//! hashing: a read is chained under the [`GRAIN_BYTES`] of the file that it begins in; longer reads are on a short list
+//! as well. Worked, grains of 32 KiB: 4 KiB at 100 KiB is searched among the reads that begin in grain 3 or 2, and then
+//! among the long ones, of which at most `IN_FLIGHT_BYTES_MAX / GRAIN_BYTES` = 64 are in flight.
 
 use crate::plan::{Place, PlannedRead};
 use std::time::Instant;
 
-/// Most reads of scattered blocks are shorter, so that they are looked for in two chains; longer ones are few.
+/// Most reads of scattered blocks are shorter, so that two chains are searched for them; longer ones are few.
 const GRAIN_BYTES: u32 = 32 << 10;
 
 const NONE: u32 = u32::MAX;
 
-/// Where a read's bytes come from: what reads that may be shared have in common.
+/// The source of a read: only reads with equal sources are shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileAccess {
     /// `OpenFile::id`.
@@ -22,7 +22,7 @@ pub(super) struct FileAccess {
     pub(super) direct: bool,
 }
 
-/// Where a read is looked for among those in flight, and kept.
+/// Where a read is indexed among those in flight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct IndexKey {
     access: FileAccess,
@@ -30,7 +30,7 @@ pub(super) struct IndexKey {
     chain: u32,
 }
 
-/// A read of another batch, or of the same, that waits for one in flight.
+/// A read that waits for one in flight, of the same batch or another.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JoinedRead {
     /// Its batch.
@@ -38,10 +38,10 @@ pub(super) struct JoinedRead {
     pub(super) read: PlannedRead,
 }
 
-/// A place for a read in flight. Filled and emptied where it is: moving it shows at a million reads a second.
+/// A slot for a read in flight. Filled and emptied in place: moves are measurable at a million reads a second.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// What is in it; of no meaning while the slot is free.
+    /// Its content; meaningless while the slot is free.
     pub(super) tracked: TrackedRead,
     access: FileAccess,
     /// Where it is chained; `NONE` if it is not.
@@ -59,7 +59,7 @@ pub(super) struct Slot {
     next: u32,
 }
 
-/// A read, and what became of it.
+/// A read and its progress.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TrackedRead {
     /// Its batch.
@@ -69,13 +69,13 @@ pub(super) struct TrackedRead {
     pub(super) reached: u32,
 }
 
-/// Which reads in flight a read may join.
+/// The reads in flight that a read may join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Joinable {
     /// All that cover it.
     Covering,
-    /// Those of other batches, of the same range, that need at least as much: their outcome is this read's own outcome. For
-    /// a read that is made after another one failed, so that nothing joins in vain without end.
+    /// Those of other batches with the same range that need at least as many bytes: their outcome is this read's
+    /// outcome. For a read made after another one failed, so that it does not join in vain forever.
     Same { batch: usize },
 }
 
@@ -86,12 +86,12 @@ pub(super) struct InFlight {
     free: Vec<u32>,
     bytes: u64,
     bytes_max: u64,
-    /// The bytes were at their most, and are not down to half of it yet.
+    /// The limit of bytes was reached, and less than half of it is free.
     is_full: bool,
     /// First slot of each chain. A power of two of them, and one less than that.
     heads: Vec<u32>,
     chain_mask: u32,
-    /// Reads in the chains that end in another grain than they begin in.
+    /// Chained reads that end in another grain than they begin in.
     crossing: usize,
     /// Slots of reads longer than a grain.
     long: Vec<u32>,
@@ -103,7 +103,7 @@ impl TrackedRead {
         self.read.offset == read.offset && self.read.length == read.length
     }
 
-    /// Where in this read the bytes of `read`, which it covers, begin.
+    /// Offset of the bytes of `read`, which this read covers.
     pub(super) fn distance(&self, read: &PlannedRead) -> u32 {
         u32::try_from(read.offset.saturating_sub(self.read.offset)).unwrap_or(u32::MAX)
     }
@@ -154,7 +154,7 @@ impl Slot {
 }
 
 impl InFlight {
-    /// Room for `depth` reads. Of several at a time, no more than `bytes_max` bytes.
+    /// Slots for `depth` reads, of at most `bytes_max` bytes unless there is only one.
     pub(super) fn new(depth: u32, bytes_max: u64) -> Self {
         // `queue_depth` is far below 2^30.
         let chains = (2 * depth).next_power_of_two();
@@ -180,19 +180,19 @@ impl InFlight {
         self.free.len() == self.slots.len()
     }
 
-    /// Whether any further read may be started. Where bytes are the limit, reads are started in groups: one as each
-    /// finishes would take a system call each.
+    /// Whether a further read may be started. When bytes are the limit, reads are started in groups: one at a time
+    /// would take a system call each.
     pub(super) fn has_room(&mut self) -> bool {
         self.is_full &= self.bytes > self.bytes_max / 2;
         !self.free.is_empty() && !self.is_full
     }
 
-    /// From now on, so many bytes are in flight at most.
+    /// Sets the limit of bytes in flight.
     pub(super) fn set_bytes_max(&mut self, bytes_max: u64) {
         self.bytes_max = bytes_max;
     }
 
-    /// The slot that a read of so many bytes gets if it is started now; `None`: it has to wait.
+    /// The slot for a read of so many bytes; `None` if it has to wait.
     pub(super) fn room_for(&mut self, length: u32) -> Option<u32> {
         if !self.has_room() {
             return None;
@@ -214,7 +214,7 @@ impl InFlight {
         IndexKey { access, chain }
     }
 
-    /// Puts a read into the slot that [`InFlight::room_for`] has told. Others may join it if it has a key.
+    /// Puts a read into the slot from [`InFlight::room_for`]. Others may join it if it has a key.
     pub(super) fn start(
         &mut self,
         active: usize,
@@ -255,7 +255,7 @@ impl InFlight {
         self.slots.get_mut(slot as usize).filter(|slot| !slot.is_free)
     }
 
-    /// Frees the slot of a read that is over, and whose joiners were taken.
+    /// Frees the slot of a finished read, after its joiners were taken.
     pub(super) fn finish(&mut self, number: u32) {
         let Some(slot) = self.slots.get_mut(number as usize).filter(|slot| !slot.is_free) else {
             return;
@@ -285,7 +285,7 @@ impl InFlight {
         }
     }
 
-    /// The read in flight that brings the bytes of `read`.
+    /// The read in flight that covers the bytes of `read`.
     pub(super) fn serving(
         &mut self,
         index_key: IndexKey,
@@ -317,8 +317,7 @@ impl InFlight {
             }
             None
         };
-        // One that covers a read of a chain is no longer than a grain, and so begins in the same grain or in the one
-        // before.
+        // A chained read that covers it is no longer than a grain, so it begins in the same grain or in the one before.
         let found = in_chain(chain);
         if found.is_some() {
             return found;

@@ -1,31 +1,30 @@
-//! What a shard receives: batches on one channel, control messages on another, so that control never waits behind data.
+//! The inbox of a shard: batches on one channel, control messages on another, so that control never waits behind data.
 //!
-//! One waker for both: a control message is followed by a nudge on the batches' channel. Where that has no room, the shard
-//! has been woken for what is in it.
+//! One waker for both: a control message is followed by a nudge on the batches' channel. If that is full, the shard is
+//! already awake.
 
 use crate::planned_batch::PlannedBatch;
 use std::task::{Context, Poll};
 use tokio::sync::{mpsc, oneshot};
 
-/// Batches between two polls of a shard. The bound on queued *reads* is the finer one.
+/// Batches between two polls of a shard. The limit of queued *reads* is the finer one.
 const BATCHES_MAX: usize = 4096;
 
-/// Control messages between two polls of a shard: a drain, and the sweeps and heartbeats of a supervisor that asks every
-/// few seconds.
+/// Control messages between two polls of a shard: a drain, and sweeps and heartbeats every few seconds.
 const CONTROLS_MAX: usize = 64;
 
-/// What a shard is asked to do beside its reads.
+/// A control message.
 #[derive(Debug)]
 pub(crate) enum Control {
-    /// Finish what was accepted, take nothing more, end.
+    /// Finish what was accepted, accept nothing more, end.
     Drain,
-    /// Release what is held of datasets that nobody else holds any more.
+    /// Release what is held for datasets without other users.
     Sweep,
-    /// Answer.
+    /// Reply, as a heartbeat.
     Beat(oneshot::Sender<()>),
 }
 
-/// On the batches' channel; `None` is a nudge: look at the control messages.
+/// On the batches' channel; `None` is a nudge to check the control messages.
 type Delivery = Option<Box<PlannedBatch>>;
 
 /// The sending half.
@@ -43,12 +42,12 @@ pub(crate) struct Inbox {
     ended: bool,
 }
 
-/// Why a message was not taken.
+/// Why a message was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SendError {
-    /// There are as many as may wait.
+    /// The channel is full.
     Full,
-    /// The shard takes no more, or is gone.
+    /// The shard accepts no more, or has ended.
     Closed,
 }
 
@@ -68,7 +67,7 @@ impl Mailbox {
     /// Sends a batch.
     ///
     /// # Errors
-    /// It was not taken.
+    /// It was refused.
     pub(crate) fn deliver(&self, batch: Box<PlannedBatch>) -> Result<(), SendError> {
         self.batches.try_send(Some(batch)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => SendError::Full,
@@ -76,7 +75,7 @@ impl Mailbox {
         })
     }
 
-    /// Sends a control message, where there is room for it.
+    /// Sends a control message if there is room.
     pub(crate) fn try_command(&self, control: Control) {
         if self.control.try_send(control).is_ok() {
             self.nudge();
@@ -86,14 +85,14 @@ impl Mailbox {
     /// Sends a control message. Waits for room.
     ///
     /// # Errors
-    /// The shard is gone.
+    /// The shard has ended.
     pub(crate) async fn command(&self, control: Control) -> Result<(), SendError> {
         self.control.send(control).await.map_err(|_| SendError::Closed)?;
         self.nudge();
         Ok(())
     }
 
-    /// Resolves when the shard takes no more batches.
+    /// Resolves when the shard accepts no more batches.
     pub(crate) async fn closed(&self) {
         self.batches.closed().await;
     }
@@ -105,9 +104,9 @@ impl Mailbox {
 }
 
 impl Inbox {
-    /// The next control message. Does not see to it that the task is woken: [`Inbox::poll_batch`] does.
+    /// The next control message. Does not register the waker: [`Inbox::poll_batch`] does.
     pub(super) fn control(&mut self) -> Option<Control> {
-        // Empty in nearly every turn; to ask so costs no locked instruction.
+        // Empty in nearly every turn; this check takes no locked instruction.
         if self.control.is_empty() {
             return None;
         }
@@ -124,7 +123,7 @@ impl Inbox {
                 Poll::Ready(Some(Some(batch))) => return Some(batch),
                 Poll::Ready(Some(None)) => {
                     if !self.control.is_empty() {
-                        // Looked at in the turn that this asks for.
+                        // Checked in the turn that this requests.
                         cx.waker().wake_by_ref();
                         return None;
                     }

@@ -1,4 +1,4 @@
-//! The datasets that a shard has read from: their counters, and the files that its backend was introduced to.
+//! The datasets that a shard has read: their counters, and the files introduced to its backend.
 
 use crate::backend::Backend;
 use crate::config::BackendKind;
@@ -14,11 +14,11 @@ pub(super) struct KnownDatasets(Vec<Known>);
 #[derive(Debug)]
 struct Known {
     id: u64,
-    /// Tells whether anybody still has it.
+    /// To find out whether it has other users.
     dataset: Weak<Dataset>,
-    /// Of its files, those that the backend was introduced to.
+    /// Its files that were introduced to the backend.
     files: Vec<u64>,
-    /// One a backend that it was read by.
+    /// One for each backend that read it.
     counters: Vec<(BackendKind, Arc<DatasetCounters>)>,
 }
 
@@ -59,7 +59,7 @@ impl KnownDatasets {
         }
     }
 
-    /// Forgets the datasets that nobody else holds any more.
+    /// Forgets the datasets without other users.
     pub(super) fn sweep<B: Backend>(&mut self, backend: &mut B) {
         // A batch holds its dataset until it is answered, so nothing that is in flight is forgotten.
         self.0.retain(|known| {

@@ -1,4 +1,4 @@
-//! The answer to a batch of which nothing is left to read: its bytes without the failed items', counted and sent.
+//! The reply to a batch whose reads are finished: removes the bytes of failed items, counts and sends it.
 //!
 //! Closing the gaps of failed items may move tens of megabytes, so it is done in steps, between which the thread serves
 //! others.
@@ -22,8 +22,8 @@ pub(super) struct Reply {
 impl Reply {
     /// `expired`: the batch's deadline passed before all of its reads were started.
     pub(super) fn new(mut batch: Box<PlannedBatch>, counters: Arc<DatasetCounters>, expired: bool) -> Self {
-        // Of an item in several reads one error is reported, whichever read finished first: the device's before the end
-        // of the file.
+        // For an item in several reads one error is reported, whichever read finished first: a device error before the
+        // end of the file.
         batch
             .errors
             .sort_by_key(|error| (error.item, matches!(error.error, ReadError::Truncated { .. })));
@@ -39,8 +39,8 @@ impl Reply {
         }
     }
 
-    /// Does a part of what is left to do, of at most `bytes` copied. Returns how many were copied, and whether the answer
-    /// is ready to be sent.
+    /// Does a part of the remaining work, copying at most `bytes`. Returns the bytes copied, and whether the reply can
+    /// be sent.
     pub(super) fn advance(&mut self, bytes: u64) -> (u64, bool) {
         match (&mut self.compaction, &self.batch.buffer) {
             (Some(compaction), Some(buffer)) => {
@@ -50,7 +50,7 @@ impl Reply {
         }
     }
 
-    /// Counts the batch, and sends what became of it.
+    /// Counts the batch and sends its result.
     pub(super) fn send(self, metrics: &ShardMetrics, now: Instant) {
         let Self {
             batch,
@@ -76,7 +76,7 @@ impl Reply {
         }
         if expired {
             counters.count_failed(ReadError::DeadlineExceeded.label(), count);
-            // A receiver that is gone by now does not want to know.
+            // The receiver may have been dropped.
             let _gone = reply.send(Err(ReadError::DeadlineExceeded));
             return;
         }
@@ -93,7 +93,7 @@ impl Reply {
                 .sum();
             items.iter().map(|item| u64::from(item.length)).sum::<u64>() - failed
         };
-        // Counted before it is answered: whoever has the answer finds it in the metrics.
+        // Counted before it is sent, so that the metrics include every received reply.
         counters.count_ok(count - errors.len() as u64, arrived());
         for error in &errors {
             counters.count_failed(error.error.label(), 1);
@@ -120,7 +120,7 @@ impl Reply {
                 Lengths::Each(items.iter().map(|item| item.length).collect()),
             ),
         };
-        // A receiver that is gone wants no answer; the memory returns to the pool here.
+        // If the receiver was dropped, the memory returns to the pool here.
         let _gone = reply.send(Ok(Fetched {
             data,
             lengths,
@@ -129,12 +129,12 @@ impl Reply {
     }
 }
 
-/// Closes the gaps that failed items leave, so that no byte that was not read is ever seen.
+/// Closes the gaps of failed items, so that bytes that were not read are never visible.
 struct Compaction {
-    /// The item that is next, and how many of its bytes were moved.
+    /// The next item, and how many of its bytes were moved.
     item: usize,
     moved: usize,
-    /// The error that is next.
+    /// The next error.
     error: usize,
     /// Where the next item's bytes are, and where they belong.
     from: usize,
@@ -154,7 +154,7 @@ impl Compaction {
         }
     }
 
-    /// Moves at most `bytes`; returns how many were moved, and whether all is done. Errors are in item order.
+    /// Moves at most `bytes`; returns the bytes moved, and whether it is complete. Errors are in item order.
     fn advance(
         &mut self,
         buffer: &PooledBuffer,

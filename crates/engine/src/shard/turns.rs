@@ -1,47 +1,47 @@
-//! Whose reads come next: round robin over callers, within a caller over its connections, within a connection over its
+//! Whose reads are next: round robin over callers, within a caller over its connections, within a connection over its
 //! calls (batches), counted in bytes.
 //!
 //! Deficit round robin (Shreedhar and Varghese, 1995) in its surplus form: in each round every member may start
-//! [`QUANTUM_BYTES`]; its last read may go beyond, and is paid back in later rounds. Who has not used its part of the round
-//! and comes back with a read is served first, since the order within a round changes nobody's share (as the new flows of
-//! FQ-CoDel, RFC 8290): a caller of single blocks never waits for a round of long reads.
-//! A member that has no reads left keeps its balance until the round has passed it. Memory is bounded by the batches that
-//! wait, which are bounded by `engine.queued_reads`.
+//! [`QUANTUM_BYTES`]; its last read may exceed that, which is subtracted in later rounds. A member that returns with a
+//! read before it has used its part of the round is served first, since the order within a round changes nobody's share
+//! (like the new flows of FQ-CoDel, RFC 8290): a caller of single blocks never waits for a round of long reads. A
+//! member without reads keeps its balance until the round has passed it. Memory is bounded by the waiting batches,
+//! which `engine.queued_reads` bounds.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Bytes of a turn: 16 blocks of 4 KiB, so that a turn's cost is spread over several reads, and little enough that a round
-/// over 32 callers is as much as is in flight anyway (`shard::IN_FLIGHT_BYTES_MAX`).
+/// Bytes of a turn: 16 blocks of 4 KiB, so that the cost of a turn is spread over several reads, and little enough that
+/// a round over 32 callers is as much as is in flight anyway (`shard::IN_FLIGHT_BYTES_MAX`).
 pub(super) const QUANTUM_BYTES: i64 = 64 << 10;
 
-/// The most that is paid back in later rounds: a read of 1 MiB. What a longer one took beyond is forgiven, so that finding
-/// whose turn it is takes no more than 16 rounds.
+/// The most that is subtracted in later rounds: a read of 1 MiB. The excess of longer reads is ignored, so that finding
+/// the next member takes at most 16 rounds.
 const DEBT_BYTES_MAX: i64 = 16 * QUANTUM_BYTES;
 
-/// Emptied queues that are kept for their memory.
+/// Empty queues kept to reuse their memory.
 const SPARE_MAX: usize = 16;
 
-/// Who a batch is from, as far as turns are concerned.
+/// The caller and connection of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Origin {
     pub(super) caller: u64,
     pub(super) connection: u64,
 }
 
-/// All batches without an account take the turns of one caller.
+/// All batches without an account share one caller.
 pub(super) const NOBODY: Origin = Origin {
     caller: u64::MAX,
     connection: u64::MAX,
 };
 
-/// A batch whose turn it is.
+/// The batch whose turn it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Turn {
     origin: Origin,
     /// The number it was pushed with.
     pub(super) batch: usize,
-    /// How many bytes it may start; its last read may go beyond.
+    /// How many bytes it may start; its last read may exceed this.
     pub(super) bytes: i64,
 }
 
@@ -65,7 +65,7 @@ impl Turns {
         });
     }
 
-    /// Whose turn it is. The caller starts some of the batch's reads, and then says so with [`Turns::took`].
+    /// The next batch. The caller starts some of its reads, and reports them with [`Turns::took`].
     pub(super) fn next(&mut self) -> Option<Turn> {
         let (caller, connections, of_caller) = self.callers.turn()?;
         let (connection, calls, of_connection) = connections.turn()?;
@@ -95,7 +95,7 @@ fn after(balance: i64, bytes: i64) -> i64 {
 /// A queue of whatever takes turns.
 trait Queue: Default {
     fn is_empty(&self) -> bool;
-    /// Whether it is worth keeping for its memory once it is empty.
+    /// Whether to keep it for its memory once it is empty.
     fn is_small(&self) -> bool;
 }
 
@@ -108,7 +108,7 @@ impl Calls {
         if self.0.len() == 1 {
             return self.0.front().map(|(batch, _)| (*batch, i64::MAX));
         }
-        // Ends within 17 rounds: each pays for a quantum.
+        // Ends within 17 rounds: each adds a quantum.
         loop {
             let (batch, balance) = self.0.front_mut()?;
             if *balance > 0 {
@@ -145,9 +145,9 @@ impl Queue for Calls {
 #[derive(Debug)]
 struct Circle<Q> {
     members: HashMap<u64, Member<Q>, BuildHasherDefault<NumberHasher>>,
-    /// Every member once, in the order in which the round reaches them.
+    /// Every member once, in round order.
     round: VecDeque<u64>,
-    /// Members that came back before the round reached them, with some of their part left: served first.
+    /// Members that returned before the round reached them, with some of their part left: served first.
     early: VecDeque<u64>,
     /// Members with something queued.
     waiting: usize,
@@ -156,7 +156,7 @@ struct Circle<Q> {
 
 #[derive(Debug)]
 struct Member<Q> {
-    /// Bytes that it may still start in this round; below 0 what it has to pay back.
+    /// Bytes that it may still start in this round; negative: to be subtracted from later ones.
     balance: i64,
     queue: Q,
     is_early: bool,
@@ -195,7 +195,7 @@ impl<Q: Queue> Circle<Q> {
         push(&mut member.queue);
     }
 
-    /// Whose turn it is: the member, its queue, and how much it may start.
+    /// The next member, its queue, and how much it may start.
     fn turn(&mut self) -> Option<(u64, &mut Q, i64)> {
         if self.waiting == 0 {
             return None;
@@ -211,7 +211,7 @@ impl<Q: Queue> Circle<Q> {
                 self.early.pop_front();
                 continue;
             }
-            // Ends within 17 rounds: each pays for a quantum, and somebody waits.
+            // Ends within 17 rounds: each adds a quantum, and some member waits.
             let key = *self.round.front()?;
             let Some(member) = self.members.get_mut(&key) else {
                 self.round.pop_front();
@@ -233,7 +233,7 @@ impl<Q: Queue> Circle<Q> {
         Some((key, &mut member.queue, balance))
     }
 
-    /// Charges a member for what it started, and its queue by `charge`. Who is alone takes nothing from anybody.
+    /// Charges a member for what it started, and its queue by `charge`. A member alone is not charged.
     fn charge(&mut self, key: u64, bytes: i64, charge: impl FnOnce(&mut Q)) {
         let Some(member) = self.members.get_mut(&key) else {
             return;
@@ -247,13 +247,13 @@ impl<Q: Queue> Circle<Q> {
         }
         self.waiting -= 1;
         if self.waiting == 0 {
-            // Nobody waited for what these have to pay back.
+            // No other member waited, so the excess is ignored.
             self.early.clear();
             while let Some(key) = self.round.pop_front() {
                 self.remove(key);
             }
         } else if self.round.front() == Some(&key) {
-            // It had its turn: the round reaches it again after all others.
+            // Its turn is over: it is last in the round.
             self.round.rotate_left(1);
         }
     }
@@ -278,8 +278,8 @@ impl<Q: Queue> Queue for Circle<Q> {
     }
 }
 
-/// Numbers that we gave out ourselves need no defence against chosen keys: one multiplication (Fibonacci hashing, Knuth,
-/// TAOCP 6.4) spreads them.
+/// These keys are assigned by us and need no protection against collisions: one multiplication (Fibonacci hashing,
+/// Knuth, TAOCP 6.4) spreads them.
 #[derive(Debug, Default)]
 struct NumberHasher(u64);
 

@@ -1,8 +1,10 @@
-//! Switches and reloads, in the words of the wire.
+//! Backend switches and reloads as gRPC messages and statuses.
 
-use crate::grpc::describe;
-use crate::live::{Change, LastReload, Live, Mistake, NotSwitched, Refused, Reloaded};
-use crate::status::{self, ERROR_DOMAIN};
+use crate::error_status::{self, ERROR_DOMAIN};
+use crate::grpc::convert;
+use crate::reconfigure::{
+    ConfigChange, LastReload, Reconfigurer, ReloadError, ReloadOutcome, ReloadProblem, SwitchError,
+};
 use ringfetch_engine::config::BackendKind;
 use ringfetch_proto::v1;
 use std::collections::HashMap;
@@ -10,15 +12,15 @@ use std::time::{Duration, UNIX_EPOCH};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
-/// When to come back to a daemon that is busy with other changes.
+/// Retry hint of a daemon that is busy with other changes.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Bytes of one problem, and problems, of an answer: it travels in headers, of which clients take 16 KiB.
+/// Bytes of one problem, and problems, in one status: it is sent in headers, of which clients accept 16 KiB.
 const PROBLEM_BYTES_MAX: usize = 384;
 const PROBLEMS_MAX: usize = 8;
 
 pub(super) async fn set_backend(
-    live: &Live,
+    reconfigurer: &Reconfigurer,
     request: v1::SetBackendRequest,
 ) -> Result<v1::SetBackendResponse, Status> {
     let backend = match request.backend() {
@@ -33,45 +35,48 @@ pub(super) async fn set_backend(
         }
     };
     let switched = match request.dataset.as_deref() {
-        None => live.set_backend(backend).await,
-        // A name that got lost on the way must not flip everything.
+        None => reconfigurer.set_backend(backend).await,
+        // A name lost by the client must not switch every dataset.
         Some("") => {
             return Err(malformed(
                 "dataset",
                 "is empty: name one, or leave it out for the engine's",
             ));
         }
-        Some(dataset) => live.set_backend_of(dataset, Some(backend)).await,
+        Some(dataset) => reconfigurer.set_backend_of(dataset, Some(backend)).await,
     };
     let switched = switched.map_err(|error| not_switched(&error))?;
     Ok(v1::SetBackendResponse {
-        previous: describe::backend(switched.previous.backend).into(),
-        backend: describe::backend(switched.now.backend).into(),
+        previous: convert::backend(switched.previous.backend).into(),
+        backend: convert::backend(switched.now.backend).into(),
         reason: switched.now.reason,
         datasets_with_own: switched.datasets_with_own,
     })
 }
 
 pub(super) async fn clear_backend(
-    live: &Live,
+    reconfigurer: &Reconfigurer,
     request: v1::ClearBackendRequest,
 ) -> Result<v1::ClearBackendResponse, Status> {
-    let switched = live.set_backend_of(&request.dataset, None).await;
+    let switched = reconfigurer.set_backend_of(&request.dataset, None).await;
     let switched = switched.map_err(|error| not_switched(&error))?;
     Ok(v1::ClearBackendResponse {
-        previous: describe::backend(switched.previous.backend).into(),
-        backend: describe::backend(switched.now.backend).into(),
+        previous: convert::backend(switched.previous.backend).into(),
+        backend: convert::backend(switched.now.backend).into(),
         reason: switched.now.reason,
     })
 }
 
-pub(super) async fn reload(live: &Live) -> Result<v1::ReloadResponse, Status> {
-    let Reloaded {
+pub(super) async fn reload(reconfigurer: &Reconfigurer) -> Result<v1::ReloadResponse, Status> {
+    let ReloadOutcome {
         applied,
         needs_restart,
         datasets,
         notes,
-    } = live.reload().await.map_err(|refused| not_reloaded(&refused))?;
+    } = reconfigurer
+        .reload()
+        .await
+        .map_err(|refused| not_reloaded(&refused))?;
     Ok(v1::ReloadResponse {
         applied: applied.into_iter().map(change).collect(),
         needs_restart: needs_restart.into_iter().map(change).collect(),
@@ -98,20 +103,21 @@ pub(super) fn last_reload(last: LastReload) -> v1::LastReload {
     }
 }
 
-fn change(change: Change) -> v1::ConfigChange {
-    let Change { key, before, after } = change;
+fn change(change: ConfigChange) -> v1::ConfigChange {
+    let ConfigChange { key, before, after } = change;
     v1::ConfigChange { key, before, after }
 }
 
-fn malformed(field: &str, problem: &str) -> Status {
-    let message = format!("{field}: {problem}");
+/// INVALID_ARGUMENT about one field of a request.
+pub(super) fn malformed(field: &str, problem: &str) -> Status {
+    let message = error_status::message_of(&format_args!("{field}: {problem}"));
     let mut details = ErrorDetails::with_bad_request_violation(field, message.clone());
     details.set_error_info("MALFORMED", ERROR_DOMAIN, HashMap::new());
     Status::with_error_details(Code::InvalidArgument, message, details)
 }
 
 fn with_reason(code: Code, reason: &str, message: &impl std::fmt::Display) -> Status {
-    let message = status::message_of(message);
+    let message = error_status::message_of(message);
     let details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, HashMap::new());
     Status::with_error_details(code, message, details)
 }
@@ -121,34 +127,34 @@ fn busy(message: &impl std::fmt::Display) -> Status {
     Status::with_error_details(Code::ResourceExhausted, message.to_string(), details)
 }
 
-fn not_switched(error: &NotSwitched) -> Status {
+fn not_switched(error: &SwitchError) -> Status {
     match error {
-        NotSwitched::NoDataset(error) => status::to_status(error, "dataset"),
-        NotSwitched::NotServing(_) => with_reason(Code::Unavailable, "NOT_SERVING", error),
-        NotSwitched::Busy => busy(error),
-        NotSwitched::Unavailable(_) => with_reason(Code::FailedPrecondition, "BACKEND_UNAVAILABLE", error),
-        NotSwitched::Broken(_) => with_reason(Code::Internal, "BROKEN", error),
+        SwitchError::NoDataset(error) => error_status::to_status(error, "dataset"),
+        SwitchError::NotServing(_) => with_reason(Code::Unavailable, "NOT_SERVING", error),
+        SwitchError::Busy => busy(error),
+        SwitchError::Unavailable(_) => with_reason(Code::FailedPrecondition, "BACKEND_UNAVAILABLE", error),
+        SwitchError::Broken(_) => with_reason(Code::Internal, "BROKEN", error),
     }
 }
 
-fn not_reloaded(refused: &Refused) -> Status {
+fn not_reloaded(refused: &ReloadError) -> Status {
     match refused {
-        Refused::NotServing(_) => with_reason(Code::Unavailable, "NOT_SERVING", refused),
-        Refused::Busy => busy(refused),
-        Refused::NoFile => with_reason(Code::FailedPrecondition, "NO_FILE", refused),
-        Refused::Unavailable(_) => with_reason(Code::FailedPrecondition, "BACKEND_UNAVAILABLE", refused),
-        Refused::Broken(_) => with_reason(Code::Internal, "BROKEN", refused),
-        Refused::Invalid(mistakes) => {
-            let problem = |mistake: &Mistake| {
+        ReloadError::NotServing(_) => with_reason(Code::Unavailable, "NOT_SERVING", refused),
+        ReloadError::Busy => busy(refused),
+        ReloadError::NoFile => with_reason(Code::FailedPrecondition, "NO_FILE", refused),
+        ReloadError::Unavailable(_) => with_reason(Code::FailedPrecondition, "BACKEND_UNAVAILABLE", refused),
+        ReloadError::Broken(_) => with_reason(Code::Internal, "BROKEN", refused),
+        ReloadError::Invalid(mistakes) => {
+            let problem = |mistake: &ReloadProblem| {
                 let mut text = mistake.problem.clone();
                 text.truncate(text.floor_char_boundary(PROBLEM_BYTES_MAX));
                 text
             };
-            let told = || mistakes.iter().take(PROBLEMS_MAX);
-            let violations: Vec<FieldViolation> = told()
+            let listed = || mistakes.iter().take(PROBLEMS_MAX);
+            let violations: Vec<FieldViolation> = listed()
                 .map(|mistake| FieldViolation::new(&mistake.key, problem(mistake)))
                 .collect();
-            let mut message = told().map(problem).collect::<Vec<_>>().join("; ");
+            let mut message = listed().map(problem).collect::<Vec<_>>().join("; ");
             if mistakes.len() > PROBLEMS_MAX {
                 message.push_str(&format!(
                     "; {} more are in the daemon's log",

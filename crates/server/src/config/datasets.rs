@@ -1,5 +1,5 @@
-//! The `datasets` list: names, paths, and what each kind needs. Files are not opened here; whether a shape fits its
-//! file is the engine's to say.
+//! The `datasets` list: names, paths, and the keys of each kind. Files are not opened here; the engine checks whether a
+//! shape fits its file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,39 +13,39 @@ use super::layers::{Content, Node};
 use super::problem::Source;
 use super::walk::{Section, Walk};
 
-/// What the list's entries are judged by, besides themselves.
-pub(super) struct Surroundings<'a> {
+/// What the check of an entry needs besides the entry.
+pub(super) struct EntryContext<'a> {
     /// Relative paths start here.
     pub(super) directory: &'a Path,
-    /// For datasets that do not say.
+    /// For datasets without `direct_io`.
     pub(super) direct_io: DirectIo,
     /// The largest answer: an item must fit.
     pub(super) response_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum KindWord {
+enum KindName {
     Blocks,
     Vectors,
     Objects,
 }
 
-const KIND_WORDS: [(&str, KindWord); 3] = [
-    ("blocks", KindWord::Blocks),
-    ("vectors", KindWord::Vectors),
-    ("objects", KindWord::Objects),
+const KIND_WORDS: [(&str, KindName); 3] = [
+    ("blocks", KindName::Blocks),
+    ("vectors", KindName::Vectors),
+    ("objects", KindName::Objects),
 ];
 
 /// Keys that belong to one kind.
-const KIND_KEYS: [(&str, KindWord); 8] = [
-    ("block_bytes", KindWord::Blocks),
-    ("partial_tail", KindWord::Blocks),
-    ("layout", KindWord::Vectors),
-    ("dim", KindWord::Vectors),
-    ("dtype", KindWord::Vectors),
-    ("header_bytes", KindWord::Vectors),
-    ("max_open_files", KindWord::Objects),
-    ("revalidate_ms", KindWord::Objects),
+const KIND_KEYS: [(&str, KindName); 8] = [
+    ("block_bytes", KindName::Blocks),
+    ("partial_tail", KindName::Blocks),
+    ("layout", KindName::Vectors),
+    ("dim", KindName::Vectors),
+    ("dtype", KindName::Vectors),
+    ("header_bytes", KindName::Vectors),
+    ("max_open_files", KindName::Objects),
+    ("revalidate_ms", KindName::Objects),
 ];
 
 const LAYOUT_WORDS: [(&str, Layout); 8] = [
@@ -85,7 +85,7 @@ const REVALIDATE_MS_MAX: u64 = 3_600_000;
 pub(super) type Datasets = (Vec<DatasetSpec>, BTreeMap<String, BackendKind>);
 
 /// Reads the list. Entries with problems are left out.
-pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -> Datasets {
+pub(super) fn read(walk: &Walk, node: Option<Node>, around: &EntryContext<'_>) -> Datasets {
     let fixed = ["name", "kind", "path", "paths", "direct_io", "backend"];
     for key in fixed.iter().chain(KIND_KEYS.iter().map(|(key, _)| key)) {
         walk.know(&format!("datasets[].{key}"));
@@ -101,7 +101,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -
             source,
         }) => (Vec::new(), source),
         Some(Node { content, source }) => {
-            walk.complain(
+            walk.report(
                 "datasets",
                 content.describe(),
                 "allowed: a list of datasets, each beginning with `-`".to_owned(),
@@ -112,7 +112,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -
         None => (Vec::new(), Source::Default),
     };
     if items.is_empty() {
-        walk.complain(
+        walk.report(
             "datasets",
             "there are none".to_owned(),
             missing.to_owned(),
@@ -133,7 +133,7 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -
             continue;
         };
         if let Some(first) = first_of_name.get(&spec.name) {
-            walk.complain(
+            walk.report(
                 &format!("datasets[{index}].name"),
                 format!("is {:?}, and so is datasets[{first}].name", spec.name),
                 "give each dataset a name of its own".to_owned(),
@@ -151,11 +151,11 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &Surroundings<'_>) -
 fn entry(
     mut section: Section<'_>,
     source: &Source,
-    around: &Surroundings<'_>,
+    around: &EntryContext<'_>,
 ) -> Option<(DatasetSpec, Option<BackendKind>)> {
     let walk = section.walk();
     let required = |section: &Section<'_>, name: &str, remedy: &str| {
-        walk.complain(
+        walk.report(
             &section.key(name),
             "is missing".to_owned(),
             remedy.to_owned(),
@@ -195,14 +195,14 @@ fn entry(
         .collect();
     let backend = section.word("backend", None, &backends);
     for (key, of) in KIND_KEYS {
-        // Without a valid kind nobody knows which keys are wrong: that is reported, they are not.
+        // Without a valid kind it is unknown which keys are wrong: only the kind is reported.
         if kind != Some(of)
             && let Some(node) = section.take(key)
             && let Some(kind) = kind
         {
             let (kind, of) = (word_of(kind, &KIND_WORDS), word_of(of, &KIND_WORDS));
             let problem = format!("is for kind {of}, and this dataset is of kind {kind}");
-            walk.complain(
+            walk.report(
                 &section.key(key),
                 problem,
                 "leave it out, or change kind".to_owned(),
@@ -212,9 +212,9 @@ fn entry(
     }
     let kind = match kind {
         None => None,
-        Some(KindWord::Blocks) => blocks(&mut section, source, around),
-        Some(KindWord::Vectors) => vectors(&mut section, paths.as_deref(), source, around),
-        Some(KindWord::Objects) => Some(objects(&mut section)),
+        Some(KindName::Blocks) => blocks(&mut section, source, around),
+        Some(KindName::Vectors) => vectors(&mut section, paths.as_deref(), source, around),
+        Some(KindName::Objects) => Some(objects(&mut section)),
     };
     section.finish();
     let spec = DatasetSpec {
@@ -237,7 +237,7 @@ fn name_is_valid(name: &str) -> bool {
 /// Exactly one of `path` and `paths`.
 fn paths(
     section: &mut Section<'_>,
-    kind: Option<KindWord>,
+    kind: Option<KindName>,
     source: &Source,
     directory: &Path,
 ) -> Option<Vec<PathBuf>> {
@@ -254,12 +254,12 @@ fn paths(
         ) => (section.key("paths"), nodes, source),
         (None, Some(Node { content, source })) => {
             let remedy = "allowed: a list of files; for one file use path".to_owned();
-            walk.complain(&section.key("paths"), content.describe(), remedy, source);
+            walk.report(&section.key("paths"), content.describe(), remedy, source);
             return None;
         }
         (Some(_), Some(node)) => {
             let problem = "is given together with path".to_owned();
-            walk.complain(
+            walk.report(
                 &section.key("paths"),
                 problem,
                 "give path or paths, not both".to_owned(),
@@ -270,7 +270,7 @@ fn paths(
         (None, None) => {
             let remedy =
                 "name a file or device (several as a list: paths), or for objects a directory".to_owned();
-            walk.complain(
+            walk.report(
                 &section.key("path"),
                 "is missing".to_owned(),
                 remedy,
@@ -280,7 +280,7 @@ fn paths(
         }
     };
     if nodes.is_empty() {
-        walk.complain(
+        walk.report(
             &key,
             "is empty".to_owned(),
             "name at least one file".to_owned(),
@@ -288,9 +288,9 @@ fn paths(
         );
         return None;
     }
-    if kind == Some(KindWord::Objects) && nodes.len() > 1 {
+    if kind == Some(KindName::Objects) && nodes.len() > 1 {
         let problem = format!("has {} entries", nodes.len());
-        walk.complain(
+        walk.report(
             &key,
             problem,
             "a dataset of kind objects is one directory".to_owned(),
@@ -327,7 +327,7 @@ fn paths(
                 "allowed: the path of a file, device or directory (quote what is not text)",
             ),
         };
-        walk.complain(&key, problem, remedy.to_owned(), node.source);
+        walk.report(&key, problem, remedy.to_owned(), node.source);
     }
     if paths.len() < count {
         return None;
@@ -341,14 +341,14 @@ fn paths(
     Some(paths)
 }
 
-fn blocks(section: &mut Section<'_>, source: &Source, around: &Surroundings<'_>) -> Option<KindSpec> {
+fn blocks(section: &mut Section<'_>, source: &Source, around: &EntryContext<'_>) -> Option<KindSpec> {
     let walk = section.walk();
     let key = section.key("block_bytes");
     let given = section.has("block_bytes");
     let block_bytes = section.optional_bytes("block_bytes", 1..=BLOCK_BYTES_MAX, 1);
     let partial_tail = section.word("partial_tail", PartialTail::Refuse, &PARTIAL_TAIL_WORDS);
     if !given {
-        walk.complain(
+        walk.report(
             &key,
             "is missing".to_owned(),
             "say how many bytes a block has, such as 4KiB".to_owned(),
@@ -363,36 +363,17 @@ fn blocks(section: &mut Section<'_>, source: &Source, around: &Surroundings<'_>)
     })
 }
 
-fn fits_an_answer(walk: &Walk, key: &str, what: &str, bytes: u64, around: &Surroundings<'_>) {
+fn fits_an_answer(walk: &Walk, key: &str, what: &str, bytes: u64, around: &EntryContext<'_>) {
     let most = around.response_bytes;
     let problem =
         format!("makes {what} {bytes} bytes, and an answer has at most {most} (limits.response_bytes)");
-    walk.clash(
+    walk.report_conflict(
         key,
         "limits.response_bytes",
         bytes > most,
         problem,
         "raise limits.response_bytes".to_owned(),
     );
-}
-
-fn dtype_bytes(dtype: Dtype) -> u64 {
-    match dtype {
-        Dtype::F32 | Dtype::I32 => 4,
-        Dtype::F16 => 2,
-        Dtype::U8 | Dtype::I8 => 1,
-    }
-}
-
-/// The element type that a layout fixes.
-fn dtype_of(layout: Layout) -> Option<Dtype> {
-    match layout {
-        Layout::Raw | Layout::Npy => None,
-        Layout::Fvecs | Layout::Fbin => Some(Dtype::F32),
-        Layout::Bvecs | Layout::U8bin => Some(Dtype::U8),
-        Layout::Ivecs => Some(Dtype::I32),
-        Layout::I8bin => Some(Dtype::I8),
-    }
 }
 
 /// Whether a file of this layout begins with a header, so that two such files are no one address space.
@@ -434,7 +415,7 @@ fn layout(section: &mut Section<'_>, paths: Option<&[PathBuf]>, source: &Source)
     }
     let words: Vec<&str> = LAYOUT_WORDS.iter().map(|(word, _)| *word).collect();
     let remedy = format!("the file's suffix does not tell; allowed: {}", words.join(", "));
-    walk.complain(&key, "is missing".to_owned(), remedy, source.clone());
+    walk.report(&key, "is missing".to_owned(), remedy, source.clone());
     None
 }
 
@@ -442,7 +423,7 @@ fn vectors(
     section: &mut Section<'_>,
     paths: Option<&[PathBuf]>,
     source: &Source,
-    around: &Surroundings<'_>,
+    around: &EntryContext<'_>,
 ) -> Option<KindSpec> {
     let walk = section.walk();
     let layout = layout(section, paths, source);
@@ -472,7 +453,7 @@ fn vectors(
             ),
         ] {
             if !given {
-                walk.complain(
+                walk.report(
                     &section.key(name),
                     "is missing".to_owned(),
                     remedy.to_owned(),
@@ -482,14 +463,14 @@ fn vectors(
         }
     } else if header_given {
         let problem = format!("is for layout raw, and this one is {word}");
-        walk.complain(
+        walk.report(
             &section.key("header_bytes"),
             problem,
             "leave it out".to_owned(),
             source.clone(),
         );
     }
-    if let (Some(fixed), Some(said)) = (dtype_of(layout), dtype)
+    if let (Some(fixed), Some(said)) = (layout.fixed_dtype(), dtype)
         && fixed != said
     {
         let problem = format!(
@@ -497,7 +478,7 @@ fn vectors(
             word_of(said, &DTYPE_WORDS),
             word_of(fixed, &DTYPE_WORDS)
         );
-        walk.complain(
+        walk.report(
             &section.key("dtype"),
             problem,
             "leave it out, or change layout".to_owned(),
@@ -507,14 +488,14 @@ fn vectors(
     if has_file_header(layout) && paths.is_some_and(|paths| paths.len() > 1) {
         let problem = format!("has several entries, and each {word} file has a header of its own");
         let remedy = "make one dataset of each file".to_owned();
-        walk.complain(&section.key("paths"), problem, remedy, source.clone());
+        walk.report(&section.key("paths"), problem, remedy, source.clone());
     }
-    if let (Some(dim), Some(dtype)) = (dim, dtype.or(dtype_of(layout))) {
+    if let (Some(dim), Some(dtype)) = (dim, dtype.or(layout.fixed_dtype())) {
         fits_an_answer(
             walk,
             &section.key("dim"),
             "a vector",
-            u64::from(dim) * dtype_bytes(dtype),
+            u64::from(dim) * u64::from(dtype.bytes()),
             around,
         );
     }

@@ -1,7 +1,7 @@
-//! Which keys there are outside `datasets`, what each may hold, and which contradict each other.
+//! The keys outside `datasets`, their allowed values, and which of them contradict each other.
 //!
-//! Every section is checked whichever backend is chosen, so that a flip is one word. Where a default would contradict
-//! a smaller limit that somebody set, the default follows it down; two values that somebody set are never bent.
+//! Every section is checked whichever backend is chosen, so that switching is one word. A default that would contradict a
+//! smaller limit in the configuration is lowered to it; configured values are never changed.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -41,10 +41,10 @@ const FORMAT_WORDS: [(&str, LogFormat); 3] = [
     ("json", LogFormat::Json),
 ];
 
-/// Ports of the three listeners where nobody says otherwise; loopback, since nothing here authenticates clients.
+/// Default ports of the three listeners, on loopback, since clients are not authenticated.
 pub(crate) const GRPC_PORT: u16 = 7410;
 const HTTP_PORT: u16 = 7411;
-/// `http.listen` where nothing says otherwise.
+/// The default of `http.listen`.
 pub const HTTP_LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), HTTP_PORT);
 const ADMIN_PORT: u16 = 7412;
 const LOG_FILTER: &str = "info";
@@ -57,7 +57,7 @@ const HOSTS_MAX: usize = 64;
 /// Device reads and the memory budget are made of pages of this size.
 const PAGE_BYTES: u64 = 4096;
 
-/// Walks the merged tree. What is wrong is in the walk; the configuration counts only if nothing is.
+/// Walks the merged tree. Problems are in the walk; the configuration is valid only if there are none.
 ///
 /// # Errors
 /// The file cannot be read or is no YAML.
@@ -108,7 +108,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     let drain_timeout =
         Duration::from_millis(shutdown.integer("drain_timeout_ms", DRAIN_TIMEOUT_MS, 0..=3_600_000));
     shutdown.finish();
-    let around = datasets::Surroundings {
+    let around = datasets::EntryContext {
         directory,
         direct_io,
         response_bytes: limits.response_bytes,
@@ -116,7 +116,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     let (datasets, dataset_backends) = datasets::read(walk, datasets, &around);
     root.finish();
 
-    // `grpc` and `http` cannot be off: a listener that is none was complained about, and nothing is served then.
+    // `grpc` and `http` cannot be off: a missing address is already reported as a problem.
     let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     Config {
         grpc_listen: grpc_listen.unwrap_or(nowhere),
@@ -161,7 +161,7 @@ fn ports_differ(walk: &Walk, listeners: [(&str, Option<SocketAddr>); 3]) {
             let same =
                 address.port() == other.port() && address.port() != 0 && overlap(address.ip(), other.ip());
             let problem = format!("is {address}, and {other_key} is {other}: one port cannot be both");
-            walk.clash(
+            walk.report_conflict(
                 key,
                 other_key,
                 same,
@@ -228,14 +228,14 @@ fn engine(mut section: Section<'_>) -> (EngineConfig, DirectIo) {
     plan_section.finish();
     section.finish();
 
-    walk.clash(
+    walk.report_conflict(
         "engine.plan.merge_gap",
         "engine.plan.max_read",
         merge_gap > max_read,
         format!("is {merge_gap} bytes, and one read has at most {max_read} (engine.plan.max_read)"),
         "lower it: a gap that large is never bridged".to_owned(),
     );
-    walk.clash(
+    walk.report_conflict(
         "engine.plan.max_read",
         "engine.memory_budget",
         max_read > memory_budget_bytes,
@@ -271,7 +271,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     let default = Limits::default();
     let budget = engine.memory_budget_bytes;
     let items_per_request = section.small("items_per_request", default.items_per_request, 1..=1 << 20);
-    // Where nobody says otherwise, a small budget takes these two down with it.
+    // A small budget lowers these two defaults.
     let connection_default = engine.connection_bytes.min(budget);
     let response_default = default.response_bytes.min(budget / 4);
     let response_bytes = section.bytes("response_bytes", response_default, PAGE_BYTES..=1 << 30, 1);
@@ -301,7 +301,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
 
     let at_most = |key: &str, value: u64, other_key: &str, other: u64, why: &str| {
         let problem = format!("is {value}, more than {other_key}, which is {other}: {why}");
-        walk.clash(
+        walk.report_conflict(
             key,
             other_key,
             value > other,
@@ -314,7 +314,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     // The engine's rule: see `Engine::response_bytes_max`.
     let problem = format!("is {response_bytes}, more than a quarter of {budget_key}, which is {budget}");
     let remedy = format!("lower it, or raise {budget_key}: one answer must leave room for others");
-    walk.clash(
+    walk.report_conflict(
         "limits.response_bytes",
         budget_key,
         response_bytes > budget / 4,
@@ -339,7 +339,7 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
     let problem = format!(
         "is {request_bytes}, more than half of limits.request_memory, which is {request_memory_bytes}"
     );
-    walk.clash(
+    walk.report_conflict(
         "limits.request_bytes",
         "limits.request_memory",
         request_bytes > request_memory_bytes / 2,

@@ -1,4 +1,4 @@
-//! Flags over environment over file over defaults: one tree in which every value knows its source.
+//! Merges flags over environment over file over defaults into one tree in which every value has its source.
 //!
 //! Values of the environment and of flags are YAML scalars at a dotted path. Nothing here knows which keys exist,
 //! except that `datasets` is a list and lists are written in the file only.
@@ -31,23 +31,23 @@ pub struct Flag {
     pub value: String,
 }
 
-/// What lies beneath the environment and the flags.
+/// The layer below the environment and the flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Base {
     /// A file.
     File(PathBuf),
-    /// The demo, whose data lies (or will lie) in this directory.
+    /// The demo, whose data is (or will be) in this directory.
     Demo(PathBuf),
 }
 
-/// Everything a configuration is made from.
+/// The inputs of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inputs {
     /// File or demo.
     pub base: Base,
-    /// The process's environment; variables of others are ignored.
+    /// The process's environment; other variables are ignored.
     pub environment: Vec<(OsString, OsString)>,
-    /// Settings from the command line; of two for the same key the later one counts.
+    /// Settings from the command line; the last one for a key wins.
     pub flags: Vec<Flag>,
 }
 
@@ -82,11 +82,11 @@ impl Content {
     }
 }
 
-/// Reads the file and lays the environment and the flags over it. Problems with single values are appended; the tree
-/// is what is left.
+/// Reads the file and overrides it with the environment and the flags. Problems with single values are appended, and those
+/// values left out of the tree.
 ///
 /// # Errors
-/// The file cannot be read or is no YAML: then there is nothing else to say about it.
+/// The file cannot be read or is not YAML.
 pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -> Result<Node, Problems> {
     let mut root = match &inputs.base {
         Base::File(path) => {
@@ -147,9 +147,9 @@ pub(super) fn merge(inputs: &Inputs, demo: Value, problems: &mut Vec<Problem>) -
     Ok(root)
 }
 
-type Complaint = (String, String);
+type ProblemAndRemedy = (String, String);
 
-fn read(path: &Path) -> Result<Value, Complaint> {
+fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
     let elsewhere = "name a readable file with --config or RINGFETCH_CONFIG, or give neither for the demo";
     let unreadable = |error: std::io::Error| (format!("cannot be read: {error}"), elsewhere.to_owned());
     let mut text = String::new();
@@ -234,7 +234,7 @@ pub(super) fn join(path: &str, key: &str) -> String {
     }
 }
 
-/// Sets one key from a scalar. What is no scalar in YAML (`[::1]:7410` would be a list) is the text itself.
+/// Sets one key from a scalar. Text that is not a YAML scalar (`[::1]:7410` would be a list) is taken as it is.
 fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Vec<Problem>) {
     let complaint = |problem: &str, remedy: &str| Problem {
         key: key.to_owned(),
@@ -265,7 +265,7 @@ fn set(root: &mut Node, key: &str, text: &str, source: Source, problems: &mut Ve
             Content::Text(text.to_owned())
         }
     };
-    // A value where a section belongs is a mistake of its own, and must not hide what is set inside the section.
+    // A value in place of a section is reported, and must not hide keys that are set inside the section.
     if let [top, _, ..] = parts.as_slice()
         && let Content::Section(entries) = &mut root.content
         && let Some((_, section)) = entries.iter_mut().find(|(name, _)| name == top)

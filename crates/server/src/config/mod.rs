@@ -1,7 +1,7 @@
-//! Configuration: YAML, environment and flags to validated types, every mistake reported at once.
+//! Configuration: YAML, environment and flags to validated types; all mistakes are reported at once.
 //!
 //! `layers` merges, `walk` reads with typed getters, `keys` knows the keys, `datasets` those of a dataset, and `print`
-//! writes the effective configuration. Deliberately absent: opening anything but the configuration file.
+//! writes the effective configuration. No file but the configuration is opened.
 
 mod datasets;
 mod keys;
@@ -46,9 +46,9 @@ pub struct Limits {
     pub stream_requests_in_flight: u32,
     /// Most open connections on each port. For a further one, an idle connection is closed.
     pub connections: u32,
-    /// Most ranges of one HTTP request; more are refused: the whole, sent in their place, may be huge.
+    /// Most ranges of one HTTP request. More are refused, since the whole resource, sent instead, may be huge.
     pub http_ranges: u32,
-    /// Longest that a request may take until its answer is there; None: for ever.
+    /// Longest time until a request is answered; `None`: no limit.
     pub deadline: Option<Duration>,
 }
 
@@ -79,9 +79,9 @@ pub struct Config {
     pub grpc_listen: SocketAddr,
     /// Where HTTP listens.
     pub http_listen: SocketAddr,
-    /// Names by which clients may address HTTP and admin, besides loopback names; none: what the address suggests.
+    /// Names by which clients may address HTTP and admin, besides loopback names; `None`: derived from the address.
     pub http_hosts: Option<Vec<String>>,
-    /// Where the admin service listens; none: nowhere.
+    /// Where the admin service listens; `None`: it is off.
     pub admin_listen: Option<SocketAddr>,
     /// The engine's settings.
     pub engine: EngineConfig,
@@ -91,11 +91,11 @@ pub struct Config {
     pub dataset_backends: BTreeMap<String, BackendKind>,
     /// Bounds.
     pub limits: Limits,
-    /// How long clients are waited for.
+    /// Timeouts of connections.
     pub timeouts: Timeouts,
     /// Logs.
     pub log: LogConfig,
-    /// How long requests are still served after readiness has ended.
+    /// How long requests are served after readiness has ended.
     pub lame_duck: Duration,
     /// How long a drain may take.
     pub drain_timeout: Duration,
@@ -106,7 +106,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             items_per_request: 4096,
-            // With what stands beside the data, below the 4 MiB that gRPC clients take (`grpc::describe`).
+            // With the other fields below the 4 MiB that gRPC clients accept (`grpc::convert`).
             response_bytes: 3 << 20,
             request_bytes: 4 << 20,
             request_memory_bytes: 64 << 20,
@@ -120,7 +120,7 @@ impl Default for Limits {
     }
 }
 
-/// A valid configuration and where each of its values came from.
+/// A valid configuration and the source of each of its values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loaded {
     /// The configuration.
@@ -144,7 +144,7 @@ pub fn load(inputs: &Inputs) -> Result<Loaded, Problems> {
     }
 }
 
-/// Every key there is, list indices left out: `engine.backend`, `datasets[].name`. Sections are keys too.
+/// Every known key, without list indices: `engine.backend`, `datasets[].name`. Includes sections.
 pub fn known_keys() -> BTreeSet<String> {
     let inputs = Inputs {
         base: Base::Demo(".".into()),
@@ -156,8 +156,8 @@ pub fn known_keys() -> BTreeSet<String> {
         .unwrap_or_default()
 }
 
-/// `RINGFETCH_ENGINE_BACKEND` sets nothing, and whoever wrote it believes otherwise. Only names that would be a key
-/// are reported: other `RINGFETCH_...` variables exist, such as those Kubernetes makes for a service of that name.
+/// Reports variables such as `RINGFETCH_ENGINE_BACKEND`, which set nothing. Only those that would name a key: Kubernetes, for
+/// example, sets other `RINGFETCH_...` variables for a service of that name.
 fn single_underscores(inputs: &Inputs, known: &BTreeSet<String>) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (name, _) in &inputs.environment {

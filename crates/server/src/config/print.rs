@@ -1,5 +1,5 @@
-//! The effective configuration as YAML, each value with its source beside it. What is printed can be read again and
-//! means the same: paths are absolute, and computed values are written as they were asked for (`auto`).
+//! The effective configuration as YAML, each value with its source in a comment. The output is an equivalent
+//! configuration: paths are absolute, and computed values are written as they were configured (`auto`).
 
 use std::fmt::Write;
 

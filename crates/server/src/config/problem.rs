@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration, told all at once.
+//! Problems of a configuration, all reported at once.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// Nobody set it.
+    /// Not set.
     Default,
-    /// The demo, which runs where no file is named.
+    /// The demo, which runs without a configuration file.
     Demo,
     /// The configuration file.
     File(PathBuf),
@@ -53,7 +53,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Every mistake of a configuration, at least one, one a line.
+/// All mistakes of a configuration, at least one; one a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
 

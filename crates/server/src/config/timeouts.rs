@@ -1,4 +1,4 @@
-//! The section `timeouts`: how long clients are waited for, phase by phase.
+//! The section `timeouts`: limits for each phase of a connection.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use super::walk::Section;
 /// How long a connection may stay in each phase. A time of zero is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// From the connection to the first whole bytes of a protocol.
+    /// From accept to the first bytes of a protocol.
     pub handshake: Duration,
     /// From the handshake to the first request, and for each later head of HTTP/1 from its first byte to its last.
     pub head: Duration,
-    /// A request body must bring [`Self::body_bytes_min`] within this.
+    /// At least [`Self::body_bytes_min`] of a request body must arrive within this time.
     pub body: Duration,
     /// See [`Self::body`].
     pub body_bytes_min: u64,
-    /// While something waits to be sent, the client must take [`Self::send_bytes_min`] within this.
+    /// While data waits to be sent, the client must accept [`Self::send_bytes_min`] within this time.
     pub send: Duration,
     /// See [`Self::send`].
     pub send_bytes_min: u64,
     /// Without a request.
     pub idle: Duration,
-    /// From the connection until it is told to go away, give or take a tenth.
+    /// From accept until a graceful shutdown (GOAWAY), plus or minus a tenth.
     pub connection_age: Duration,
-    /// From then until it is closed, whatever it is doing.
+    /// From then until the connection is closed.
     pub connection_age_grace: Duration,
 }
 

@@ -1,9 +1,9 @@
-//! A walk over the merged tree with typed getters: each takes one key out, and what is wrong with it is noted down
-//! instead of ending the walk. What nobody took at the end of a section is an unknown key.
+//! Typed getters for the merged tree. Each takes one key; a problem with it is recorded and the walk goes on. Keys left at
+//! the end of a section are unknown.
 //!
 //! Why not `derive(Deserialize)`: serde stops at the first error, knows neither sources nor ranges, and its
-//! `deny_unknown_fields` lets keys through on internally tagged enums (serde #2123). The walk also yields, for free,
-//! the list of keys there are and the effective value of each.
+//! `deny_unknown_fields` accepts unknown keys in internally tagged enums (serde #2123). The walk also yields the list of
+//! known keys and the effective value of each.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -21,15 +21,15 @@ use super::size;
 pub struct Setting {
     /// Path of the key.
     pub key: String,
-    /// The value, as it would be written in the file.
+    /// The value, as in a file.
     pub value: Value,
     /// Where it came from.
     pub source: Source,
-    /// More to say, such as what `auto` came to.
+    /// A remark, such as the value of `auto`.
     pub note: Option<String>,
 }
 
-/// What a walk gathers.
+/// Collects settings and problems.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     found: RefCell<Found>,
@@ -40,7 +40,7 @@ struct Found {
     problems: Vec<Problem>,
     settings: Vec<Setting>,
     unknown: Vec<(String, Source)>,
-    /// Paths of all keys there are, list indices left out: `datasets[].name`.
+    /// Paths of all known keys, without list indices: `datasets[].name`.
     known: BTreeSet<String>,
 }
 
@@ -54,7 +54,7 @@ impl Walk {
         }
     }
 
-    pub(super) fn complain(&self, key: &str, problem: String, remedy: String, source: Source) {
+    pub(super) fn report(&self, key: &str, problem: String, remedy: String, source: Source) {
         self.found.borrow_mut().problems.push(Problem {
             key: key.to_owned(),
             problem,
@@ -63,10 +63,17 @@ impl Walk {
         });
     }
 
-    /// Notes a contradiction between two keys, unless one of them is already wrong by itself. Reported at `key`.
-    pub(super) fn clash(&self, key: &str, with: &str, clashes: bool, problem: String, remedy: String) {
+    /// Reports a contradiction between two keys at `key`, unless one of them already has a problem.
+    pub(super) fn report_conflict(
+        &self,
+        key: &str,
+        with: &str,
+        conflicts: bool,
+        problem: String,
+        remedy: String,
+    ) {
         let found = self.found.borrow();
-        if !clashes
+        if !conflicts
             || found
                 .problems
                 .iter()
@@ -86,7 +93,7 @@ impl Walk {
             .reduce(|a, b| if a == Source::Default { b } else { a })
             .unwrap_or(Source::Default);
         drop(found);
-        self.complain(key, problem, remedy, source);
+        self.report(key, problem, remedy, source);
     }
 
     pub(super) fn record(&self, key: &str, value: impl Into<Value>, source: Source) {
@@ -99,7 +106,7 @@ impl Walk {
         self.found.borrow_mut().settings.push(setting);
     }
 
-    /// Adds something to say about the last recorded setting.
+    /// Adds a remark to the last recorded setting.
     pub(super) fn note(&self, text: String) {
         if let Some(setting) = self.found.borrow_mut().settings.last_mut() {
             setting.note = Some(text);
@@ -110,7 +117,7 @@ impl Walk {
         self.found.borrow_mut().known.insert(without_indices(key));
     }
 
-    /// Everything gathered: problems (unknown keys among them, with what was probably meant), settings, known keys.
+    /// Problems (including unknown keys, with suggestions), settings, and known keys.
     pub(super) fn finish(self) -> (Vec<Problem>, Vec<Setting>, BTreeSet<String>) {
         let Found {
             mut problems,
@@ -148,7 +155,7 @@ fn split(key: &str) -> (&str, &str) {
     key.rsplit_once('.').unwrap_or(("", key))
 }
 
-/// How alike two keys must be for one to be taken for a slip of the other (0 to 1, Damerau-Levenshtein over length).
+/// Similarity from which a key is suggested for another (0 to 1, normalized Damerau-Levenshtein).
 const ALIKE_MIN: f64 = 0.6;
 
 fn suggest(key: &str, known: &BTreeSet<String>) -> String {
@@ -172,16 +179,15 @@ fn suggest(key: &str, known: &BTreeSet<String>) -> String {
     }
 }
 
-/// One section of the tree while its keys are taken out.
+/// A section of the tree whose keys are being taken.
 #[derive(Debug)]
-#[must_use = "finish() reports the keys that nobody took"]
+#[must_use = "finish() reports the unknown keys"]
 pub(super) struct Section<'w> {
     walk: &'w Walk,
     path: String,
     entries: Vec<(String, Node)>,
 }
 
-/// Sections, scalars and lists are told apart when a key is taken.
 impl<'w> Section<'w> {
     /// The whole tree.
     pub(super) fn root(walk: &'w Walk, node: Node) -> Self {
@@ -201,7 +207,7 @@ impl<'w> Section<'w> {
                 ..
             }) => entries = found,
             Some(Node { content, source }) => {
-                walk.complain(&path, content.describe(), SECTION_ALLOWED.to_owned(), source);
+                walk.report(&path, content.describe(), SECTION_ALLOWED.to_owned(), source);
             }
         }
         Self { walk, path, entries }
@@ -220,7 +226,7 @@ impl<'w> Section<'w> {
         self.entries.iter().any(|(key, _)| key == name)
     }
 
-    /// Takes a key out, whatever it holds.
+    /// Takes a key with any value.
     pub(super) fn take(&mut self, name: &str) -> Option<Node> {
         self.walk.know(&self.key(name));
         let position = self.entries.iter().position(|(key, _)| key == name)?;
@@ -232,7 +238,7 @@ impl<'w> Section<'w> {
         Self::of(self.walk, self.key(name), node)
     }
 
-    /// Whatever is left is unknown.
+    /// Records the remaining keys as unknown.
     pub(super) fn finish(self) {
         let mut found = self.walk.found.borrow_mut();
         for (name, node) in self.entries {
@@ -240,7 +246,7 @@ impl<'w> Section<'w> {
         }
     }
 
-    /// Takes a key out and reads it. Recorded when it is good, complained about when not, `None` when absent.
+    /// Takes and parses a key. Records a valid value, reports an invalid one; `None` if absent or invalid.
     fn read<T>(
         &mut self,
         name: &str,
@@ -257,13 +263,13 @@ impl<'w> Section<'w> {
             }
             Err(problem) => {
                 self.walk
-                    .complain(&key, problem, format!("allowed: {allowed}"), node.source);
+                    .report(&key, problem, format!("allowed: {allowed}"), node.source);
                 None
             }
         }
     }
 
-    /// Records a default when the key was absent; a wrong one was complained about and the default lets the walk go on.
+    /// Records the default if the key was absent. If it was invalid, that is reported and the walk continues with the default.
     fn or_default<T>(&self, name: &str, value: Option<T>, default: T, write: impl FnOnce(&T) -> Value) -> T {
         value.unwrap_or_else(|| {
             self.walk
@@ -387,7 +393,7 @@ impl<'w> Section<'w> {
         self.read(name, &allowed, parse, |value| spelled(*value, words))
     }
 
-    /// Text that `check` accepts; it answers what is wrong otherwise.
+    /// Text that `check` accepts; `check` returns the problem otherwise.
     pub(super) fn text(
         &mut self,
         name: &str,
@@ -413,7 +419,7 @@ impl<'w> Section<'w> {
         self.or_default(name, value, default.to_owned(), |value| value.as_str().into())
     }
 
-    /// A whole number, or one word that stands for none.
+    /// A whole number, or one word for `None`.
     pub(super) fn integer_or_word(
         &mut self,
         name: &str,
@@ -434,7 +440,7 @@ impl<'w> Section<'w> {
         self.or_default(name, value, None, write)
     }
 
-    /// A list of names that `check` accepts (in text, with commas between them), or one word that stands for none.
+    /// A list of names that `check` accepts (or text, separated by commas), or one word for `None`.
     pub(super) fn names_or_word(
         &mut self,
         name: &str,

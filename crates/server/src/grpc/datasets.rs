@@ -1,8 +1,8 @@
-//! DatasetService: what is served, and what a directory holds.
+//! DatasetService: lists datasets and objects.
 
-use super::describe;
-use crate::door::{CallContext, Fetcher, PageRequest};
-use crate::status;
+use super::convert;
+use crate::error_status;
+use crate::fetch::{Fetcher, PageRequest, RequestContext};
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::dataset_service_server::DatasetService;
 use tonic::{Request, Response, Status};
@@ -29,7 +29,7 @@ impl DatasetService for Datasets {
         };
         let (datasets, next) = self.fetcher.list_datasets(&page);
         Ok(Response::new(v1::ListDatasetsResponse {
-            datasets: datasets.into_iter().map(describe::dataset).collect(),
+            datasets: datasets.into_iter().map(convert::dataset).collect(),
             next_page_token: next.unwrap_or_default(),
         }))
     }
@@ -39,9 +39,9 @@ impl DatasetService for Datasets {
         request: Request<v1::GetDatasetRequest>,
     ) -> Result<Response<v1::GetDatasetResponse>, Status> {
         let described = self.fetcher.describe(&request.get_ref().name);
-        let described = described.map_err(|error| status::to_status(&error, "name"))?;
+        let described = described.map_err(|error| error_status::to_status(&error, "name"))?;
         Ok(Response::new(v1::GetDatasetResponse {
-            dataset: Some(describe::dataset(described)),
+            dataset: Some(convert::dataset(described)),
         }))
     }
 
@@ -49,9 +49,9 @@ impl DatasetService for Datasets {
         &self,
         request: Request<v1::ListObjectsRequest>,
     ) -> Result<Response<v1::ListObjectsResponse>, Status> {
-        let context = CallContext {
+        let context = RequestContext {
             connection: request.extensions().get().cloned(),
-            ..CallContext::default()
+            ..RequestContext::default()
         };
         let v1::ListObjectsRequest {
             dataset,
@@ -65,7 +65,7 @@ impl DatasetService for Datasets {
         let listed = self.fetcher.list_objects(&dataset, page, context);
         let page = listed
             .await
-            .map_err(|error| status::to_status(&error, "dataset"))?;
+            .map_err(|error| error_status::to_status(&error, "dataset"))?;
         let object = |(name, length_bytes)| v1::ObjectInfo { name, length_bytes };
         Ok(Response::new(v1::ListObjectsResponse {
             objects: page.objects.into_iter().map(object).collect(),

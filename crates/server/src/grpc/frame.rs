@@ -1,10 +1,10 @@
 //! gRPC's length-prefixed messages (PROTOCOL-HTTP2.md, "Length-Prefixed-Message"): one flag byte, four bytes of
 //! length, the message.
 //!
-//! A message is bounded by its prefix, before a byte of it is kept; memory grows with what arrived and never with
-//! what a prefix claims. Deliberately absent: decompression (`metadata` refuses compressed encodings).
+//! The prefix is checked against the limit before any of the message is stored; memory grows with received bytes, never with
+//! the length in a prefix. `metadata` refuses compressed encodings.
 
-use crate::status::ERROR_DOMAIN;
+use crate::error_status::ERROR_DOMAIN;
 use bytes::{Buf as _, Bytes, BytesMut};
 use std::collections::HashMap;
 use tonic::{Code, Status};
@@ -13,7 +13,7 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 /// Bytes before each message.
 pub(super) const PREFIX_BYTES: usize = 5;
 
-/// Why bytes are no message.
+/// Why bytes are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FrameError {
     /// The prefix says more than a message may have.
@@ -44,7 +44,7 @@ impl FrameError {
             ),
             Self::BadFlag(flag) => (
                 Code::Internal,
-                format!("the message begins with flag {flag}; 0 (not compressed) is what there is"),
+                format!("the message begins with flag {flag}; only 0 (not compressed) is supported"),
             ),
             Self::CutShort => (Code::Internal, "the request ended inside a message".to_owned()),
         };
@@ -52,18 +52,18 @@ impl FrameError {
     }
 }
 
-/// Finds messages in a body that arrives in pieces. A message that lies in one piece is not copied.
+/// Finds messages in a body that arrives in pieces. A message within one piece is not copied.
 #[derive(Debug)]
-pub(super) struct Deframer {
+pub(super) struct FrameDecoder {
     /// Longest message, without its prefix.
     message_bytes_max: u32,
-    /// The beginning of a message that is not all there. Empty when `piece` begins with a prefix.
+    /// The beginning of an incomplete message. Empty when `piece` begins with a prefix.
     partial: BytesMut,
-    /// What arrived last and was not looked at.
+    /// The last piece, as far as it is not parsed.
     piece: Bytes,
 }
 
-impl Deframer {
+impl FrameDecoder {
     pub(super) fn new(message_bytes_max: u32) -> Self {
         Self {
             message_bytes_max,
@@ -72,16 +72,16 @@ impl Deframer {
         }
     }
 
-    /// Adds what arrived. Call it only after `next` answered `None`.
+    /// Adds a piece. Call it only after `next` returned `None`.
     pub(super) fn push(&mut self, piece: Bytes) {
         debug_assert!(
             self.piece.is_empty(),
-            "`next` looks at all of a piece before it answers None"
+            "`next` parses all of a piece before it returns None"
         );
         self.piece = piece;
     }
 
-    /// The next whole message without its prefix; `None`: more must arrive first.
+    /// The next complete message without its prefix; `None`: more bytes are needed.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, FrameError> {
         if self.partial.is_empty() {
             if let Some(length) = self.length_in(&self.piece)?
@@ -106,12 +106,12 @@ impl Deframer {
         Ok(Some(message))
     }
 
-    /// Bytes that arrived and make no whole message yet.
+    /// Bytes of an incomplete message.
     pub(super) fn held(&self) -> usize {
         self.partial.len() + self.piece.len()
     }
 
-    /// Call it at the end of the body, after `next` answered `None`.
+    /// Call it at the end of the body, after `next` returned `None`.
     pub(super) fn finish(&self) -> Result<(), FrameError> {
         if self.partial.is_empty() && self.piece.is_empty() {
             Ok(())
@@ -120,13 +120,13 @@ impl Deframer {
         }
     }
 
-    /// Moves bytes over until `partial` has `wanted` bytes or there are no more.
+    /// Moves bytes to `partial` until it has `wanted` bytes or there are no more.
     fn fill_to(&mut self, wanted: usize) {
         let missing = wanted.saturating_sub(self.partial.len()).min(self.piece.len());
         self.partial.extend_from_slice(&self.piece.split_to(missing));
     }
 
-    /// The checked length that a prefix says, once the prefix is all there.
+    /// The checked length in a prefix, once the prefix is complete.
     fn length_in(&self, bytes: &[u8]) -> Result<Option<usize>, FrameError> {
         let Some((&[flag, a, b, c, d], _)) = bytes.split_first_chunk::<PREFIX_BYTES>() else {
             return Ok(None);
@@ -161,8 +161,8 @@ mod tests {
         bytes
     }
 
-    fn read(deframer: &mut Deframer, found: &mut Vec<Vec<u8>>) -> Result<(), FrameError> {
-        while let Some(message) = deframer.next()? {
+    fn read(decoder: &mut FrameDecoder, found: &mut Vec<Vec<u8>>) -> Result<(), FrameError> {
+        while let Some(message) = decoder.next()? {
             found.push(message.to_vec());
         }
         Ok(())
@@ -176,17 +176,17 @@ mod tests {
         ) {
             // Any messages, delivered in any pieces: the same messages come out, and nothing is left over.
             let bytes = framed(&messages);
-            let mut deframer = Deframer::new(1000);
+            let mut decoder = FrameDecoder::new(1000);
             let mut found = Vec::new();
             let (mut rest, mut cut) = (&bytes[..], cuts.iter().cycle());
             while !rest.is_empty() {
                 let (piece, left) = rest.split_at((*cut.next().unwrap()).min(rest.len()));
-                deframer.push(Bytes::copy_from_slice(piece));
-                read(&mut deframer, &mut found).unwrap();
+                decoder.push(Bytes::copy_from_slice(piece));
+                read(&mut decoder, &mut found).unwrap();
                 rest = left;
             }
             prop_assert_eq!(found, messages);
-            prop_assert_eq!(deframer.finish(), Ok(()));
+            prop_assert_eq!(decoder.finish(), Ok(()));
         }
     }
 
@@ -194,11 +194,11 @@ mod tests {
     fn a_body_fed_byte_by_byte_is_read() {
         // Two messages and an empty one, one byte at a time: each comes out with its last byte.
         let messages = [b"first".to_vec(), Vec::new(), b"third".to_vec()];
-        let mut deframer = Deframer::new(5);
+        let mut decoder = FrameDecoder::new(5);
         let mut found = Vec::new();
         for byte in framed(&messages) {
-            deframer.push(Bytes::copy_from_slice(&[byte]));
-            read(&mut deframer, &mut found).unwrap();
+            decoder.push(Bytes::copy_from_slice(&[byte]));
+            read(&mut decoder, &mut found).unwrap();
         }
         assert_eq!(found, messages);
     }
@@ -207,9 +207,9 @@ mod tests {
     fn a_message_in_one_piece_is_not_copied() {
         // A whole frame in one piece: the message is a slice of that piece.
         let piece = Bytes::from(framed(&[b"whole".to_vec()]));
-        let mut deframer = Deframer::new(5);
-        deframer.push(piece.clone());
-        let message = deframer.next().unwrap().unwrap();
+        let mut decoder = FrameDecoder::new(5);
+        decoder.push(piece.clone());
+        let message = decoder.next().unwrap().unwrap();
         assert_eq!(message.as_ptr(), piece[PREFIX_BYTES..].as_ptr());
     }
 
@@ -228,10 +228,10 @@ mod tests {
             ([1, 0, 0, 0, 1], FrameError::Compressed),
             ([7, 0, 0, 0, 1], FrameError::BadFlag(7)),
         ] {
-            let mut at_once = Deframer::new(5);
+            let mut at_once = FrameDecoder::new(5);
             at_once.push(Bytes::copy_from_slice(&prefix));
             assert_eq!(at_once.next(), Err(error));
-            let mut in_pieces = Deframer::new(5);
+            let mut in_pieces = FrameDecoder::new(5);
             for byte in prefix {
                 in_pieces.push(Bytes::copy_from_slice(&[byte]));
                 if let Err(found) = in_pieces.next() {
@@ -251,10 +251,10 @@ mod tests {
     fn a_body_that_ends_inside_a_message_is_cut_short() {
         // A prefix without its message, and half a prefix: both are reported at the end of the body.
         for bytes in [&[0, 0, 0, 0, 2, 9][..], &[0, 0]] {
-            let mut deframer = Deframer::new(5);
-            deframer.push(Bytes::copy_from_slice(bytes));
-            assert_eq!(deframer.next(), Ok(None));
-            assert_eq!(deframer.finish(), Err(FrameError::CutShort));
+            let mut decoder = FrameDecoder::new(5);
+            decoder.push(Bytes::copy_from_slice(bytes));
+            assert_eq!(decoder.next(), Ok(None));
+            assert_eq!(decoder.finish(), Err(FrameError::CutShort));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! grpc.health.v1 from the daemon's state: SERVING while it serves, NOT_SERVING before and while it drains.
 //!
-//! Deliberately absent: health of single services; they live and die together, and a watch that outlives the drain:
-//! it says NOT_SERVING and ends, so that it does not hold the connection open.
+//! All services have the same health. A watch reports NOT_SERVING when the drain begins and ends, so that it does not keep the
+//! connection open.
 
 use crate::lifecycle::{Lifecycle, State};
 use futures_util::Stream;
@@ -13,12 +13,12 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 /// The health of a set of services.
 #[derive(Debug, Clone)]
-pub(crate) struct Healthy {
+pub(crate) struct HealthService {
     lifecycle: Lifecycle,
     services: &'static [&'static str],
 }
 
-impl Healthy {
+impl HealthService {
     /// Knows these services, and the empty name for the daemon as a whole.
     pub(crate) fn new(lifecycle: Lifecycle, services: &'static [&'static str]) -> Self {
         Self { lifecycle, services }
@@ -43,7 +43,7 @@ fn response(status: ServingStatus) -> HealthCheckResponse {
 }
 
 #[tonic::async_trait]
-impl Health for Healthy {
+impl Health for HealthService {
     async fn check(
         &self,
         request: Request<HealthCheckRequest>,
@@ -66,7 +66,7 @@ impl Health for Healthy {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let known = self.knows(&request.get_ref().service);
         let mut changes = self.lifecycle.subscribe();
-        // The state now is the first answer.
+        // The current state is the first message.
         changes.mark_changed();
         let stream = futures_util::stream::unfold((changes, None), move |(mut changes, last)| async move {
             if last >= Some(State::LameDuck) {
@@ -74,7 +74,7 @@ impl Health for Healthy {
             }
             changes.changed().await.ok()?;
             let state = *changes.borrow_and_update();
-            // The protocol's answer about a service that is not there: say so, and go on watching.
+            // As the protocol requires for an unknown service: report it, and keep watching.
             let status = if known {
                 serving(state)
             } else {
@@ -101,7 +101,7 @@ mod tests {
     async fn a_watch_follows_the_daemon_to_its_end() {
         // Starting, serving, draining: each change is reported, and after the drain the watch ends.
         let lifecycle = Lifecycle::new();
-        let health = Healthy::new(lifecycle.clone(), &["ringfetch.v1.FetchService"]);
+        let health = HealthService::new(lifecycle.clone(), &["ringfetch.v1.FetchService"]);
         let mut watch = health
             .watch(ask("ringfetch.v1.FetchService"))
             .await
@@ -121,7 +121,7 @@ mod tests {
         // The daemon as a whole and a service by name answer; a name nobody serves is NOT_FOUND, and unknown to a watch.
         let lifecycle = Lifecycle::new();
         lifecycle.start_serving();
-        let health = Healthy::new(lifecycle, &["ringfetch.v1.FetchService"]);
+        let health = HealthService::new(lifecycle, &["ringfetch.v1.FetchService"]);
         for name in ["", "ringfetch.v1.FetchService"] {
             assert_eq!(
                 health.check(ask(name)).await.unwrap().into_inner().status(),

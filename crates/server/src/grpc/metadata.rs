@@ -1,4 +1,4 @@
-//! What the headers of a gRPC call say: content type, encoding, timeout (PROTOCOL-HTTP2.md, "Requests").
+//! Headers of a gRPC call: content type, encoding, timeout (PROTOCOL-HTTP2.md, "Requests").
 
 use http::header::{CONTENT_TYPE, HeaderMap};
 use std::time::Duration;
@@ -15,8 +15,8 @@ pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
     essence.eq_ignore_ascii_case("application/grpc") || essence.eq_ignore_ascii_case("application/grpc+proto")
 }
 
-/// Random reads do not compress well enough to be worth the CPU, so no compression is offered: a call that uses one
-/// is answered UNIMPLEMENTED with what is accepted.
+/// Random reads do not compress well enough to be worth the CPU, so a compressed call is answered UNIMPLEMENTED with the
+/// accepted encodings.
 pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
     match headers.get("grpc-encoding") {
         None => Ok(()),
@@ -37,14 +37,14 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
     }
 }
 
-/// `grpc-timeout`: up to 8 digits and a unit. `None`: the caller waits for ever.
+/// `grpc-timeout`: up to 8 digits and a unit. `None`: no timeout.
 pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Status> {
     let Some(value) = headers.get("grpc-timeout") else {
         return Ok(None);
     };
     let parsed = value.to_str().ok().and_then(parse_timeout);
     parsed.map(Some).ok_or_else(|| {
-        Status::invalid_argument("grpc-timeout: 1 to 8 digits and one of H, M, S, m, u, n is what it must be")
+        Status::invalid_argument("grpc-timeout: must be 1 to 8 digits and one of H, M, S, m, u, n")
     })
 }
 

@@ -1,29 +1,29 @@
-//! The gRPC transport: which services are on the public port.
+//! The gRPC transport: the services on the public port.
 //!
-//! `service` is FetchService, written by hand for the sake of its answers' bytes; `datasets` and `health` are tonic's
-//! with our bodies. Whatever is not served is answered UNIMPLEMENTED. Connections, HTTP/2 settings and TLS are the
-//! listener's; what an error is called is `status`'s.
+//! `service` is FetchService, written by hand to avoid copying responses; `datasets` and `health` implement services that
+//! tonic generates. Other methods are answered UNIMPLEMENTED. The listener has connections and HTTP/2 settings,
+//! `error_status` the codes.
 
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench_hooks;
-mod calls;
-mod count;
+mod call_metrics;
+pub(crate) mod convert;
 mod datasets;
-pub(crate) mod describe;
-mod envelope;
+mod encode;
+mod fetch_request;
 mod frame;
 mod health;
 mod metadata;
-mod object;
+mod read_object;
 mod service;
 mod stream;
 mod wire;
 
 use crate::caller::Connection;
-use crate::door::Fetcher;
+use crate::fetch::Fetcher;
 use crate::lifecycle::Lifecycle;
-use crate::listener::Shortcut;
+use crate::listener::FastPath;
 use crate::rpc_metrics::RpcMetrics;
 use ringfetch_proto::v1::dataset_service_server::DatasetServiceServer;
 use std::sync::Arc;
@@ -33,12 +33,12 @@ use tonic_health::pb::health_server::HealthServer;
 /// Services on the public port that health and reflection know.
 const SERVICES: &[&str] = &[service::NAME, "ringfetch.v1.DatasetService"];
 
-/// Longest message of a service whose requests hold a name or two.
+/// Longest request message of the services that tonic generates.
 const SMALL_REQUEST_BYTES_MAX: usize = 64 << 10;
 
 /// Everything the public gRPC port serves: FetchService, DatasetService, health and reflection.
 ///
-/// Requests should carry their [`Connection`] in their extensions; without one, what they hold is on nobody's account.
+/// Requests should have their [`Connection`] in their extensions; without one they are not charged to a caller.
 pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum::Router {
     let mut routes = RoutesBuilder::default();
     routes.add_service(
@@ -57,8 +57,8 @@ pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum:
     fetch_routes.merge(finish(routes, lifecycle, rpc, SERVICES))
 }
 
-/// FetchService without the router around it: the shortcut beside [`service`], made of the same parts.
-pub fn shortcut(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Arc<dyn Shortcut> {
+/// FetchService without the router: the fast path of [`service`].
+pub fn fast_path(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Arc<dyn FastPath> {
     Arc::new(service::FetchService {
         fetcher,
         lifecycle,
@@ -74,10 +74,10 @@ pub(crate) fn finish(
     services: &'static [&'static str],
 ) -> axum::Router {
     routes.add_service(
-        HealthServer::new(health::Healthy::new(lifecycle, services))
+        HealthServer::new(health::HealthService::new(lifecycle, services))
             .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX),
     );
-    // A descriptor set that does not parse would be a fault of the build, which a test holds; serving goes on.
+    // Only a defect of the build could make the descriptor set invalid; serving goes on without reflection.
     match reflection(services).build_v1() {
         Ok(reflection) => {
             routes.add_service(reflection.max_decoding_message_size(SMALL_REQUEST_BYTES_MAX));
@@ -91,10 +91,10 @@ pub(crate) fn finish(
         Err(error) => tracing::error!(%error, "no reflection v1alpha"),
     }
     let router = Routes::into_axum_router(routes.routes());
-    router.layer(axum::middleware::from_fn_with_state(rpc, count::count))
+    router.layer(axum::middleware::from_fn_with_state(rpc, call_metrics::count))
 }
 
-/// Names only what this port serves: the descriptor set holds the admin service, too.
+/// Lists only what this port serves: the descriptor set also has the admin service.
 fn reflection(services: &[&str]) -> tonic_reflection::server::Builder<'static> {
     let builder = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(ringfetch_proto::FILE_DESCRIPTOR_SET)
@@ -105,7 +105,7 @@ fn reflection(services: &[&str]) -> tonic_reflection::server::Builder<'static> {
         .fold(builder, |builder, name| builder.with_service_name(*name))
 }
 
-/// The connection a request came by.
+/// The connection of a request.
 fn connection_of(extensions: &http::Extensions) -> Option<Arc<Connection>> {
     extensions.get().cloned()
 }

@@ -1,22 +1,22 @@
-//! FetchService on the wire: HTTP request in, envelope out.
+//! FetchService: HTTP requests in, encoded messages out.
 //!
-//! Written by hand where tonic would generate it, because tonic's codec copies every response once more (TRAPS 24;
-//! MEASURED, "tonic, body of our own"). A request is read whole within `limits.request_bytes`, one message to a
-//! unary call; a deadline covers reading it, too. Every failure is a trailers-only response.
+//! Written by hand because tonic's codec copies every response once more (TRAPS 24; MEASURED, "tonic, body of our own"). A
+//! request is read completely, within `limits.request_bytes`, before it is decoded; the deadline includes reading it. Every
+//! failure is a trailers-only response.
 
-use super::calls::{FetchCall, run};
-use super::envelope::Envelope;
-use super::frame::Deframer;
-use super::object::{self, Counted, ObjectBody};
+use super::encode::EncodedMessage;
+use super::fetch_request::{FetchRequest, run};
+use super::frame::FrameDecoder;
+use super::read_object::{self, ObjectBody};
 use super::stream::{self, StreamBody};
 use super::wire::longest_list;
 use super::{connection_of, metadata};
 use crate::caller::Connection;
-use crate::door::{CallContext, FetchError, Fetcher, Intake, until, within};
+use crate::error_status;
+use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory, timeout_at, within};
 use crate::lifecycle::Lifecycle;
-use crate::listener::{Answer, ReceivedBody, Shortcut};
-use crate::rpc_metrics::{GrpcMethod, RpcMetrics};
-use crate::status;
+use crate::listener::{FastPath, RequestBody, ResponseFuture};
+use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
 use axum::body::Body;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -61,26 +61,26 @@ impl tower::Service<Request<Body>> for FetchService {
     }
 }
 
-impl Shortcut for FetchService {
-    fn takes(&self, request: &Request<ReceivedBody>) -> bool {
-        // What a router would match as `/NAME/{method}`; names of methods need no decoding.
+impl FastPath for FetchService {
+    fn accepts(&self, request: &Request<RequestBody>) -> bool {
+        // As a router would match `/NAME/{method}`; method names need no decoding.
         let rest = request.uri().path().strip_prefix('/');
         let method = rest.and_then(|rest| rest.strip_prefix(NAME)?.strip_prefix('/'));
         method.is_some_and(|method| !method.is_empty() && !method.contains(['/', '%']))
     }
 
-    fn answer(&self, request: Request<ReceivedBody>, connection: &Arc<Connection>) -> Answer {
+    fn call(&self, request: Request<RequestBody>, connection: &Arc<Connection>) -> ResponseFuture {
         self.respond(request, Some(Arc::clone(connection)), Instant::now())
     }
 }
 
-/// A request's body, whoever reads it from the socket.
-trait RequestBody: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static {}
+/// A request's body, on the fast path or through the router.
+trait BytesBody: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static {}
 
-impl<B: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static> RequestBody for B {}
+impl<B: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send + 'static> BytesBody for B {}
 
-/// A call as it came, without what was looked at already: what a call holds while it waits is allocated, and copied, for each.
-struct Call<B> {
+/// A call, without the parts of the request already handled: its state is allocated, and copied, for each call.
+struct GrpcRequest<B> {
     service: FetchService,
     body: B,
     deadline: Result<Option<Instant>, Status>,
@@ -89,20 +89,20 @@ struct Call<B> {
 }
 
 impl FetchService {
-    /// A box for each method: what they hold while they wait differs.
-    fn respond<B: RequestBody>(
+    /// A box for each method: their states differ in size.
+    fn respond<B: BytesBody>(
         &self,
         request: Request<B>,
         connection: Option<Arc<Connection>>,
         started: Instant,
-    ) -> Answer {
+    ) -> ResponseFuture {
         if let Some(refused) = refuse_other_protocols(&request) {
             return Box::pin(ready(refused));
         }
         let (parts, body) = request.into_parts();
         let deadline =
             metadata::check_encoding(&parts.headers).and_then(|()| deadline_of(&parts.headers, started));
-        let call = Call {
+        let call = GrpcRequest {
             service: self.clone(),
             body,
             deadline,
@@ -127,8 +127,8 @@ impl FetchService {
     }
 }
 
-impl<B: RequestBody> Call<B> {
-    async fn unary<C: FetchCall>(self) -> Response<Body> {
+impl<B: BytesBody> GrpcRequest<B> {
+    async fn unary<C: FetchRequest>(self) -> Response<Body> {
         let Self {
             service: FetchService { fetcher, rpc, .. },
             mut body,
@@ -138,34 +138,34 @@ impl<B: RequestBody> Call<B> {
         } = self;
         let counted = rpc.grpc(C::METHOD).begin(started);
         let result = async {
-            let to_status = |error: FetchError| status::to_status(&error, C::ITEMS_FIELD);
+            let to_status = |error: FetchError| error_status::to_status(&error, C::ITEMS_FIELD);
             let limits = fetcher.limits();
-            // From the arrival of the head, reading the request included.
+            // From the arrival of the head, so that reading the request is included.
             let deadline = within(&limits, started, deadline?);
             let items_max = limits.items_per_request;
-            let mut intake = Intake::new(&fetcher, connection.as_ref());
+            let mut request_memory = RequestMemory::new(&fetcher, connection.as_ref());
             let message = {
-                let reading = pin!(read_one(&mut body, limits.request_bytes, &mut intake));
-                until(deadline, reading).await
+                let reading = pin!(read_one(&mut body, limits.request_bytes, &mut request_memory));
+                timeout_at(deadline, reading).await
             };
-            let message = message.unwrap_or_else(|| Err(to_status(fetcher.refused_late())))?;
-            let items = fetcher.counted(items_of::<C>(&message, items_max));
+            let message = message.unwrap_or_else(|| Err(to_status(fetcher.deadline_rejection())))?;
+            let items = fetcher.count_rejection(items_of::<C>(&message, items_max));
             let items = items.map_err(to_status)?;
-            intake.whole(message.len(), items).map_err(to_status)?;
+            request_memory.whole(message.len(), items).map_err(to_status)?;
             let call: C = decode(message)?;
-            let context = CallContext {
+            let context = RequestContext {
                 arrived: Some(started),
                 deadline,
                 connection: connection.clone(),
                 fail_fast: call.fail_fast(),
             };
             let (answer, data) = run(&fetcher, &call, &context).await.map_err(to_status)?;
-            Envelope::unary(&answer, data)
+            EncodedMessage::unary(&answer, data)
         }
         .await;
         counted.end(result.as_ref().map_or_else(Status::code, |_| Code::Ok));
         match result {
-            Ok(envelope) => ok(UnaryBody::new(envelope)),
+            Ok(encoded) => ok(UnaryBody::new(encoded)),
             Err(status) => status.into_http(),
         }
     }
@@ -192,7 +192,7 @@ impl<B: RequestBody> Call<B> {
             }
         };
         let limits = fetcher.limits();
-        let bounds = stream::Bounds {
+        let bounds = stream::StreamLimits {
             requests_in_flight: limits.stream_requests_in_flight as usize,
             message_bytes: limits.request_bytes,
             deadline,
@@ -203,10 +203,10 @@ impl<B: RequestBody> Call<B> {
             if bytes == 0 {
                 charge = None;
             }
-            holding.hold(held_by.as_ref(), &mut charge, bytes)
+            holding.charge_request_memory(held_by.as_ref(), &mut charge, bytes)
         });
         let start = move |message| stream::respond(fetcher.clone(), connection.clone(), deadline, message);
-        let ended = move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed());
+        let ended = Box::new(move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed()));
         ok(StreamBody::new(
             body,
             bounds,
@@ -218,41 +218,37 @@ impl<B: RequestBody> Call<B> {
     }
 
     async fn read_object(self) -> Response<Body> {
-        let rpc = self.service.rpc.clone();
-        let started = self.started;
-        let counted = Counted::new(move |code| {
-            rpc.grpc(GrpcMethod::ReadObject).observe(code, started.elapsed());
-        });
+        let mut timer = CallTimer::new(self.service.rpc.clone(), GrpcMethod::ReadObject, self.started);
         match self.opened_object().await {
-            Ok((object, deadline)) => ok(ObjectBody::new(object, deadline, counted)),
+            Ok((object, deadline)) => ok(ObjectBody::new(object, deadline, timer)),
             Err(status) => {
-                counted.end(status.code());
+                timer.end(status.code());
                 status.into_http()
             }
         }
     }
 
-    async fn opened_object(mut self) -> Result<(object::Begun, Option<Instant>), Status> {
-        // The client's is for the whole answer, the limit's until it begins, as over HTTP.
+    async fn opened_object(mut self) -> Result<(read_object::ObjectStart, Option<Instant>), Status> {
+        // The client's deadline is for the whole response, the limit for its beginning, as over HTTP.
         let deadline = self.deadline?;
         let (fetcher, connection) = (&self.service.fetcher, self.connection);
         let limits = fetcher.limits();
-        let mut intake = Intake::new(fetcher, connection.as_ref());
+        let mut request_memory = RequestMemory::new(fetcher, connection.as_ref());
         let beginning = pin!(async {
-            let message = read_one(&mut self.body, limits.request_bytes, &mut intake).await?;
-            intake
+            let message = read_one(&mut self.body, limits.request_bytes, &mut request_memory).await?;
+            request_memory
                 .whole(message.len(), 1)
-                .map_err(|error| status::to_status(&error, "message"))?;
-            object::begin(fetcher, connection.clone(), deadline, &decode(message)?).await
+                .map_err(|error| error_status::to_status(&error, "message"))?;
+            read_object::begin(fetcher, connection.clone(), deadline, &decode(message)?).await
         });
-        let begun = until(within(&limits, self.started, deadline), beginning).await;
+        let begun = timeout_at(within(&limits, self.started, deadline), beginning).await;
         begun
-            .unwrap_or_else(|| Err(status::to_status(&fetcher.refused_late(), "name")))
+            .unwrap_or_else(|| Err(error_status::to_status(&fetcher.deadline_rejection(), "name")))
             .map(|begun| (begun, deadline))
     }
 }
 
-/// What is not a gRPC call is answered in HTTP's words.
+/// Answers requests that are not gRPC calls with an HTTP status.
 fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<Body>> {
     let mut response = Response::new(Body::empty());
     if request.method() != Method::POST {
@@ -272,7 +268,7 @@ fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<Body>> {
     }
 }
 
-/// A deadline too far away for the clock is none.
+/// A deadline beyond the range of the clock is ignored.
 fn deadline_of(headers: &HeaderMap, started: Instant) -> Result<Option<Instant>, Status> {
     Ok(metadata::timeout(headers)?.and_then(|timeout| started.checked_add(timeout)))
 }
@@ -288,11 +284,11 @@ where
     response
 }
 
-/// How many items a request lists, at most: those of a short one are counted by its bytes.
+/// An upper bound of the items in a request: for a short request, its bytes.
 ///
 /// # Errors
-/// `TooManyItems`: it is refused before each of them takes its place in memory.
-pub(super) fn items_of<C: FetchCall>(message: &[u8], max: u32) -> Result<usize, FetchError> {
+/// `TooManyItems`: refused before the items are decoded into memory.
+pub(super) fn items_of<C: FetchRequest>(message: &[u8], max: u32) -> Result<usize, FetchError> {
     let most = usize::try_from(max).unwrap_or(usize::MAX);
     // An item has at least one byte.
     if message.len() <= most {
@@ -310,44 +306,44 @@ pub(super) fn items_of<C: FetchCall>(message: &[u8], max: u32) -> Result<usize, 
 
 /// Reads the one message of a unary call.
 ///
-/// Another number of messages is UNIMPLEMENTED: so says gRPC's `doc/statuscodes.md` of a cardinality violation.
+/// Another number of messages is UNIMPLEMENTED, as gRPC's `doc/statuscodes.md` requires for a cardinality violation.
 async fn read_one<B>(
     mut body: &mut B,
     message_bytes_max: u32,
-    intake: &mut Intake<'_>,
+    request_memory: &mut RequestMemory<'_>,
 ) -> Result<Bytes, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
-    let mut deframer = Deframer::new(message_bytes_max);
+    let mut decoder = FrameDecoder::new(message_bytes_max);
     let mut message: Option<Bytes> = None;
     loop {
-        while let Some(next) = deframer.next().map_err(|error| error.to_status())? {
+        while let Some(next) = decoder.next().map_err(|error| error.to_status())? {
             if message.replace(next).is_some() {
                 return Err(Status::unimplemented(
-                    "a unary call has one request message, and here are several",
+                    "a unary call has one request message, but several were sent",
                 ));
             }
         }
-        let held = deframer.held() + message.as_ref().map_or(0, Bytes::len);
-        let frame = intake.next_frame(&mut body, held).await;
-        match frame.map_err(|error| status::to_status(&error, "message"))? {
+        let held = decoder.held() + message.as_ref().map_or(0, Bytes::len);
+        let frame = request_memory.next_frame(&mut body, held).await;
+        match frame.map_err(|error| error_status::to_status(&error, "message"))? {
             Some(Ok(frame)) => {
                 if let Ok(piece) = frame.into_data() {
-                    deframer.push(piece);
+                    decoder.push(piece);
                 }
             }
             Some(Err(error)) => {
                 return Err(Status::cancelled(format!(
-                    "the request was not sent whole: {error}"
+                    "the request was not sent completely: {error}"
                 )));
             }
             None => break,
         }
     }
-    deframer.finish().map_err(|error| error.to_status())?;
-    message.ok_or_else(|| Status::unimplemented("a unary call has one request message, and here is none"))
+    decoder.finish().map_err(|error| error.to_status())?;
+    message.ok_or_else(|| Status::unimplemented("a unary call has one request message, but none was sent"))
 }
 
 /// Decodes a request message.
@@ -356,30 +352,31 @@ where
 /// INVALID_ARGUMENT about the field `message`: not protobuf, or of another schema.
 pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
     M::decode(message).map_err(|error| {
-        let problem = status::message_of(&format_args!("message: not a request of this method: {error}"));
+        let problem =
+            error_status::message_of(&format_args!("message: not a request of this method: {error}"));
         let details = ErrorDetails::with_bad_request_violation("message", problem.clone());
         Status::with_error_details(Code::InvalidArgument, problem, details)
     })
 }
 
-/// The trailers of a call that went well.
+/// The trailers of a successful call.
 pub(super) fn trailers_ok() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
     trailers
 }
 
-/// A body that is one envelope and trailers that say OK.
+/// A body of one message and trailers with status OK.
 struct UnaryBody {
     head: Option<Bytes>,
-    /// Taken when it was sent, so that its memory is held no longer than the socket needs it.
+    /// Taken when it is sent, so that its memory is freed as early as possible.
     data: Option<Bytes>,
     trailers_sent: bool,
 }
 
 impl UnaryBody {
-    fn new(envelope: Envelope) -> Self {
-        let Envelope { head, data } = envelope.joined();
+    fn new(encoded: EncodedMessage) -> Self {
+        let EncodedMessage { head, data } = encoded.joined();
         Self {
             head: Some(head),
             data: Some(data).filter(|data| !data.is_empty()),
@@ -416,10 +413,10 @@ impl http_body::Body for UnaryBody {
 
 #[cfg(test)]
 mod tests {
-    use super::super::envelope::JOINED_BYTES_MAX;
+    use super::super::encode::JOINED_BYTES_MAX;
     use super::*;
     use crate::config::Limits;
-    use crate::door::tests::without_datasets;
+    use crate::fetch::tests::without_datasets;
     use http_body_util::{BodyExt as _, Full};
 
     /// A body of one message as gRPC frames it.
@@ -439,8 +436,8 @@ mod tests {
 
     async fn read(body: Vec<u8>) -> Result<v1::FetchBlocksRequest, Status> {
         let fetcher = without_datasets(Limits::default());
-        let mut intake = Intake::new(&fetcher, None);
-        decode(read_one(&mut Full::new(Bytes::from(body)), 64, &mut intake).await?)
+        let mut request_memory = RequestMemory::new(&fetcher, None);
+        decode(read_one(&mut Full::new(Bytes::from(body)), 64, &mut request_memory).await?)
     }
 
     #[tokio::test]
@@ -475,11 +472,11 @@ mod tests {
         // Large data: the head, the very bytes of `data`, then grpc-status 0. Small data: one frame of both. None: the
         // head alone.
         let data = Bytes::from(vec![7; JOINED_BYTES_MAX + 1]);
-        let envelope = Envelope::unary(&v1::FetchRangesResponse::default(), data.clone()).unwrap();
-        let mut body = UnaryBody::new(envelope.clone());
+        let encoded = EncodedMessage::unary(&v1::FetchRangesResponse::default(), data.clone()).unwrap();
+        let mut body = UnaryBody::new(encoded.clone());
         assert_eq!(
             body.frame().await.unwrap().unwrap().into_data().unwrap(),
-            envelope.head
+            encoded.head
         );
         assert_eq!(
             body.frame().await.unwrap().unwrap().into_data().unwrap().as_ptr(),
@@ -490,13 +487,13 @@ mod tests {
         assert!(body.frame().await.is_none());
 
         let small = Bytes::from(vec![7; JOINED_BYTES_MAX]);
-        let envelope = Envelope::unary(&v1::FetchRangesResponse::default(), small.clone()).unwrap();
-        let mut body = UnaryBody::new(envelope.clone());
+        let encoded = EncodedMessage::unary(&v1::FetchRangesResponse::default(), small.clone()).unwrap();
+        let mut body = UnaryBody::new(encoded.clone());
         let joined = body.frame().await.unwrap().unwrap().into_data().unwrap();
-        assert_eq!(joined, [envelope.head, small].concat());
+        assert_eq!(joined, [encoded.head, small].concat());
         assert!(body.frame().await.unwrap().unwrap().is_trailers());
 
-        let empty = Envelope::unary(&v1::FetchRangesResponse::default(), Bytes::new()).unwrap();
+        let empty = EncodedMessage::unary(&v1::FetchRangesResponse::default(), Bytes::new()).unwrap();
         let collected = UnaryBody::new(empty).collect().await.unwrap();
         assert_eq!(collected.trailers().unwrap()["grpc-status"], "0");
         assert_eq!(collected.to_bytes(), [0; 5][..]);

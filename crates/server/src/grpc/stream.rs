@@ -1,22 +1,22 @@
-//! FetchStream: a response body that reads requests as there is room for them and answers them as they complete.
+//! FetchStream: a response body that starts requests while there is room and sends responses as they complete, in any order.
 //!
-//! No task of its own: hyper's polls drive it, so that a client that does not read its answers stops its own stream.
-//! At most `requests_in_flight` requests are taken up, one that is done and not yet sent among them; beyond that the
-//! request body is not polled, and HTTP/2's flow control holds the client back.
-//! One message more is read, so that a cancel is seen while all places are taken.
-//! A bad request is answered and the stream goes on; bytes that are no request end it. A drain ends it, too, once
-//! what was taken up is answered. The deadline holds also while nobody polls the body, as when the client does not read:
-//! then what was taken up is given up, so that it holds no memory. Answers come in any order.
+//! It has no task of its own: hyper's polls drive it, so that a client that does not read its responses stops its own stream.
+//! At most `requests_in_flight` requests are in flight, counting those completed but not sent; beyond that the request body
+//! is not polled, and HTTP/2 flow control stops the client. One more message is read, so that a cancel is seen while the
+//! stream is full.
+//! An invalid request gets an error response and the stream continues; bytes that are not a request end it. A drain ends it
+//! once the requests in flight are answered. The deadline holds even if the body is not polled, as when the client does not
+//! read: the requests in flight are then cancelled, so that they hold no memory.
 
-use super::calls::{FetchCall, run};
-use super::envelope::{Envelope, Run};
-use super::frame::Deframer;
-use super::object::trailers_of;
+use super::encode::{EncodedMessage, FrameBuffer};
+use super::fetch_request::{FetchRequest, run};
+use super::frame::FrameDecoder;
+use super::read_object::trailers_of;
 use super::service::{decode, items_of, trailers_ok};
-use super::wire::{Field, visit};
+use super::wire::{FieldValue, visit};
 use crate::caller::Connection;
-use crate::door::{CallContext, FetchError, Fetcher, Intake};
-use crate::status;
+use crate::error_status;
+use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -34,17 +34,17 @@ use std::time::{Duration, Instant};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-/// The fields of a request's message that are looked at before it is decoded.
+/// The fields of a request that are read before it is decoded.
 const ID_TAG: u32 = 1;
 const CANCEL_TAG: u32 = 7;
 
-/// Cancels that one poll carries out. Each looks at every request in flight.
+/// Cancels handled by one poll. Each scans the requests in flight.
 const CANCELS_AT_ONCE: usize = 64;
 
-/// What one stream may take.
+/// Limits of a stream.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
-    /// Requests taken up at a time; at least 1.
+pub(super) struct StreamLimits {
+    /// Requests in flight; at least 1.
     pub(super) requests_in_flight: usize,
     /// Longest request message.
     pub(super) message_bytes: u32,
@@ -52,9 +52,9 @@ pub(super) struct Bounds {
     pub(super) deadline: Option<Instant>,
 }
 
-/// A request of a stream: its message, and when the last of it arrived, from when its own deadline counts.
+/// A request of a stream: its message, and when its last byte arrived, which its deadline is relative to.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct StreamRequest {
     pub(super) bytes: Bytes,
     pub(super) arrived: Instant,
 }
@@ -62,29 +62,31 @@ pub(super) struct Message {
 /// Answers one request of a stream.
 ///
 /// # Errors
-/// At once: what ends the stream, since it is no request.
+/// At once, if the message is not a request, which ends the stream.
 pub(super) fn respond(
     fetcher: Fetcher,
     connection: Option<Arc<Connection>>,
     call_deadline: Option<Instant>,
-    message: Message,
-) -> Result<impl Future<Output = Result<Envelope, Status>> + Send, Status> {
-    let Message { bytes, arrived } = message;
-    // The door counts the items of a short one, and nothing is charged for them.
-    let counted = if Intake::is_free(bytes.len()) {
+    message: StreamRequest,
+) -> Result<impl Future<Output = Result<EncodedMessage, Status>> + Send, Status> {
+    let StreamRequest { bytes, arrived } = message;
+    // Short requests are not charged, and the fetcher counts their items.
+    let counted = if RequestMemory::is_free(bytes.len()) {
         Ok(0)
     } else {
-        fetcher.counted(count(&bytes, fetcher.limits().items_per_request))
+        fetcher.count_rejection(count(&bytes, fetcher.limits().items_per_request))
     };
     let checked = match counted {
         Ok(items) => {
-            let mut intake = Intake::new(&fetcher, connection.as_ref());
-            let held = intake.whole(bytes.len(), items).map(|()| intake.into_charge());
-            held.map_err(|error| (Heading::of(&bytes).id, error))
+            let mut request_memory = RequestMemory::new(&fetcher, connection.as_ref());
+            let held = request_memory
+                .whole(bytes.len(), items)
+                .map(|()| request_memory.into_charge());
+            held.map_err(|error| (MessageHeader::of(&bytes).id, error))
         }
-        Err(error) => Err((Heading::of(&bytes).id, error)),
+        Err(error) => Err((MessageHeader::of(&bytes).id, error)),
     };
-    // Not decoded where it is refused: that is what would take the memory.
+    // A refused request is not decoded, which would take the memory.
     let request = match &checked {
         Ok(_charge) => decode::<v1::FetchStreamRequest>(bytes)?,
         Err(_refused) => v1::FetchStreamRequest::default(),
@@ -94,7 +96,7 @@ pub(super) fn respond(
         after_ms => arrived.checked_add(Duration::from_millis(after_ms.into())),
     };
     let deadline = [own, call_deadline].into_iter().flatten().min();
-    let context = CallContext {
+    let context = RequestContext {
         arrived: Some(arrived),
         deadline,
         connection,
@@ -111,20 +113,20 @@ pub(super) fn respond(
             Some(OneOf::Vectors(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Ranges(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Objects(call)) => answer(&fetcher, id, call, context).await,
-            // A cancel is never begun (`Heading`).
+            // Cancels are handled before (`MessageHeader`).
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
     })
 }
 
-/// How many items a request lists, before it is decoded: those of all of its variants, of which the last one counts.
+/// The number of items in an encoded request, summed over its variants (protobuf keeps the last).
 fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
     if message.len() <= usize::try_from(max).unwrap_or(usize::MAX) {
         return Ok(message.len());
     }
     let mut most = Ok(0_usize);
     visit(message, |tag, field| {
-        let Field::Bytes(call) = field else { return };
+        let FieldValue::Bytes(call) = field else { return };
         let counted = match tag {
             v1::FetchBlocksRequest::STREAM_TAG => items_of::<v1::FetchBlocksRequest>(call, max),
             v1::FetchVectorsRequest::STREAM_TAG => items_of::<v1::FetchVectorsRequest>(call, max),
@@ -141,33 +143,33 @@ fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
     most
 }
 
-/// What a message that is not decoded says of itself.
+/// The fields of a message that are read before it is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Heading {
+struct MessageHeader {
     id: u64,
     is_cancel: bool,
 }
 
-impl Heading {
+impl MessageHeader {
     fn of(message: &[u8]) -> Self {
-        let mut heading = Self {
+        let mut header = Self {
             id: 0,
             is_cancel: false,
         };
         visit(message, |tag, field| match (tag, field) {
-            (ID_TAG, Field::Number(number)) => heading.id = number,
-            // Of a oneof's fields the last one counts.
-            (CANCEL_TAG, Field::Bytes(_)) => heading.is_cancel = true,
+            (ID_TAG, FieldValue::Number(number)) => header.id = number,
+            // The last field of a oneof wins.
+            (CANCEL_TAG, FieldValue::Bytes(_)) => header.is_cancel = true,
             (
                 v1::FetchBlocksRequest::STREAM_TAG
                 | v1::FetchVectorsRequest::STREAM_TAG
                 | v1::FetchRangesRequest::STREAM_TAG
                 | v1::FetchObjectsRequest::STREAM_TAG,
-                Field::Bytes(_),
-            ) => heading.is_cancel = false,
+                FieldValue::Bytes(_),
+            ) => header.is_cancel = false,
             _ => {}
         });
-        heading
+        header
     }
 }
 
@@ -178,45 +180,45 @@ fn nothing_asked() -> FetchError {
     }
 }
 
-async fn answer<C: FetchCall>(
+async fn answer<C: FetchRequest>(
     fetcher: &Fetcher,
     id: u64,
     call: &C,
-    mut context: CallContext,
-) -> Result<Envelope, Status> {
+    mut context: RequestContext,
+) -> Result<EncodedMessage, Status> {
     context.fail_fast = call.fail_fast();
     match run(fetcher, call, &context).await {
-        Ok((answer, data)) => Envelope::nested(id, C::STREAM_TAG, &answer, data),
+        Ok((answer, data)) => EncodedMessage::nested(id, C::STREAM_TAG, &answer, data),
         Err(error) => failed(id, &error, C::ITEMS_FIELD),
     }
 }
 
-/// The answer to a request that failed as a whole: with the status that a call of its own would have had.
-fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<Envelope, Status> {
-    let status = status::to_rpc_status(&status::to_status(error, items_field));
+/// The response to a failed request: with the status that a unary call would have.
+fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<EncodedMessage, Status> {
+    let status = error_status::to_rpc_status(&error_status::to_status(error, items_field));
     let response = v1::fetch_stream_response::Response::Status(status);
-    Envelope::plain(&v1::FetchStreamResponse {
+    EncodedMessage::plain(&v1::FetchStreamResponse {
         id,
         response: Some(response),
     })
 }
 
-/// The answer to a request that its client gave up.
-fn cancelled(id: u64) -> Result<Envelope, Status> {
-    let details = ErrorDetails::with_error_info("CANCELLED", status::ERROR_DOMAIN, HashMap::new());
+/// The response to a request that its client cancelled.
+fn cancelled(id: u64) -> Result<EncodedMessage, Status> {
+    let details = ErrorDetails::with_error_info("CANCELLED", error_status::ERROR_DOMAIN, HashMap::new());
     let status = Status::with_error_details(Code::Cancelled, "cancelled by the client", details);
-    let response = v1::fetch_stream_response::Response::Status(status::to_rpc_status(&status));
-    Envelope::plain(&v1::FetchStreamResponse {
+    let response = v1::fetch_stream_response::Response::Status(error_status::to_rpc_status(&status));
+    EncodedMessage::plain(&v1::FetchStreamResponse {
         id,
         response: Some(response),
     })
 }
 
 pin_project! {
-    /// A request that was taken up.
-    struct TakenUp<F> {
+    /// A request in flight.
+    struct InFlightRequest<F> {
         id: u64,
-        // None: it was cancelled.
+        // `None`: cancelled.
         #[pin]
         work: Option<F>,
         // Of the last poll.
@@ -224,8 +226,8 @@ pin_project! {
     }
 }
 
-impl<F> TakenUp<F> {
-    /// Drops the work, if this is the request meant; its answer is there then.
+impl<F> InFlightRequest<F> {
+    /// Drops the work if the id matches; the response is then ready.
     fn cancel(self: Pin<&mut Self>, id: u64) {
         let this = self.project();
         let mut work = this.work;
@@ -238,8 +240,8 @@ impl<F> TakenUp<F> {
     }
 }
 
-impl<F: Future<Output = Result<Envelope, Status>>> Future for TakenUp<F> {
-    type Output = Result<Envelope, Status>;
+impl<F: Future<Output = Result<EncodedMessage, Status>>> Future for InFlightRequest<F> {
+    type Output = Result<EncodedMessage, Status>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
@@ -259,44 +261,37 @@ impl<F: Future<Output = Result<Envelope, Status>>> Future for TakenUp<F> {
     }
 }
 
-/// The body: the stream, and whoever ends it at its deadline while nobody polls it.
-pub(super) struct StreamBody<B, S, Fut, E>
-where
-    E: FnOnce(Code),
-{
-    stream: Arc<Mutex<Stream<B, S, Fut, E>>>,
-    /// Ends with the body.
+/// The body: the stream, and a task that ends it at its deadline even if it is not polled.
+pub(super) struct StreamBody<B, S, Fut> {
+    stream: Arc<Mutex<StreamState<B, S, Fut>>>,
+    /// Aborted with the body.
     watcher: Option<tokio::task::AbortHandle>,
 }
 
-impl<B, S, Fut, E> StreamBody<B, S, Fut, E>
-where
-    E: FnOnce(Code),
-{
-    fn lock(&self) -> MutexGuard<'_, Stream<B, S, Fut, E>> {
+impl<B, S, Fut> StreamBody<B, S, Fut> {
+    fn lock(&self) -> MutexGuard<'_, StreamState<B, S, Fut>> {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<B, S, Fut, E> StreamBody<B, S, Fut, E>
+impl<B, S, Fut> StreamBody<B, S, Fut>
 where
     B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
-    S: Fn(Message) -> Result<Fut, Status> + Send + 'static,
-    Fut: Future<Output = Result<Envelope, Status>> + Send + 'static,
-    E: FnOnce(Code) + Send + 'static,
+    S: Fn(StreamRequest) -> Result<Fut, Status> + Send + 'static,
+    Fut: Future<Output = Result<EncodedMessage, Status>> + Send + 'static,
 {
-    /// `start` begins a request, `hold` charges bytes of one that is not whole, `draining` resolves when the daemon drains,
-    /// `ended` hears the final code once. Call it inside a runtime.
+    /// `start` starts a request, `hold` charges the bytes of an incomplete one, `draining` resolves when the daemon drains,
+    /// `ended` is called once with the final code. Call it inside a runtime.
     pub(super) fn new(
         incoming: B,
-        bounds: Bounds,
+        bounds: StreamLimits,
         start: S,
-        hold: Hold,
+        hold: ChargeMemory,
         draining: impl Future<Output = ()> + Send + 'static,
-        ended: E,
+        ended: OnEnd,
     ) -> Self {
         let deadline = bounds.deadline;
-        let stream = Stream::new(incoming, bounds, start, hold, draining, ended);
+        let stream = StreamState::new(incoming, bounds, start, hold, draining, ended);
         let stream = Arc::new(Mutex::new(stream));
         let watcher = deadline.map(|deadline| {
             let watched = Arc::downgrade(&stream);
@@ -313,7 +308,7 @@ where
     }
 }
 
-impl<B, S, Fut, E: FnOnce(Code)> Drop for StreamBody<B, S, Fut, E> {
+impl<B, S, Fut> Drop for StreamBody<B, S, Fut> {
     fn drop(&mut self) {
         if let Some(watcher) = &self.watcher {
             watcher.abort();
@@ -321,12 +316,11 @@ impl<B, S, Fut, E: FnOnce(Code)> Drop for StreamBody<B, S, Fut, E> {
     }
 }
 
-impl<B, S, Fut, E> http_body::Body for StreamBody<B, S, Fut, E>
+impl<B, S, Fut> http_body::Body for StreamBody<B, S, Fut>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
-    S: Fn(Message) -> Result<Fut, Status>,
-    Fut: Future<Output = Result<Envelope, Status>>,
-    E: FnOnce(Code),
+    S: Fn(StreamRequest) -> Result<Fut, Status>,
+    Fut: Future<Output = Result<EncodedMessage, Status>>,
 {
     type Data = Bytes;
     type Error = Infallible;
@@ -343,53 +337,52 @@ where
     }
 }
 
-/// Charges so many bytes that are held.
-type Hold = Box<dyn FnMut(usize) -> Result<(), FetchError> + Send>;
+/// Called once with the final code of the call.
+type OnEnd = Box<dyn FnOnce(Code) + Send>;
 
-struct Stream<B, S, Fut, E>
-where
-    E: FnOnce(Code),
-{
-    /// The request body; `None` once it ended or is not to be read any more.
+/// Charges the bytes held.
+type ChargeMemory = Box<dyn FnMut(usize) -> Result<(), FetchError> + Send>;
+
+struct StreamState<B, S, Fut> {
+    /// The request body; `None` once it has ended or is no longer read.
     incoming: Option<B>,
-    deframer: Deframer,
+    decoder: FrameDecoder,
     start: S,
-    in_flight: FuturesUnordered<TakenUp<Fut>>,
+    in_flight: FuturesUnordered<InFlightRequest<Fut>>,
     requests_in_flight_max: usize,
-    /// A request that was read to see whether it is a cancel, and has no place.
-    waiting: Option<(Heading, Message)>,
-    /// What is sent next, in this order: the head of an answer too large to be joined with others, and its data.
+    /// A request that was read to see whether it is a cancel while the stream is full.
+    waiting: Option<(MessageHeader, StreamRequest)>,
+    /// Sent next, in this order: the head of a response too large to be joined with others, and its data.
     next: [Option<Bytes>; 2],
-    /// The end to report when everything taken up is answered.
+    /// The status to report when all requests in flight are answered.
     end: Result<(), Status>,
     trailers_sent: bool,
-    hold: Hold,
-    /// When what the deframer has last arrived.
+    hold: ChargeMemory,
+    /// When the last bytes arrived.
     arrived: Instant,
-    /// To be woken when the deadline ends the stream.
+    /// Woken when the deadline ends the stream.
     waker: Option<Waker>,
     draining: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    ended: Option<E>,
+    ended: Option<OnEnd>,
 }
 
-impl<B, S, Fut, E> Stream<B, S, Fut, E>
+impl<B, S, Fut> StreamState<B, S, Fut>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
-    S: Fn(Message) -> Result<Fut, Status>,
-    Fut: Future<Output = Result<Envelope, Status>>,
-    E: FnOnce(Code),
+    S: Fn(StreamRequest) -> Result<Fut, Status>,
+    Fut: Future<Output = Result<EncodedMessage, Status>>,
 {
     fn new(
         incoming: B,
-        bounds: Bounds,
+        bounds: StreamLimits,
         start: S,
-        hold: Hold,
+        hold: ChargeMemory,
         draining: impl Future<Output = ()> + Send + 'static,
-        ended: E,
+        ended: OnEnd,
     ) -> Self {
         Self {
             incoming: Some(incoming),
-            deframer: Deframer::new(bounds.message_bytes),
+            decoder: FrameDecoder::new(bounds.message_bytes),
             start,
             in_flight: FuturesUnordered::new(),
             requests_in_flight_max: bounds.requests_in_flight.max(1),
@@ -405,14 +398,14 @@ where
         }
     }
 
-    /// Takes up what has arrived, while there is room, and one request more to keep. Cancels at most `cancels` times.
+    /// Starts requests that have arrived while there is room, and reads one more. Handles at most `cancels` cancels.
     fn take_up(&mut self, cx: &mut Context<'_>, cancels: &mut usize) -> Result<(), Status> {
         loop {
             if self.in_flight.len() < self.requests_in_flight_max
-                && let Some((heading, message)) = self.waiting.take()
+                && let Some((header, message)) = self.waiting.take()
             {
-                self.in_flight.push(TakenUp {
-                    id: heading.id,
+                self.in_flight.push(InFlightRequest {
+                    id: header.id,
                     work: Some((self.start)(message)?),
                     waker: None,
                 });
@@ -425,22 +418,22 @@ where
                 break;
             }
             if *cancels == 0 {
-                // Others have their turn first.
+                // Yield to others first.
                 cx.waker().wake_by_ref();
                 break;
             }
-            if let Some(bytes) = self.deframer.next().map_err(|error| error.to_status())? {
-                let heading = Heading::of(&bytes);
-                if heading.is_cancel {
+            if let Some(bytes) = self.decoder.next().map_err(|error| error.to_status())? {
+                let header = MessageHeader::of(&bytes);
+                if header.is_cancel {
                     decode::<v1::FetchStreamRequest>(bytes)?;
                     *cancels -= 1;
                     let in_flight = Pin::new(&mut self.in_flight);
                     in_flight
                         .iter_pin_mut()
-                        .for_each(|request| request.cancel(heading.id));
+                        .for_each(|request| request.cancel(header.id));
                 } else {
                     let arrived = self.arrived;
-                    self.waiting = Some((heading, Message { bytes, arrived }));
+                    self.waiting = Some((header, StreamRequest { bytes, arrived }));
                 }
                 continue;
             }
@@ -449,13 +442,13 @@ where
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(piece) = frame.into_data() {
                         self.arrived = Instant::now();
-                        self.deframer.push(piece);
+                        self.decoder.push(piece);
                     }
                 }
                 Poll::Ready(Some(Err(_))) => return Err(Status::cancelled("the client went away")),
                 Poll::Ready(None) => {
                     self.incoming = None;
-                    self.deframer.finish().map_err(|error| error.to_status())?;
+                    self.decoder.finish().map_err(|error| error.to_status())?;
                 }
             }
         }
@@ -463,10 +456,10 @@ where
             .waiting
             .as_ref()
             .map_or(0, |(_, message)| message.bytes.len());
-        (self.hold)(self.deframer.held() + waiting).map_err(|error| status::to_status(&error, "request"))
+        (self.hold)(self.decoder.held() + waiting).map_err(|error| error_status::to_status(&error, "request"))
     }
 
-    /// Ends the stream at once: what is in flight is given up.
+    /// Ends the stream at once and cancels the requests in flight.
     fn cut(&mut self, status: Status) {
         self.incoming = None;
         self.waiting = None;
@@ -484,7 +477,7 @@ where
         }
     }
 
-    /// What ends a stream from outside.
+    /// Checks for a drain.
     fn poll_interruptions(&mut self, cx: &mut Context<'_>) {
         if self
             .draining
@@ -492,10 +485,10 @@ where
             .is_some_and(|draining| draining.as_mut().poll(cx).is_ready())
         {
             self.draining = None;
-            // A client that had finished gets its answers and an OK; another learns to go elsewhere.
+            // A client that has sent all its requests gets OK after its responses; others get UNAVAILABLE.
             if self.incoming.take().is_some() {
                 self.waiting = None;
-                self.end = Err(status::to_status(
+                self.end = Err(error_status::to_status(
                     &FetchError::Read(ringfetch_engine::error::ReadError::Draining),
                     "request",
                 ));
@@ -515,17 +508,9 @@ where
         };
         Frame::trailers(trailers)
     }
-}
 
-impl<B, S, Fut, E> Stream<B, S, Fut, E>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-    S: Fn(Message) -> Result<Fut, Status>,
-    Fut: Future<Output = Result<Envelope, Status>>,
-    E: FnOnce(Code),
-{
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        // An answer whose head was sent must be sent whole, whatever has happened since.
+        // A response whose head was sent must be completed.
         if let Some(bytes) = self.next.iter_mut().find_map(Option::take) {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
@@ -533,30 +518,30 @@ where
             return Poll::Ready(None);
         }
         self.poll_interruptions(cx);
-        let mut run = Run::default();
+        let mut frame = FrameBuffer::default();
         let mut cancels = CANCELS_AT_ONCE;
         loop {
-            // Requests first: the disk should be busy while answers are written.
+            // Requests first, so that the disk is busy while responses are written.
             if let Err(status) = self.take_up(cx, &mut cancels) {
                 self.cut(status);
             }
             match self.in_flight.poll_next_unpin(cx) {
-                // Small answers that are there together go out together; a large one follows the run before it.
-                Poll::Ready(Some(Ok(envelope))) => {
-                    if let Err(Envelope { head, data }) = run.push(envelope) {
+                // Small responses that are ready together share a frame; a large one follows them.
+                Poll::Ready(Some(Ok(encoded))) => {
+                    if let Err(EncodedMessage { head, data }) = frame.push(encoded) {
                         self.next = [Some(head), Some(data).filter(|data| !data.is_empty())];
                         break;
                     }
                 }
                 Poll::Ready(Some(Err(status))) => self.cut(status),
-                Poll::Ready(None) if self.incoming.is_none() && run.is_empty() => {
+                Poll::Ready(None) if self.incoming.is_none() && frame.is_empty() => {
                     return Poll::Ready(Some(Ok(self.finish())));
                 }
                 Poll::Ready(None) | Poll::Pending => break,
             }
         }
-        if !run.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(run.into_bytes()))));
+        if !frame.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(frame.into_bytes()))));
         }
         match self.next.iter_mut().find_map(Option::take) {
             Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
@@ -578,9 +563,9 @@ where
     }
 }
 
-impl<B, S, Fut, E: FnOnce(Code)> Drop for Stream<B, S, Fut, E> {
+impl<B, S, Fut> Drop for StreamState<B, S, Fut> {
     fn drop(&mut self) {
-        // Dropped before its end: the client reset the stream or its connection.
+        // Dropped before the end: the client reset the stream or its connection.
         if let Some(ended) = self.ended.take() {
             ended(Code::Cancelled);
         }

@@ -1,30 +1,39 @@
-//! What a request says before it is decoded: how many items it lists, so that a flood of them is refused before each takes
-//! its place in memory.
+//! Scans an encoded request for the number of items it lists, so that too many are refused before they are decoded into
+//! memory.
 
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 /// A field that lists items.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct List {
-    /// Its tag.
-    pub(super) tag: u32,
-    /// Whether it is of varints, which may be packed: many in one field. Otherwise each has a field of its own.
-    pub(super) varints: bool,
+pub(super) struct RepeatedField {
+    tag: u32,
+    varints: bool,
 }
 
-/// Entries of the longest of `lists` in an encoded message. What comes after bytes that are no protobuf is not counted:
-/// the decoder refuses them.
-pub(super) fn longest_list(message: &[u8], lists: &[List]) -> usize {
+impl RepeatedField {
+    /// A list of numbers, which may be packed: many in one field.
+    pub(super) const fn varints(tag: u32) -> Self {
+        Self { tag, varints: true }
+    }
+
+    /// A list of strings, each in a field of its own.
+    pub(super) const fn strings(tag: u32) -> Self {
+        Self { tag, varints: false }
+    }
+}
+
+/// Entries of the longest of `lists` in an encoded message. Counts nothing after invalid bytes, which the decoder refuses.
+pub(super) fn longest_list(message: &[u8], lists: &[RepeatedField]) -> usize {
     let mut counts = vec![0_usize; lists.len()];
     visit(message, |tag, field| {
         for (count, list) in counts.iter_mut().zip(lists) {
             if list.tag == tag {
                 *count += match field {
                     // The last byte of a varint is the one without the continuation bit.
-                    Field::Bytes(packed) if list.varints => {
+                    FieldValue::Bytes(packed) if list.varints => {
                         packed.iter().filter(|byte| **byte < 0x80).count()
                     }
-                    Field::Bytes(_) | Field::Number(_) => 1,
+                    FieldValue::Bytes(_) | FieldValue::Number(_) => 1,
                 };
             }
         }
@@ -34,19 +43,19 @@ pub(super) fn longest_list(message: &[u8], lists: &[List]) -> usize {
 
 /// A field of a message.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Field<'a> {
+pub(super) enum FieldValue<'a> {
     /// A varint.
     Number(u64),
     /// Anything with a length.
     Bytes(&'a [u8]),
 }
 
-/// Shows each field of a message that is a varint or has a length.
-pub(super) fn visit<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, Field<'a>)) {
+/// Calls `each` for every field of a message that is a varint or has a length.
+pub(super) fn visit<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, FieldValue<'a>)) {
     while let Ok((tag, wire_type)) = decode_key(&mut message) {
         match wire_type {
             WireType::Varint => match decode_varint(&mut message) {
-                Ok(number) => each(tag, Field::Number(number)),
+                Ok(number) => each(tag, FieldValue::Number(number)),
                 Err(_) => return,
             },
             WireType::LengthDelimited => {
@@ -56,7 +65,7 @@ pub(super) fn visit<'a>(mut message: &'a [u8], mut each: impl FnMut(u32, Field<'
                 let Some((field, rest)) = length.and_then(|length| message.split_at_checked(length)) else {
                     return;
                 };
-                each(tag, Field::Bytes(field));
+                each(tag, FieldValue::Bytes(field));
                 message = rest;
             }
             WireType::ThirtyTwoBit | WireType::SixtyFourBit | WireType::StartGroup | WireType::EndGroup => {
@@ -78,19 +87,10 @@ mod tests {
     use prost::Message as _;
     use ringfetch_proto::v1;
 
-    const OBJECTS: &[List] = &[
-        List {
-            tag: 2,
-            varints: false,
-        },
-        List {
-            tag: 3,
-            varints: true,
-        },
-        List {
-            tag: 4,
-            varints: true,
-        },
+    const OBJECTS: &[RepeatedField] = &[
+        RepeatedField::strings(2),
+        RepeatedField::varints(3),
+        RepeatedField::varints(4),
     ];
 
     proptest! {

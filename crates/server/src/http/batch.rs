@@ -1,17 +1,19 @@
-//! `POST .../{blocks|vectors|ranges|objects}:batchFetch`: many items of one dataset, asked for in JSON. What is
-//! asked is in `batch_request`, what the answer looks like in `batch_answer`.
+//! `POST .../{blocks|vectors|ranges|objects}:batchFetch`: fetches many items of one dataset, requested in JSON. Requests are
+//! in `batch_request`, responses in `batch_response`.
 //!
-//! A request is checked whole, down to whether its answer can be told in the form the client takes, before anything is
-//! read.
+//! A request is checked completely before anything is read, including whether its response can be sent in the format that
+//! the client accepts.
 
-use super::App;
-use super::batch_answer::{LENGTHS_LISTED_MAX, Shape, encode};
-use super::batch_request::{BatchRequest, BlocksBatch, Call, ObjectsBatch, RangesBatch, VectorsBatch, parse};
+use super::AppState;
+use super::batch_request::{
+    BatchParams, BatchRequest, BlocksBatch, ObjectsBatch, RangesBatch, VectorsBatch, parse,
+};
+use super::batch_response::{LENGTHS_LISTED_MAX, Shape, encode};
 use super::conditional::{ETag, Precondition, evaluate};
-use super::negotiate::{Form, preferred, require_json};
-use super::problem::{Problem, Segments};
+use super::negotiate::{ResponseFormat, preferred, require_json};
+use super::problem::{PathParams, Problem};
 use super::representation::precondition_failed;
-use crate::door::{CallContext, FetchError, Intake, Kind, Wanted, until, within};
+use crate::fetch::{FetchError, Kind, RequestContext, RequestMemory, RequiredKind, timeout_at, within};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -25,10 +27,10 @@ use std::time::{Duration, Instant};
 #[utoipa::path(post, path = "/v1/datasets/{name}/blocks:batchFetch", tag = "data",
     operation_id = "BatchFetchBlocks", params(("name" = String, Path, description = "The dataset, of kind blocks.")),
     request_body = BlocksBatch, responses((status = 200, description = "The items.", content(
-        (Vec<u8> = "application/octet-stream"), (super::batch_answer::BatchAnswer = "application/json")))))]
+        (Vec<u8> = "application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
 pub(super) async fn blocks(
-    State(app): State<Arc<App>>,
-    Segments(name): Segments<String>,
+    State(app): State<Arc<AppState>>,
+    PathParams(name): PathParams<String>,
     request: Request,
 ) -> Result<Response, Problem> {
     run::<BlocksBatch>(&app, &name, request).await
@@ -38,10 +40,10 @@ pub(super) async fn blocks(
 #[utoipa::path(post, path = "/v1/datasets/{name}/vectors:batchFetch", tag = "data",
     operation_id = "BatchFetchVectors", params(("name" = String, Path, description = "The dataset, of kind vectors.")),
     request_body = VectorsBatch, responses((status = 200, description = "The items.", content(
-        (Vec<u8> = "application/octet-stream"), (super::batch_answer::BatchAnswer = "application/json")))))]
+        (Vec<u8> = "application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
 pub(super) async fn vectors(
-    State(app): State<Arc<App>>,
-    Segments(name): Segments<String>,
+    State(app): State<Arc<AppState>>,
+    PathParams(name): PathParams<String>,
     request: Request,
 ) -> Result<Response, Problem> {
     run::<VectorsBatch>(&app, &name, request).await
@@ -52,10 +54,10 @@ pub(super) async fn vectors(
     operation_id = "BatchFetchRanges",
     params(("name" = String, Path, description = "The dataset, of kind blocks or vectors.")),
     request_body = RangesBatch, responses((status = 200, description = "The items.", content(
-        (Vec<u8> = "application/octet-stream"), (super::batch_answer::BatchAnswer = "application/json")))))]
+        (Vec<u8> = "application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
 pub(super) async fn ranges(
-    State(app): State<Arc<App>>,
-    Segments(name): Segments<String>,
+    State(app): State<Arc<AppState>>,
+    PathParams(name): PathParams<String>,
     request: Request,
 ) -> Result<Response, Problem> {
     run::<RangesBatch>(&app, &name, request).await
@@ -65,16 +67,16 @@ pub(super) async fn ranges(
 #[utoipa::path(post, path = "/v1/datasets/{name}/objects:batchFetch", tag = "data",
     operation_id = "BatchFetchObjects", params(("name" = String, Path, description = "The dataset, of kind objects.")),
     request_body = ObjectsBatch, responses((status = 200, description = "The items.", content(
-        (Vec<u8> = "application/octet-stream"), (super::batch_answer::BatchAnswer = "application/json")))))]
+        (Vec<u8> = "application/octet-stream"), (super::batch_response::BatchResponse = "application/json")))))]
 pub(super) async fn objects(
-    State(app): State<Arc<App>>,
-    Segments(name): Segments<String>,
+    State(app): State<Arc<AppState>>,
+    PathParams(name): PathParams<String>,
     request: Request,
 ) -> Result<Response, Problem> {
     run::<ObjectsBatch>(&app, &name, request).await
 }
 
-async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result<Response, Problem> {
+async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> Result<Response, Problem> {
     let arrival = Instant::now();
     let (parts, body) = request.into_parts();
     let form = preferred(&parts.headers)?;
@@ -85,49 +87,53 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
         .and_then(|value| value.to_str().ok()?.parse().ok());
     let connection = super::connection_of(&parts.extensions);
     let limits = app.fetcher.limits();
-    let mut intake = Intake::new(&app.fetcher, connection.as_ref());
-    let reading = read_body(body, declared, limits.request_bytes, &mut intake);
-    let body = until(within(&limits, arrival, None), pin!(reading))
+    let mut request_memory = RequestMemory::new(&app.fetcher, connection.as_ref());
+    let reading = read_body(body, declared, limits.request_bytes, &mut request_memory);
+    let body = timeout_at(within(&limits, arrival, None), pin!(reading))
         .await
         .ok_or_else(not_sent_in_time)??;
     let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
-    // At most so many items are kept however many there are, so this is charged before they are.
-    intake.whole(body.len(), items_max.min(body.len()))?;
+    // At most so many items are stored, however many there are, so charge for these before parsing.
+    request_memory.whole(body.len(), items_max.min(body.len()))?;
     let (request, listed) = parse::<R>(&body, items_max)?;
-    let call = request.into_call()?;
+    let params = request.into_params()?;
     drop(body);
     if listed > items_max {
         let too_many = FetchError::TooManyItems {
-            field: call.field,
+            field: params.field,
             items: listed,
             max: limits.items_per_request,
         };
-        app.fetcher.counted(Err(too_many))?;
+        app.fetcher.count_rejection(Err(too_many))?;
     }
-    let dataset = app.fetcher.open(name, call.columns.items().wanted())?;
-    check_form(&call, form, items_max)?;
+    let dataset = app.fetcher.open(name, params.columns.items().required_kind())?;
+    check_form(&params, form, items_max)?;
     // Objects have a version each.
-    let etag = (call.columns.items().wanted() != Wanted::Objects).then(|| ETag::new(dataset.etag()));
+    let etag =
+        (params.columns.items().required_kind() != RequiredKind::Objects).then(|| ETag::new(dataset.etag()));
     if let Some(etag) = &etag
         && evaluate(&parts.headers, etag) != Precondition::Holds
     {
         return Err(precondition_failed(etag));
     }
 
-    let deadline = (call.deadline_ms > 0).then(|| arrival + Duration::from_millis(call.deadline_ms.into()));
-    let context = CallContext {
+    let deadline =
+        (params.deadline_ms > 0).then(|| arrival + Duration::from_millis(params.deadline_ms.into()));
+    let context = RequestContext {
         arrived: Some(arrival),
         deadline,
         connection: connection.clone(),
-        fail_fast: call.fail_fast,
+        fail_fast: params.fail_fast,
     };
     let result = app
         .fetcher
-        .fetch_of(&dataset, &call.columns.items(), &context)
+        .fetch_of(&dataset, &params.columns.items(), &context)
         .await;
-    let answered = result.map_err(|error| in_terms_of(call.field, error))?;
+    let answered = result.map_err(|error| in_terms_of(params.field, error))?;
     let shape = match dataset.kind() {
-        Kind::Vectors { dim, dtype, .. } if call.columns.items().wanted() == Wanted::Vectors => {
+        Kind::Vectors { dim, dtype, .. }
+            if params.columns.items().required_kind() == RequiredKind::Vectors =>
+        {
             Some(Shape { dim, dtype })
         }
         Kind::Vectors { .. } | Kind::Blocks { .. } | Kind::Objects => None,
@@ -139,11 +145,15 @@ async fn run<R: BatchRequest>(app: &App, name: &str, request: Request) -> Result
     Ok(response)
 }
 
-/// Refuses items of differing lengths that are too many to have their lengths in a header.
-fn check_form(call: &Call, form: Form, items_max: usize) -> Result<(), Problem> {
-    let items = call.columns.items().len();
-    // Too many items altogether is the fetch's to say.
-    if form == Form::Json || items <= LENGTHS_LISTED_MAX || items > items_max || call.columns.is_uniform() {
+/// Refuses items of differing lengths if their lengths do not fit a header.
+fn check_form(params: &BatchParams, form: ResponseFormat, items_max: usize) -> Result<(), Problem> {
+    let items = params.columns.items().len();
+    // The fetcher reports too many items.
+    if form == ResponseFormat::Json
+        || items <= LENGTHS_LISTED_MAX
+        || items > items_max
+        || params.columns.is_uniform()
+    {
         return Ok(());
     }
     Err(Problem::new(
@@ -154,7 +164,7 @@ fn check_form(call: &Call, form: Form, items_max: usize) -> Result<(), Problem> 
              ask for application/json in Accept, or split the batch"
         ),
     )
-    .with_field(call.field)
+    .with_field(params.field)
     .with_allowed(vec![super::negotiate::JSON]))
 }
 
@@ -163,7 +173,7 @@ async fn read_body(
     mut body: Body,
     declared: Option<u64>,
     bytes_max: u32,
-    intake: &mut Intake<'_>,
+    request_memory: &mut RequestMemory<'_>,
 ) -> Result<Bytes, Problem> {
     let too_large = || {
         Problem::new(
@@ -171,8 +181,8 @@ async fn read_body(
             "request-too-large",
             format!("a request's body may have {bytes_max} bytes (limits.request_bytes): split the batch"),
         )
-        // The rest of the body is not read, so that the connection ends here. A client that is not told sends its next
-        // request on it, and cannot know whether it was carried out.
+        // The rest of the body is not read, so the connection closes. Without this header a client could send its next
+        // request on it, and not know whether it was executed.
         .with_header(header::CONNECTION, HeaderValue::from_static("close"))
     };
     if declared.is_some_and(|length| length > u64::from(bytes_max)) {
@@ -180,7 +190,10 @@ async fn read_body(
     }
     let most = usize::try_from(bytes_max).unwrap_or(usize::MAX);
     let (mut first, mut all) = (Bytes::new(), BytesMut::new());
-    while let Some(frame) = intake.next_frame(&mut body, first.len() + all.len()).await? {
+    while let Some(frame) = request_memory
+        .next_frame(&mut body, first.len() + all.len())
+        .await?
+    {
         let frame = frame.map_err(|error| Problem::malformed("body", format!("it broke off: {error}")))?;
         let Ok(piece) = frame.into_data() else { continue };
         if first.len() + all.len() + piece.len() > most {
@@ -201,11 +214,11 @@ fn not_sent_in_time() -> Problem {
     Problem::new(
         StatusCode::REQUEST_TIMEOUT,
         "request-timeout",
-        "the body was not there in time (limits.deadline_ms): send it at once, or less of it",
+        "the body did not arrive in time (limits.deadline_ms): send it faster, or split the batch",
     )
 }
 
-/// A fetch names the columns; the client knows its own members.
+/// The fetcher's errors name columns; the client knows the members of its JSON.
 fn in_terms_of(field: &'static str, error: FetchError) -> FetchError {
     if let FetchError::EmptyBatch { .. } = error {
         return FetchError::EmptyBatch { field };
@@ -220,23 +233,23 @@ fn in_terms_of(field: &'static str, error: FetchError) -> FetchError {
 mod tests {
     use super::*;
     use crate::config::Limits;
-    use crate::door::tests::without_datasets;
+    use crate::fetch::tests::without_datasets;
     use crate::http::batch_request::Columns;
-    use crate::http::batch_request::tests::told;
+    use crate::http::batch_request::tests::rendered;
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused() {
         // Bodies below and above 8 bytes, with the length declared and not: 413 names the limit.
         let fetcher = without_datasets(Limits::default());
-        let mut intake = Intake::new(&fetcher, None);
+        let mut request_memory = RequestMemory::new(&fetcher, None);
         let body = |text: &'static str| Body::from(text);
-        let whole = read_body(body("12345678"), Some(8), 8, &mut intake).await;
+        let whole = read_body(body("12345678"), Some(8), 8, &mut request_memory).await;
         assert_eq!(whole.unwrap(), "12345678");
         for declared in [None, Some(9)] {
-            let problem = read_body(body("123456789"), declared, 8, &mut intake)
+            let problem = read_body(body("123456789"), declared, 8, &mut request_memory)
                 .await
                 .unwrap_err();
-            let (status, _, detail) = told(problem).await;
+            let (status, _, detail) = rendered(problem).await;
             assert_eq!(status, 413);
             assert!(detail.contains("limits.request_bytes"), "{detail}");
         }
@@ -253,17 +266,18 @@ mod tests {
                 offsets: vec![0; many],
                 lengths,
             };
-            Call {
+            BatchParams {
                 columns,
                 field: "ranges",
                 fail_fast: false,
                 deadline_ms: 0,
             }
         };
-        assert!(check_form(&ranges(4), Form::Octets, 4096).is_ok());
-        assert!(check_form(&ranges(5), Form::Json, 4096).is_ok());
-        assert!(check_form(&ranges(5), Form::Octets, many - 1).is_ok());
-        let (status, field, _) = told(check_form(&ranges(5), Form::Octets, 4096).unwrap_err()).await;
+        assert!(check_form(&ranges(4), ResponseFormat::Octets, 4096).is_ok());
+        assert!(check_form(&ranges(5), ResponseFormat::Json, 4096).is_ok());
+        assert!(check_form(&ranges(5), ResponseFormat::Octets, many - 1).is_ok());
+        let (status, field, _) =
+            rendered(check_form(&ranges(5), ResponseFormat::Octets, 4096).unwrap_err()).await;
         assert_eq!((status, field.as_str()), (406, "ranges"));
     }
 

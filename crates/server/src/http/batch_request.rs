@@ -1,9 +1,9 @@
-//! What a batch request says: the four JSON forms, and the columns that each becomes. Unknown members are refused: a
-//! misspelt `fail_fast` must not be ignored.
+//! The four batch requests in JSON, converted to columns. Unknown members are refused: a misspelt `fail_fast` must not be
+//! ignored.
 
 use super::bounded_list;
 use super::problem::Problem;
-use crate::door::Items;
+use crate::fetch::Items;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::ToSchema;
@@ -98,7 +98,7 @@ pub(super) struct ObjectPart {
     if_match: String,
 }
 
-/// The items of a request, in the columns that a fetch wants.
+/// The items of a request in columns.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Columns {
     Blocks(Vec<u64>),
@@ -115,9 +115,9 @@ pub(super) enum Columns {
     },
 }
 
-/// A request as every kind of it is handled.
+/// A request of any of the four kinds.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Call {
+pub(super) struct BatchParams {
     /// The items.
     pub(super) columns: Columns,
     /// The member that lists them.
@@ -129,7 +129,7 @@ pub(super) struct Call {
 }
 
 impl Columns {
-    /// As a fetch takes them.
+    /// As the fetcher takes them.
     pub(super) fn items(&self) -> Items<'_> {
         match self {
             Self::Blocks(indices) => Items::Blocks(indices),
@@ -149,12 +149,12 @@ impl Columns {
         }
     }
 
-    /// Whether it is known beforehand that every item that can be read has the same length.
+    /// Whether all items that can be read are known to have the same length.
     pub(super) fn is_uniform(&self) -> bool {
         match self {
             Self::Blocks(_) | Self::Vectors(_) => true,
             Self::Ranges { lengths, .. } => lengths.windows(2).all(|pair| pair[0] == pair[1]),
-            // 0 is "to the end", which is anywhere.
+            // 0 means "to the end".
             Self::Objects { lengths, .. } => {
                 lengths.first().is_some_and(|first| *first > 0)
                     && lengths.windows(2).all(|pair| pair[0] == pair[1])
@@ -163,66 +163,49 @@ impl Columns {
     }
 }
 
-/// A request in one of its four forms.
+/// One of the four requests.
 pub(super) trait BatchRequest: DeserializeOwned {
     /// The request, its items in columns.
-    fn into_call(self) -> Result<Call, Problem>;
+    fn into_params(self) -> Result<BatchParams, Problem>;
 }
 
 impl BatchRequest for BlocksBatch {
-    fn into_call(self) -> Result<Call, Problem> {
-        let Self {
-            indices,
-            fail_fast,
-            deadline_ms,
-        } = self;
-        Ok(Call {
-            columns: Columns::Blocks(indices),
+    fn into_params(self) -> Result<BatchParams, Problem> {
+        Ok(BatchParams {
+            columns: Columns::Blocks(self.indices),
             field: "indices",
-            fail_fast,
-            deadline_ms,
+            fail_fast: self.fail_fast,
+            deadline_ms: self.deadline_ms,
         })
     }
 }
 
 impl BatchRequest for VectorsBatch {
-    fn into_call(self) -> Result<Call, Problem> {
-        let Self {
-            ids,
-            fail_fast,
-            deadline_ms,
-        } = self;
-        Ok(Call {
-            columns: Columns::Vectors(ids),
+    fn into_params(self) -> Result<BatchParams, Problem> {
+        Ok(BatchParams {
+            columns: Columns::Vectors(self.ids),
             field: "ids",
-            fail_fast,
-            deadline_ms,
+            fail_fast: self.fail_fast,
+            deadline_ms: self.deadline_ms,
         })
     }
 }
 
 impl BatchRequest for RangesBatch {
-    fn into_call(self) -> Result<Call, Problem> {
-        let Self {
-            ranges,
-            fail_fast,
-            deadline_ms,
-        } = self;
-        let (offsets, lengths) = ranges
-            .into_iter()
-            .map(|range| (range.offset, range.length))
-            .unzip();
-        Ok(Call {
+    fn into_params(self) -> Result<BatchParams, Problem> {
+        let extents = self.ranges.into_iter().map(|range| (range.offset, range.length));
+        let (offsets, lengths) = extents.unzip();
+        Ok(BatchParams {
             columns: Columns::Ranges { offsets, lengths },
             field: "ranges",
-            fail_fast,
-            deadline_ms,
+            fail_fast: self.fail_fast,
+            deadline_ms: self.deadline_ms,
         })
     }
 }
 
 impl BatchRequest for ObjectsBatch {
-    fn into_call(self) -> Result<Call, Problem> {
+    fn into_params(self) -> Result<BatchParams, Problem> {
         let Self {
             names,
             objects,
@@ -265,7 +248,7 @@ impl BatchRequest for ObjectsBatch {
                 ));
             }
         };
-        Ok(Call {
+        Ok(BatchParams {
             columns,
             field,
             fail_fast,
@@ -274,14 +257,14 @@ impl BatchRequest for ObjectsBatch {
     }
 }
 
-/// Reads a request's JSON, of which at most `items_max` items are kept; returns also how many are listed. Errors name the
-/// member (`ranges[3].length`) and the place in the text.
+/// Parses a request's JSON, storing at most `items_max` items; returns also how many there are. Errors name the member
+/// (`ranges[3].length`) and the position in the text.
 pub(super) fn parse<R: DeserializeOwned>(body: &[u8], items_max: usize) -> Result<(R, usize), Problem> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let (value, listed) = bounded_list::with_bound(items_max, || serde_path_to_error::deserialize(&mut json));
     let value = value.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
         let path = error.path().to_string();
-        // Its words for the whole are `.`, and `?` where the text ends before a member's name.
+        // serde_path_to_error writes `.` for the whole, and `?` where the text ends before a member's name.
         let path = path.trim_end_matches(['?', '.']);
         let field = if path.is_empty() { "body" } else { path };
         Problem::malformed(field, error.inner().to_string())
@@ -300,7 +283,7 @@ pub(super) mod tests {
     use http_body_util::BodyExt;
 
     /// (status, field, detail) as a client sees them.
-    pub(in crate::http) async fn told(problem: Problem) -> (u16, String, String) {
+    pub(in crate::http) async fn rendered(problem: Problem) -> (u16, String, String) {
         let response = render(problem.into_response(), "/", None, &Method::POST);
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -309,16 +292,16 @@ pub(super) mod tests {
         (status, text("field"), text("detail"))
     }
 
-    fn call<R: BatchRequest>(json: &str) -> Result<Call, Problem> {
+    fn call<R: BatchRequest>(json: &str) -> Result<BatchParams, Problem> {
         let (request, _listed) = parse::<R>(json.as_bytes(), 1024)?;
-        request.into_call()
+        request.into_params()
     }
 
     #[test]
     fn requests_become_columns() {
         // Each of the four requests, with and without optional members: the columns that a fetch wants.
         let blocks = call::<BlocksBatch>(r#"{"indices":[3,1],"fail_fast":true,"deadline_ms":50}"#).unwrap();
-        let expected = Call {
+        let expected = BatchParams {
             columns: Columns::Blocks(vec![3, 1]),
             field: "indices",
             fail_fast: true,
@@ -388,7 +371,7 @@ pub(super) mod tests {
                 "invalid value",
             ),
         ] {
-            let (status, got_field, detail) = told(call::<RangesBatch>(json).unwrap_err()).await;
+            let (status, got_field, detail) = rendered(call::<RangesBatch>(json).unwrap_err()).await;
             assert_eq!((status, got_field.as_str()), (400, field), "{json}: {detail}");
             assert!(detail.contains(part), "{json}: {detail}");
         }
@@ -398,7 +381,7 @@ pub(super) mod tests {
     async fn objects_are_given_in_one_way() {
         // Neither list, and both: a problem that says which to use.
         for json in ["{}", r#"{"names":["a"],"objects":[{"name":"a"}]}"#] {
-            let (status, field, detail) = told(call::<ObjectsBatch>(json).unwrap_err()).await;
+            let (status, field, detail) = rendered(call::<ObjectsBatch>(json).unwrap_err()).await;
             assert_eq!((status, field.as_str()), (400, "objects"), "{detail}");
         }
     }

@@ -1,6 +1,6 @@
-//! Lists in a request that are counted to their end and kept up to a bound, so that a flood of items is refused before each
-//! takes its place in memory. The bound is a setting, which serde cannot hand to a field: so [`with_bound`] keeps it for as
-//! long as the thread decodes.
+//! Lists in a request that are counted to their end but stored only up to a bound, so that too many items are refused before
+//! they take memory. serde cannot pass a setting to a field, so [`with_bound`] keeps the bound in a thread-local while it
+//! decodes.
 
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -12,7 +12,7 @@ thread_local! {
     static BOUND: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// Decodes with lists of at most `most` entries kept. Returns also how many the longest list had.
+/// Decodes, storing at most `most` entries of each list. Returns also the length of the longest list.
 pub(super) fn with_bound<T>(most: usize, decode: impl FnOnce() -> T) -> (T, usize) {
     BOUND.set((most, 0));
     let decoded = decode();
@@ -56,7 +56,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Bounded<T> {
                     }
                 }
                 let mut listed = kept.len();
-                // An entry that is not kept need not even be one of ours.
+                // Entries beyond the bound are not checked.
                 while listed >= most && list.next_element::<IgnoredAny>()?.is_some() {
                     listed += 1;
                 }

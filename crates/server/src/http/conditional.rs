@@ -1,16 +1,16 @@
-//! Conditional requests (RFC 9110 13): entity tags and the order in which preconditions are looked at.
+//! Conditional requests (RFC 9110 13): entity tags and the order of preconditions.
 //!
-//! Every tag sent is strong: it is made from device, inode, length and mtime. No Last-Modified is sent, so conditions on
-//! dates are deliberately absent: If-Modified-Since is ignored and a date in If-Range never matches, as the RFC asks.
+//! Every tag sent is strong: it is made from device, inode, length and mtime. No Last-Modified is sent, so
+//! If-Modified-Since is ignored and a date in If-Range never matches, as the RFC requires.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use std::fmt::{self, Display, Write as _};
 
-/// What the preconditions say.
+/// The result of the preconditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Precondition {
-    /// Go on.
+    /// Proceed.
     Holds,
     /// If-Match names other versions: 412.
     Failed,
@@ -47,7 +47,7 @@ impl ETag {
 /// Room for most tags: four numbers in hexadecimal and an item's.
 const TAG_BYTES: usize = 96;
 
-/// Text of which only what a tag may hold is kept.
+/// Text, filtered to the characters that a tag may have.
 struct Quoted(Vec<u8>);
 
 impl fmt::Write for Quoted {
@@ -75,8 +75,8 @@ pub(super) fn evaluate(headers: &HeaderMap, current: &ETag) -> Precondition {
     Precondition::Holds
 }
 
-/// Whether a Range header may be honoured: there is no If-Range, or it is this very version's strong tag. A weak tag, a
-/// date, or anything else is a mismatch: the client's part is of something else, so it gets the whole.
+/// Whether a Range header applies: there is no If-Range, or it is the strong tag of this version. With a weak tag, a date, or
+/// anything else, the client gets the whole resource.
 pub(super) fn if_range_holds(headers: &HeaderMap, current: &ETag) -> bool {
     let mut values = headers.get_all(header::IF_RANGE).iter();
     match (values.next(), values.next()) {
@@ -101,8 +101,8 @@ fn any_matches(headers: &HeaderMap, name: HeaderName, current: &ETag, comparison
         .any(|value| list_matches(value.as_bytes(), current, comparison))
 }
 
-/// `*`, or a comma-separated list of `"tag"` and `W/"tag"`; a tag may itself hold commas. What follows a mistake is not
-/// looked at.
+/// `*`, or a comma-separated list of `"tag"` and `W/"tag"`; a tag may contain commas. Anything after a syntax error is
+/// ignored.
 fn list_matches(list: &[u8], current: &ETag, comparison: Comparison) -> bool {
     if trim(list) == b"*" {
         return true;

@@ -1,8 +1,8 @@
-//! What is served, as JSON: the proto's fields by their proto names, enums as the words that the configuration uses.
+//! Datasets as JSON: the fields of the proto by their proto names, enums as in the configuration.
 
-use super::App;
-use super::problem::{Problem, Segments};
-use crate::door::{DatasetInfo, PageRequest};
+use super::AppState;
+use super::problem::{PathParams, Problem};
+use crate::fetch::{DatasetInfo, PageRequest};
 use axum::Json;
 use axum::extract::{Query, State};
 use http::Uri;
@@ -27,7 +27,7 @@ pub(super) struct DatasetList {
         ("page_token" = Option<String>, Query, description = "`next_page_token` of the page before."),
     ),
     responses((status = 200, description = "A page of datasets.", body = DatasetList)))]
-pub(super) async fn list(State(app): State<Arc<App>>, uri: Uri) -> Result<Json<DatasetList>, Problem> {
+pub(super) async fn list(State(app): State<Arc<AppState>>, uri: Uri) -> Result<Json<DatasetList>, Problem> {
     let (datasets, next_page_token) = app.fetcher.list_datasets(&page_of(&uri)?);
     Ok(Json(DatasetList {
         datasets,
@@ -68,8 +68,8 @@ pub(super) fn page_of(uri: &Uri) -> Result<PageRequest, Problem> {
     params(("name" = String, Path, description = "The dataset.")),
     responses((status = 200, description = "The dataset.", body = DatasetInfo)))]
 pub(super) async fn get(
-    State(app): State<Arc<App>>,
-    Segments(name): Segments<String>,
+    State(app): State<Arc<AppState>>,
+    PathParams(name): PathParams<String>,
 ) -> Result<Json<DatasetInfo>, Problem> {
     Ok(Json(app.fetcher.describe(&name)?))
 }

@@ -1,13 +1,13 @@
-//! One block or one vector. Small and of fixed length, so Range does not apply (RFC 9110 allows that): parts of an address
-//! space are what `/bytes` is for.
+//! One block or one vector. Items are small, so Range is ignored, as RFC 9110 allows; `/bytes` serves parts of an address
+//! space.
 
-use super::App;
+use super::AppState;
 use super::conditional::{ETag, Precondition, evaluate};
-use super::negotiate::{Form, preferred};
-use super::problem::{Problem, Segments};
+use super::negotiate::{ResponseFormat, preferred};
+use super::problem::{PathParams, Problem};
 use super::representation::precondition_failed;
 use crate::caller::Connection;
-use crate::door::{CallContext, Dtype, Fetcher, Items, Kind, Opened, Wanted};
+use crate::fetch::{DatasetHandle, Dtype, Fetcher, Items, Kind, RequestContext, RequiredKind};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -37,19 +37,13 @@ pub(super) const RINGFETCH_DTYPE: HeaderName = HeaderName::from_static("ringfetc
         (status = 412, description = "If-Match names other versions."),
     ))]
 pub(super) async fn get_block(
-    State(app): State<Arc<App>>,
-    Segments((name, index)): Segments<(String, String)>,
+    State(app): State<Arc<AppState>>,
+    PathParams((name, index)): PathParams<(String, String)>,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    block(
-        &app.fetcher,
-        &name,
-        &index,
-        &parts,
-        super::connection_of(&parts.extensions),
-    )
-    .await
+    let connection = super::connection_of(&parts.extensions);
+    block(&app.fetcher, &name, &index, &parts, connection).await
 }
 
 /// The answer to a request for a block.
@@ -61,7 +55,7 @@ pub(super) async fn block(
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
     let index = number("index", index)?;
-    let dataset = fetcher.open(name, Wanted::Blocks)?;
+    let dataset = fetcher.open(name, RequiredKind::Blocks)?;
     let Kind::Blocks { block_bytes, count } = dataset.kind() else {
         return Err(not_there("block", index, 0));
     };
@@ -74,7 +68,7 @@ pub(super) async fn block(
         Err(not_modified) => return Ok(not_modified),
     };
     if parts.method == Method::HEAD {
-        return Ok(head_only(head, Form::Octets, Some(block_bytes)));
+        return Ok(head_only(head, ResponseFormat::Octets, Some(block_bytes)));
     }
     let data = fetch_one(fetcher, &dataset, Items::Blocks(&[index]), connection).await?;
     Ok(octets(head, data))
@@ -97,19 +91,13 @@ pub(super) async fn block(
         (status = 412, description = "If-Match names other versions."),
     ))]
 pub(super) async fn get_vector(
-    State(app): State<Arc<App>>,
-    Segments((name, id)): Segments<(String, String)>,
+    State(app): State<Arc<AppState>>,
+    PathParams((name, id)): PathParams<(String, String)>,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    vector(
-        &app.fetcher,
-        &name,
-        &id,
-        &parts,
-        super::connection_of(&parts.extensions),
-    )
-    .await
+    let connection = super::connection_of(&parts.extensions);
+    vector(&app.fetcher, &name, &id, &parts, connection).await
 }
 
 /// The answer to a request for a vector.
@@ -121,7 +109,7 @@ pub(super) async fn vector(
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
     let id = number("id", id)?;
-    let dataset = fetcher.open(name, Wanted::Vectors)?;
+    let dataset = fetcher.open(name, RequiredKind::Vectors)?;
     let Kind::Vectors {
         dim,
         dtype,
@@ -136,8 +124,8 @@ pub(super) async fn vector(
     if id >= count {
         return Err(not_there("vector", id, count));
     }
-    // Two forms are two representations, and a strong tag names one of them.
-    let suffix = if form == Form::Json { "-json" } else { "" };
+    // A strong tag names one representation, and there are two.
+    let suffix = if form == ResponseFormat::Json { "-json" } else { "" };
     let etag = ETag::new(format_args!("{}-vector-{id}{suffix}", dataset.etag()));
     let mut head = match conditional_head(parts, &etag)? {
         Ok(head) => head,
@@ -146,14 +134,14 @@ pub(super) async fn vector(
     head.insert(RINGFETCH_DIM, HeaderValue::from(dim));
     head.insert(RINGFETCH_DTYPE, HeaderValue::from_static(dtype.as_str()));
     if parts.method == Method::HEAD {
-        // How long the JSON form is cannot be told without a read.
-        let length = (form == Form::Octets).then_some(vector_bytes);
+        // The length of the JSON form is unknown without a read.
+        let length = (form == ResponseFormat::Octets).then_some(vector_bytes);
         return Ok(vary_by_accept(head_only(head, form, length)));
     }
     let data = fetch_one(fetcher, &dataset, Items::Vectors(&[id]), connection).await?;
     let response = match form {
-        Form::Octets => octets(head, data),
-        Form::Json => {
+        ResponseFormat::Octets => octets(head, data),
+        ResponseFormat::Json => {
             head.insert(header::CONTENT_TYPE, form.media_type());
             (StatusCode::OK, head, json_numbers(dtype, &data)).into_response()
         }
@@ -178,9 +166,9 @@ fn not_there(what: &'static str, index: u64, count: u64) -> Problem {
     Problem::from(ReadError::IndexOutOfRange { what, index, count }).with_field(field)
 }
 
-/// The head of the answer, or (inner error) the whole answer where a precondition decides it.
+/// The head of the response, or (inner error) the complete response if a precondition decides it.
 fn conditional_head(parts: &Parts, etag: &ETag) -> Result<Result<HeaderMap, Response>, Problem> {
-    // Room for all that a block's answer has.
+    // Room for all headers of a block.
     let mut head = HeaderMap::with_capacity(4);
     head.insert(header::ETAG, etag.value());
     match evaluate(&parts.headers, etag) {
@@ -190,33 +178,33 @@ fn conditional_head(parts: &Parts, etag: &ETag) -> Result<Result<HeaderMap, Resp
     }
 }
 
-fn head_only(mut head: HeaderMap, form: Form, length: Option<u32>) -> Response {
+fn head_only(mut head: HeaderMap, form: ResponseFormat, length: Option<u32>) -> Response {
     head.insert(header::CONTENT_TYPE, form.media_type());
     if let Some(length) = length {
         head.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         return (StatusCode::OK, head, Body::empty()).into_response();
     }
-    // A body of unknown length, so that no Content-Length of 0 is made up.
+    // A body of unknown length, so that no Content-Length of 0 is added.
     let unknown = futures_util::stream::empty::<Result<Bytes, std::convert::Infallible>>();
     (StatusCode::OK, head, Body::from_stream(unknown)).into_response()
 }
 
 async fn fetch_one(
     fetcher: &Fetcher,
-    dataset: &Opened,
+    dataset: &DatasetHandle,
     item: Items<'_>,
     connection: Option<Arc<Connection>>,
 ) -> Result<Bytes, Problem> {
-    let context = CallContext {
+    let context = RequestContext {
         connection,
         fail_fast: true,
-        ..CallContext::default()
+        ..RequestContext::default()
     };
     Ok(fetcher.fetch_of(dataset, &item, &context).await?.fetched.data)
 }
 
 fn octets(mut head: HeaderMap, data: Bytes) -> Response {
-    head.insert(header::CONTENT_TYPE, Form::Octets.media_type());
+    head.insert(header::CONTENT_TYPE, ResponseFormat::Octets.media_type());
     let mut response = Response::new(Body::from(data));
     *response.headers_mut() = head;
     response

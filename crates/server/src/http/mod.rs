@@ -1,16 +1,17 @@
-//! The HTTP mirror of the API, and what operators read: the page at `/` with its figures (`/v1/status`), `/metrics`,
-//! `/livez`, `/readyz`, `/openapi.json`.
+//! The HTTP API, and endpoints for operators: the page at `/` with its status (`/v1/status`), `/metrics`, `/livez`,
+//! `/readyz`, `/openapi.json`.
 //!
-//! Every request passes one outermost layer that counts it and writes problem details; inside it each operation has one
-//! resource (`routes`). Bytes reach the body as slices of the response memory. Deliberately absent: compression,
-//! authentication, timeouts of a connection (the listener's), and any cache.
+//! An outermost layer counts every request and writes problem details; inside it each operation has one route (`routes`).
+//! Bodies are slices of the response memory. There is no compression, authentication or cache; the listener has the timeouts
+//! of connections.
 
 mod batch;
-mod batch_answer;
 mod batch_request;
+mod batch_response;
 mod bounded_list;
 mod conditional;
 mod datasets;
+mod fast_path;
 mod items;
 mod multipart;
 mod negotiate;
@@ -22,14 +23,13 @@ mod problem;
 mod range;
 mod representation;
 mod routes;
-mod shortcut;
 mod status;
 
 use crate::caller::Connection;
-use crate::door::Fetcher;
-use crate::figures::Figures;
+use crate::daemon_status::StatusCollector;
+use crate::fetch::Fetcher;
 use crate::lifecycle::Lifecycle;
-use crate::rpc_metrics::{HttpRoute, RpcMetrics};
+use crate::rpc_metrics::{HttpOperation, RpcMetrics};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
@@ -39,83 +39,83 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub use fast_path::fast_path;
 pub(crate) use problem::refusal;
-pub use shortcut::shortcut;
 
-/// What the operations work with.
+/// The state shared by the handlers.
 #[derive(Debug)]
-struct App {
+struct AppState {
     fetcher: Fetcher,
     lifecycle: Lifecycle,
     registry: prometheus::Registry,
     document: Bytes,
     page: page::Page,
-    figures: status::Latest,
+    status: status::StatusCache,
 }
 
 /// The HTTP service: made once, cloned for each connection. Requests should carry their
-/// [`Connection`] among their extensions; without one, what they hold is on nobody's account.
+/// [`Connection`] in their extensions; without one they are not charged to a caller.
 pub fn service(
     fetcher: Fetcher,
     lifecycle: Lifecycle,
     rpc: RpcMetrics,
     registry: prometheus::Registry,
 ) -> Router {
-    let app = App {
+    let app = AppState {
         page: page::Page::new(),
-        figures: status::Latest::new(Figures::of(&fetcher)),
+        status: status::StatusCache::new(StatusCollector::of(&fetcher)),
         fetcher,
         lifecycle,
         registry,
         document: openapi::document(),
     };
-    with_edge(router(), rpc).with_state(Arc::new(app))
+    with_outer_layer(router(), rpc).with_state(Arc::new(app))
 }
 
-/// Whether a path is for operators and orchestrators, who are answered until the end of a drain.
+/// Whether a path is for operators and orchestrators, and served until the end of a drain.
 pub fn is_operation(path: &str) -> bool {
     !path.starts_with("/v1/datasets")
 }
 
-fn router() -> Router<Arc<App>> {
+fn router() -> Router<Arc<AppState>> {
     routes::ROUTES.iter().fold(Router::new(), |router, route| {
         router.route(route.pattern, method_of(route.operation))
     })
 }
 
-fn method_of(operation: HttpRoute) -> MethodRouter<Arc<App>> {
+fn method_of(operation: HttpOperation) -> MethodRouter<Arc<AppState>> {
     match operation {
-        HttpRoute::ListDatasets => get(datasets::list),
-        HttpRoute::GetDataset => get(datasets::get),
-        HttpRoute::GetBytes => get(objects::get_bytes),
-        HttpRoute::GetBlock => get(items::get_block),
-        HttpRoute::GetVector => get(items::get_vector),
-        HttpRoute::ListObjects => get(objects::list),
-        HttpRoute::GetObject => get(objects::get_object),
-        HttpRoute::BatchFetchBlocks => post(batch::blocks),
-        HttpRoute::BatchFetchVectors => post(batch::vectors),
-        HttpRoute::BatchFetchRanges => post(batch::ranges),
-        HttpRoute::BatchFetchObjects => post(batch::objects),
-        HttpRoute::Page => get(page::index),
-        HttpRoute::PageAsset => get(page::asset),
-        HttpRoute::GetStatus => get(status::status),
-        HttpRoute::Metrics => get(probes::metrics),
-        HttpRoute::Livez => get(probes::livez),
-        HttpRoute::Readyz => get(probes::readyz),
-        HttpRoute::OpenApi => get(openapi::get),
-        HttpRoute::Other => MethodRouter::new(),
+        HttpOperation::ListDatasets => get(datasets::list),
+        HttpOperation::GetDataset => get(datasets::get),
+        HttpOperation::GetBytes => get(objects::get_bytes),
+        HttpOperation::GetBlock => get(items::get_block),
+        HttpOperation::GetVector => get(items::get_vector),
+        HttpOperation::ListObjects => get(objects::list),
+        HttpOperation::GetObject => get(objects::get_object),
+        HttpOperation::BatchFetchBlocks => post(batch::blocks),
+        HttpOperation::BatchFetchVectors => post(batch::vectors),
+        HttpOperation::BatchFetchRanges => post(batch::ranges),
+        HttpOperation::BatchFetchObjects => post(batch::objects),
+        HttpOperation::Page => get(page::index),
+        HttpOperation::PageAsset => get(page::asset),
+        HttpOperation::GetStatus => get(status::status),
+        HttpOperation::Metrics => get(probes::metrics),
+        HttpOperation::Livez => get(probes::livez),
+        HttpOperation::Readyz => get(probes::readyz),
+        HttpOperation::OpenApi => get(openapi::get),
+        HttpOperation::Other => MethodRouter::new(),
     }
 }
 
-/// Adds the outermost layer and the answer to unknown paths.
-fn with_edge<S: Clone + Send + Sync + 'static>(router: Router<S>, rpc: RpcMetrics) -> Router<S> {
+/// Adds the outermost layer and the fallback for unknown paths.
+fn with_outer_layer<S: Clone + Send + Sync + 'static>(router: Router<S>, rpc: RpcMetrics) -> Router<S> {
     router
         .fallback(problem::no_such_path)
-        .layer(from_fn_with_state(rpc, edge))
+        .layer(from_fn_with_state(rpc, outer_layer))
 }
 
-/// Counts and times a request, and writes the body of its problem if it has one.
-async fn edge(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Response {
+/// Counts and times a request, and writes the body of its problem, if any.
+async fn outer_layer(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Response {
     let arrival = Instant::now();
     let matched = request.extensions().get::<MatchedPath>().cloned();
     let matched = matched.as_ref().map(MatchedPath::as_str);
@@ -126,7 +126,7 @@ async fn edge(State(rpc): State<RpcMetrics>, request: Request, next: Next) -> Re
     response
 }
 
-/// The connection that a request came on.
+/// The connection of a request.
 fn connection_of(extensions: &http::Extensions) -> Option<Arc<Connection>> {
     extensions.get().cloned()
 }

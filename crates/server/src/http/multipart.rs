@@ -1,8 +1,7 @@
-//! `multipart/byteranges` (RFC 9110 14.6): the text around the parts, and so the length of the whole, known before a byte
-//! is read.
+//! `multipart/byteranges` (RFC 9110 14.6): the text around the parts, so that the length is known before anything is read.
 
 use super::range::content_range;
-use crate::door::Piece;
+use crate::fetch::BodyPart;
 use bytes::Bytes;
 use ringfetch_engine::geometry::Extent;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -13,7 +12,7 @@ pub(super) struct Multipart {
     /// Value of the answer's Content-Type.
     pub(super) content_type: String,
     /// The body in order: text, extent, text, extent, ..., text.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<BodyPart>,
 }
 
 impl Multipart {
@@ -30,11 +29,13 @@ impl Multipart {
             let head = format!(
                 "{line_end}--{boundary}\r\nContent-Type: {part_type}\r\nContent-Range: {range}\r\n\r\n"
             );
-            pieces.push(Piece::Text(Bytes::from(head)));
-            pieces.push(Piece::Extent(extent));
+            pieces.push(BodyPart::Text(Bytes::from(head)));
+            pieces.push(BodyPart::Extent(extent));
             line_end = "\r\n";
         }
-        pieces.push(Piece::Text(Bytes::from(format!("{line_end}--{boundary}--\r\n"))));
+        pieces.push(BodyPart::Text(Bytes::from(format!(
+            "{line_end}--{boundary}--\r\n"
+        ))));
         Self {
             content_type: format!("multipart/byteranges; boundary={boundary}"),
             pieces,
@@ -42,8 +43,8 @@ impl Multipart {
     }
 }
 
-/// 128 bits that nobody who wrote the data could foresee, so that the data cannot hold the boundary on purpose.
-/// `RandomState` is keyed from the system's entropy; no more is needed, and no crate for it.
+/// 128 unpredictable bits, so that data cannot contain the boundary on purpose. `RandomState` is keyed from the system's
+/// entropy, which is enough here.
 fn boundary() -> String {
     let half = || RandomState::new().build_hasher().finish();
     format!("ringfetch-{:016x}{:016x}", half(), half())
@@ -52,16 +53,16 @@ fn boundary() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::door::total_bytes;
+    use crate::fetch::total_bytes;
     use proptest::prelude::*;
 
     /// The body as a client sees it, with byte number `i` of the representation being `i % 251`.
-    fn produce(pieces: &[Piece]) -> Vec<u8> {
+    fn produce(pieces: &[BodyPart]) -> Vec<u8> {
         let mut body = Vec::new();
         for piece in pieces {
             match piece {
-                Piece::Text(text) => body.extend_from_slice(text),
-                Piece::Extent(extent) => {
+                BodyPart::Text(text) => body.extend_from_slice(text),
+                BodyPart::Extent(extent) => {
                     body.extend(
                         (extent.offset..extent.offset + extent.length)
                             .map(|i| u8::try_from(i % 251).unwrap()),

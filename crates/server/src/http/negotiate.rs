@@ -1,4 +1,4 @@
-//! Media types: which form of an answer the client prefers (RFC 9110 12.5.1), and whether a body is JSON.
+//! Media types: the response format that the client prefers (RFC 9110 12.5.1), and whether a body is JSON.
 
 use super::problem::Problem;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -8,16 +8,16 @@ pub(super) const OCTET_STREAM: &str = "application/octet-stream";
 /// The media type of JSON.
 pub(super) const JSON: &str = "application/json";
 
-/// The form of an answer.
+/// The format of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ResponseFormat {
     /// The bytes.
     Octets,
     /// JSON.
     Json,
 }
 
-impl Form {
+impl ResponseFormat {
     /// Its media type.
     pub(super) fn media_type(self) -> HeaderValue {
         HeaderValue::from_static(match self {
@@ -27,11 +27,11 @@ impl Form {
     }
 }
 
-/// The form that the Accept header prefers; bytes where it has no preference.
+/// The format that the Accept header prefers; bytes without a preference.
 ///
 /// # Errors
-/// 406 when it takes neither.
-pub(super) fn preferred(headers: &HeaderMap) -> Result<Form, Problem> {
+/// 406 if it accepts neither.
+pub(super) fn preferred(headers: &HeaderMap) -> Result<ResponseFormat, Problem> {
     let octets = quality(headers, "application", "octet-stream");
     let json = quality(headers, "application", "json");
     match (octets, json) {
@@ -42,15 +42,15 @@ pub(super) fn preferred(headers: &HeaderMap) -> Result<Form, Problem> {
         )
         .with_field("Accept")
         .with_allowed(vec![OCTET_STREAM, JSON])),
-        (octets, json) if json > octets => Ok(Form::Json),
-        _ => Ok(Form::Octets),
+        (octets, json) if json > octets => Ok(ResponseFormat::Json),
+        _ => Ok(ResponseFormat::Octets),
     }
 }
 
 /// Checks that a request's body is JSON.
 ///
 /// # Errors
-/// 415 when it says otherwise, or nothing.
+/// 415 for another type, or none.
 pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     let value = headers
         .get(header::CONTENT_TYPE)
@@ -74,8 +74,8 @@ pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     .with_allowed(vec![JSON]))
 }
 
-/// How much the client wants a media type, in thousandths: the most specific range that covers it counts. 1000 without
-/// a header; elements that cannot be read are skipped.
+/// The weight of a media type in thousandths, from the most specific range that includes it. 1000 without a header; invalid
+/// elements are skipped.
 fn quality(headers: &HeaderMap, kind: &str, subtype: &str) -> u32 {
     let lines = headers
         .get_all(header::ACCEPT)
@@ -114,7 +114,7 @@ fn quality(headers: &HeaderMap, kind: &str, subtype: &str) -> u32 {
     }
 }
 
-/// `0.25` to 250. What is no weight counts as 1, as if it were not there.
+/// `0.25` to 250. An invalid weight counts as 1, as if it were missing.
 fn thousandths(value: &str) -> u32 {
     let (whole, fraction) = value.split_once('.').unwrap_or((value, ""));
     let digits = fraction.len() <= 3 && fraction.bytes().all(|byte| byte.is_ascii_digit());
@@ -136,23 +136,23 @@ mod tests {
     fn bytes_unless_json_is_preferred() {
         // Accept headers as clients send them: JSON only where it is wanted more than bytes.
         for (value, expected) in [
-            ("*/*", Form::Octets),
-            ("application/json", Form::Json),
-            ("APPLICATION/JSON; charset=utf-8", Form::Json),
-            ("application/json, */*;q=0.1", Form::Json),
-            ("application/json, */*", Form::Octets),
-            ("application/*", Form::Octets),
+            ("*/*", ResponseFormat::Octets),
+            ("application/json", ResponseFormat::Json),
+            ("APPLICATION/JSON; charset=utf-8", ResponseFormat::Json),
+            ("application/json, */*;q=0.1", ResponseFormat::Json),
+            ("application/json, */*", ResponseFormat::Octets),
+            ("application/*", ResponseFormat::Octets),
             (
                 "application/octet-stream;q=0.2, application/json;q=0.3",
-                Form::Json,
+                ResponseFormat::Json,
             ),
-            ("application/octet-stream;q=0, */*", Form::Json),
-            ("text/html, application/octet-stream", Form::Octets),
-            ("nonsense", Form::Octets),
+            ("application/octet-stream;q=0, */*", ResponseFormat::Json),
+            ("text/html, application/octet-stream", ResponseFormat::Octets),
+            ("nonsense", ResponseFormat::Octets),
         ] {
             assert_eq!(preferred(&accept(value)).unwrap(), expected, "{value}");
         }
-        assert_eq!(preferred(&HeaderMap::new()).unwrap(), Form::Octets);
+        assert_eq!(preferred(&HeaderMap::new()).unwrap(), ResponseFormat::Octets);
     }
 
     #[test]

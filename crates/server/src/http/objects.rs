@@ -1,14 +1,14 @@
-//! A dataset's bytes as one resource, objects as one resource each, and the listing of objects.
+//! A dataset's bytes as a resource, objects as a resource each, and the list of objects.
 //!
-//! An object is looked up when it is asked for, and may be replaced between the look-up and the first read. Then the
-//! answer starts anew with the version that is there: an ETag never stands over another version's bytes.
+//! An object may be replaced between its look-up and the first read. Then the response starts again with the new version: an
+//! ETag never labels bytes of another version.
 
-use super::App;
+use super::AppState;
 use super::datasets::page_of;
-use super::problem::{Problem, Segments};
+use super::problem::{PathParams, Problem};
 use super::representation::{Changed, answer};
 use crate::caller::Connection;
-use crate::door::{CallContext, Fetcher};
+use crate::fetch::{Fetcher, RequestContext};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use utoipa::ToSchema;
 
-/// Look-ups of one request. An object that is replaced thrice between look-up and read is replaced all the time.
+/// Look-ups of one request: an object replaced this often between look-up and read is being replaced all the time.
 const LOOK_UPS_MAX: usize = 3;
 
 /// Serves a dataset's address space.
@@ -38,18 +38,13 @@ const LOOK_UPS_MAX: usize = 3;
         (status = 416, description = "Every range begins past the end."),
     ))]
 pub(super) async fn get_bytes(
-    State(app): State<Arc<App>>,
-    Segments(name): Segments<String>,
+    State(app): State<Arc<AppState>>,
+    PathParams(name): PathParams<String>,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
-    bytes(
-        &app.fetcher,
-        &name,
-        &parts,
-        super::connection_of(&parts.extensions),
-    )
-    .await
+    let connection = super::connection_of(&parts.extensions);
+    bytes(&app.fetcher, &name, &parts, connection).await
 }
 
 /// The answer to a request for (a part of) a dataset's address space.
@@ -82,15 +77,15 @@ pub(super) async fn bytes(
         (status = 416, description = "Every range begins past the end."),
     ))]
 pub(super) async fn get_object(
-    State(app): State<Arc<App>>,
-    Segments((name, object)): Segments<(String, String)>,
+    State(app): State<Arc<AppState>>,
+    PathParams((name, object)): PathParams<(String, String)>,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _no_body) = request.into_parts();
     let connection = super::connection_of(&parts.extensions);
-    let context = CallContext {
+    let context = RequestContext {
         connection: connection.clone(),
-        ..CallContext::default()
+        ..RequestContext::default()
     };
     for _ in 0..LOOK_UPS_MAX {
         let version = app.fetcher.object(&name, &object, &context).await?;
@@ -108,12 +103,12 @@ pub(super) async fn get_object(
     Err(changing())
 }
 
-/// What is asked for is replaced faster than it can be read.
+/// The resource is replaced faster than it can be read.
 fn changing() -> Problem {
     Problem::new(
         StatusCode::SERVICE_UNAVAILABLE,
         "changing",
-        "what was asked for is being replaced again and again; retry after a moment",
+        "the resource is being replaced repeatedly; retry after a moment",
     )
     .with_retry_after(Duration::from_secs(1))
 }
@@ -146,14 +141,14 @@ pub(super) struct ObjectInfo {
     ),
     responses((status = 200, description = "A page of objects.", body = ObjectList)))]
 pub(super) async fn list(
-    State(app): State<Arc<App>>,
-    Segments(name): Segments<String>,
+    State(app): State<Arc<AppState>>,
+    PathParams(name): PathParams<String>,
     request: Request,
 ) -> Result<Json<ObjectList>, Problem> {
     let page = page_of(request.uri())?;
-    let context = CallContext {
+    let context = RequestContext {
         connection: super::connection_of(request.extensions()),
-        ..CallContext::default()
+        ..RequestContext::default()
     };
     let page = app.fetcher.list_objects(&name, page, context).await?;
     let objects = page

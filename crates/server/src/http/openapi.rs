@@ -1,8 +1,8 @@
-//! The OpenAPI 3.1 document. Operations describe themselves beside their code; what all have in common is added here: HEAD
-//! beside every GET, and problem details as every operation's other answer.
+//! The OpenAPI 3.1 document. Handlers have the descriptions of their operations; HEAD for every GET, and problem details as
+//! the default response of every operation, are added here.
 
 use super::problem::{PROBLEM_JSON, ProblemBody};
-use super::{App, batch, datasets, items, objects, page, probes, status};
+use super::{AppState, batch, datasets, items, objects, page, probes, status};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -29,7 +29,7 @@ use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
 )]
 struct Document;
 
-/// The document as it is sent.
+/// The document as JSON.
 pub(super) fn document() -> Bytes {
     // Strings and maps only: it cannot fail.
     Bytes::from(serde_json::to_vec(&complete(Document::openapi())).unwrap_or_default())
@@ -80,7 +80,7 @@ fn head_of(get: &Operation) -> Operation {
 /// This document.
 #[utoipa::path(get, path = "/openapi.json", tag = "operation", operation_id = "OpenApi",
     responses((status = 200, description = "OpenAPI 3.1.", content_type = "application/json")))]
-pub(super) async fn get(State(app): State<Arc<App>>) -> Response {
+pub(super) async fn get(State(app): State<Arc<AppState>>) -> Response {
     let content_type = HeaderValue::from_static("application/json");
     ([(header::CONTENT_TYPE, content_type)], app.document.clone()).into_response()
 }

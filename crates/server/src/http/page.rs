@@ -1,13 +1,12 @@
-//! The page at `/`: what is served, by which backend and why, and how it goes, for people without a dashboard.
+//! The page at `/`: datasets, backend and its reason, and live figures, for people without a dashboard.
 //!
-//! Markup, style, scripts and an icon, compiled in; the figures come from `/v1/status`. The page may load nothing but these and
-//! run nothing inline, which its Content-Security-Policy makes the browser enforce, and all its addresses are relative,
-//! so that it works below a proxy's prefix. Deliberately absent: templates (no byte of an answer depends on a request),
-//! frameworks, and anything that changes the daemon.
+//! Markup, style, scripts and an icon are compiled in; figures come from `/v1/status`. The Content-Security-Policy allows
+//! nothing else, and nothing inline. All addresses are relative, so that the page works below a proxy's prefix. There are no
+//! templates and no frameworks, and the page changes nothing in the daemon.
 
-use super::App;
+use super::AppState;
 use super::conditional::{ETag, Precondition, evaluate};
-use super::problem::{Problem, Segments, no_such_path};
+use super::problem::{PathParams, Problem, no_such_path};
 use super::representation::precondition_failed;
 use axum::body::Body;
 use axum::extract::State;
@@ -20,7 +19,7 @@ use std::sync::Arc;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
-/// For whoever comes with curl: where machines look (RFC 8631 and IANA's link relations).
+/// Links for machines (RFC 8631 and IANA's link relations).
 const LINKS: &str = concat!(
     r#"<openapi.json>; rel="service-desc"; type="application/json", "#,
     r#"<v1/status>; rel="status"; type="application/json""#,
@@ -77,7 +76,7 @@ impl Page {
     }
 }
 
-/// FNV-1a, 64 bits (Fowler, Noll and Vo): tells versions of our own files apart; nobody else's bytes get here.
+/// FNV-1a, 64 bits (Fowler, Noll and Vo): distinguishes versions of our own files; the input is never a client's.
 fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -97,7 +96,7 @@ impl Asset {
         let mut response = (status, body).into_response();
         let headers = response.headers_mut();
         headers.insert(header::ETAG, self.etag.value());
-        // Kept, but asked for again each time: after an upgrade nobody runs yesterday's script on today's figures.
+        // Revalidated each time, so that after an upgrade no old script runs with the new status.
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         if status == StatusCode::OK {
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
@@ -123,7 +122,7 @@ impl Asset {
         (status = 200, description = "The page.", body = String, content_type = "text/html"),
         (status = 304, description = "The page of If-None-Match is the current one."),
     ))]
-pub(super) async fn index(State(app): State<Arc<App>>, headers: HeaderMap) -> Result<Response, Problem> {
+pub(super) async fn index(State(app): State<Arc<AppState>>, headers: HeaderMap) -> Result<Response, Problem> {
     app.page.answer(INDEX, &headers).await
 }
 
@@ -135,12 +134,12 @@ pub(super) async fn index(State(app): State<Arc<App>>, headers: HeaderMap) -> Re
         (status = 304, description = "The file of If-None-Match is the current one."),
     ))]
 pub(super) async fn asset(
-    State(app): State<Arc<App>>,
-    Segments(name): Segments<String>,
+    State(app): State<Arc<AppState>>,
+    PathParams(name): PathParams<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     match &*name {
-        // It has one address: from this one its relative links would lead nowhere.
+        // The index is served only at `/`: its relative links would be wrong here.
         INDEX => Err(no_such_path().await),
         name => app.page.answer(name, &headers).await,
     }

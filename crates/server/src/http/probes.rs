@@ -1,6 +1,6 @@
-//! What operators and orchestrators ask: metrics, liveness, readiness.
+//! Metrics, liveness and readiness.
 
-use super::App;
+use super::AppState;
 use super::problem::Problem;
 use crate::lifecycle::State as Life;
 use axum::Json;
@@ -21,7 +21,7 @@ pub(super) struct Probe {
 /// Every metric, in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics", tag = "operation", operation_id = "Metrics",
     responses((status = 200, description = "Prometheus text format 0.0.4.", body = String, content_type = "text/plain")))]
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Problem> {
+pub(super) async fn metrics(State(app): State<Arc<AppState>>) -> Result<Response, Problem> {
     match prometheus::TextEncoder::new().encode_to_string(&app.registry.gather()) {
         Ok(text) => {
             let content_type = HeaderValue::from_static(prometheus::TEXT_FORMAT);
@@ -38,7 +38,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Pro
 /// Whether the process runs.
 #[utoipa::path(get, path = "/livez", tag = "operation", operation_id = "Livez",
     responses((status = 200, description = "It runs.", body = Probe)))]
-pub(super) async fn livez(State(app): State<Arc<App>>) -> Json<Probe> {
+pub(super) async fn livez(State(app): State<Arc<AppState>>) -> Json<Probe> {
     Json(Probe {
         state: app.lifecycle.state().as_str(),
     })
@@ -50,7 +50,7 @@ pub(super) async fn livez(State(app): State<Arc<App>>) -> Json<Probe> {
         (status = 200, description = "They are.", body = Probe),
         (status = 503, description = "They are not: it starts or drains.", body = Probe),
     ))]
-pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Probe>) {
+pub(super) async fn readyz(State(app): State<Arc<AppState>>) -> (StatusCode, Json<Probe>) {
     let state = app.lifecycle.state();
     let status = if state == Life::Serving {
         StatusCode::OK

@@ -1,7 +1,7 @@
-//! Errors as RFC 9457 problem details. A [`Problem`] that leaves a route is a bare response that carries it; the outermost
-//! layer, which knows the path, writes the body ([`render`]), so that what axum itself refuses (404, 405) looks the same.
+//! Errors as RFC 9457 problem details. A handler's [`Problem`] becomes an empty response with the problem in its extensions;
+//! the outermost layer, which knows the path, writes the body ([`render`]). So errors of axum itself (404, 405) look the same.
 //!
-//! What an error of a read *means* is decided in `crate::status`; only problems that HTTP alone has are named here.
+//! `crate::error_status` maps errors of reads; only problems specific to HTTP are defined here.
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path};
@@ -15,14 +15,14 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use super::routes;
-use crate::door::FetchError;
-use crate::status;
+use crate::error_status;
+use crate::fetch::FetchError;
 use ringfetch_engine::error::ReadError;
 
 /// The media type of every error body.
 pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 
-/// Why a request is not answered with what it asked for.
+/// Why a request failed.
 #[derive(Debug, Clone)]
 pub(super) struct Problem(Box<Details>);
 
@@ -65,7 +65,7 @@ pub(super) struct ProblemBody<'a> {
 }
 
 impl Problem {
-    /// A problem that only HTTP has.
+    /// A problem specific to HTTP.
     pub(super) fn new(status: StatusCode, slug: &'static str, detail: impl Into<String>) -> Self {
         Self(Box::new(Details {
             status,
@@ -78,7 +78,7 @@ impl Problem {
         }))
     }
 
-    /// A part of the request that cannot be understood or is not allowed: answered as a malformed gRPC request is.
+    /// An invalid part of the request; answered like a malformed gRPC request.
     pub(super) fn malformed(field: impl Into<String>, problem: impl Into<String>) -> Self {
         FetchError::Malformed {
             field: field.into(),
@@ -93,13 +93,13 @@ impl Problem {
         self
     }
 
-    /// Says when a retry makes sense.
+    /// Adds a retry hint.
     pub(super) fn with_retry_after(mut self, after: Duration) -> Self {
         self.0.retry_after = Some(after);
         self
     }
 
-    /// Says what would have been accepted.
+    /// Adds the accepted values.
     pub(super) fn with_allowed(mut self, allowed: Vec<&'static str>) -> Self {
         self.0.allowed = Some(allowed);
         self
@@ -121,7 +121,7 @@ impl Problem {
             allowed,
             mut headers,
         } = *self.0;
-        let detail = status::message_of(&detail);
+        let detail = error_status::message_of(&detail);
         let body = ProblemBody {
             type_: format!("/problems/{slug}"),
             title: title(slug),
@@ -132,7 +132,7 @@ impl Problem {
             retry_after_ms: retry_after.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
             allowed: allowed.as_deref(),
         };
-        // Strings and numbers only: it cannot fail, and if it did the status would still be right.
+        // Strings and numbers only: it cannot fail.
         let body = serde_json::to_vec(&body).unwrap_or_default();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
@@ -145,9 +145,9 @@ impl Problem {
 
 impl From<FetchError> for Problem {
     fn from(error: FetchError) -> Self {
-        let answer = status::of_fetch(&error);
+        let answer = error_status::of_fetch(&error);
         let mut problem = Self::new(answer.http, answer.slug, error.to_string());
-        problem.0.field = status::field_of(&error).map(|field| Cow::Owned(field.to_owned()));
+        problem.0.field = error_status::field_of(&error).map(|field| Cow::Owned(field.to_owned()));
         problem.0.retry_after = answer.retry_after;
         problem
     }
@@ -167,7 +167,7 @@ impl IntoResponse for Problem {
     }
 }
 
-/// Writes the body of a response that carries a problem, and gives one to the errors that axum makes itself.
+/// Writes the body of a response with a problem, and of the errors of axum itself.
 /// `matched` is the route's pattern, if the path has one.
 pub(super) fn render(mut response: Response, path: &str, matched: Option<&str>, method: &Method) -> Response {
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
@@ -179,17 +179,17 @@ pub(super) fn render(mut response: Response, path: &str, matched: Option<&str>, 
     response
 }
 
-/// A problem that is found before a request reaches the router, as an answer.
+/// The response for a problem found before the router.
 pub(crate) fn refusal(status: StatusCode, slug: &'static str, detail: String, path: &str) -> Response {
     Problem::new(status, slug, detail).into_answer(path)
 }
 
-/// The answer to a path that is no resource's.
+/// The response for an unknown path.
 pub(super) async fn no_such_path() -> Problem {
     Problem::new(
         StatusCode::NOT_FOUND,
         "no-such-path",
-        "there is no resource at this path; /openapi.json lists those there are",
+        "there is no resource at this path; /openapi.json lists the resources",
     )
 }
 
@@ -231,9 +231,9 @@ fn retry_after_seconds(after: Duration) -> u64 {
 
 /// The path's parameters, percent-decoded; a path that cannot be decoded is a problem.
 #[derive(Debug)]
-pub(super) struct Segments<T>(pub(super) T);
+pub(super) struct PathParams<T>(pub(super) T);
 
-impl<T, S> FromRequestParts<S> for Segments<T>
+impl<T, S> FromRequestParts<S> for PathParams<T>
 where
     T: DeserializeOwned + Send,
     S: Send + Sync,

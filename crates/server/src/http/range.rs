@@ -1,36 +1,35 @@
-//! The Range header (RFC 9110 14): from its text and a length to the extents that are sent, in the order asked for.
+//! The Range header (RFC 9110 14): from its text and a length to extents, in the order requested.
 //!
-//! A header that is malformed or counts in another unit is ignored, as the RFC asks. A well-formed one that would be
-//! expensive (too many ranges, floods of overlapping ones: RFC 9110 17.15) is refused rather than ignored: what would be
-//! sent in its place is the whole dataset, which may be hundreds of gigabytes.
+//! A malformed header, or one with another unit, is ignored, as the RFC requires. A valid one that would be expensive (too
+//! many or overlapping ranges: RFC 9110 17.15) is refused, not ignored: the whole resource may be hundreds of gigabytes.
 
 use ringfetch_engine::geometry::Extent;
 
 /// What to do about a Range header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ranges {
-    /// Nothing: answer with the whole.
+    /// Ignore it: send the whole resource.
     Ignored,
     /// Send these, each of at least one byte and inside the length; at least one.
     Send(Vec<Extent>),
-    /// Every range lies past the end.
+    /// Every range is past the end.
     Unsatisfiable,
-    /// Well-formed, and too expensive. One line: why, and what to do.
+    /// Too expensive; the reason and the remedy in one line.
     Refused(String),
 }
 
-/// One range as it was asked for.
+/// One range as requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spec {
+enum RangeSpec {
     /// `first-last`, or `first-`.
     From { first: u64, last: Option<u64> },
     /// `-length`.
     Last { length: u64 },
 }
 
-/// Reads a Range header's value against a representation of `length` bytes.
+/// Resolves a Range header against a representation of `length` bytes.
 ///
-/// Positions that do not fit 64 bits are taken as the largest that does, which is past any end.
+/// Positions beyond 64 bits saturate, which is past any end.
 pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     let Some(specs) = parse(value) else {
         return Ranges::Ignored;
@@ -45,9 +44,9 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     if length == 0
         && specs
             .iter()
-            .any(|spec| matches!(spec, Spec::Last { length: 1.. }))
+            .any(|spec| matches!(spec, RangeSpec::Last { length: 1.. }))
     {
-        // Satisfiable, RFC 9110 14.1.2, but Content-Range cannot describe no bytes: the whole is what was asked for.
+        // Satisfiable (RFC 9110 14.1.2), but Content-Range cannot describe an empty part: send the whole.
         return Ranges::Ignored;
     }
     let extents: Vec<Extent> = specs.into_iter().filter_map(|spec| place(spec, length)).collect();
@@ -56,9 +55,9 @@ pub(super) fn resolve(value: &[u8], length: u64, ranges_max: u32) -> Ranges {
     }
     match overlapping(&extents) {
         0..=2 if sum(&extents) <= u128::from(length) => Ranges::Send(extents),
-        0..=2 => Ranges::Refused(
-            "the ranges together have more bytes than there are: ask for each byte once".into(),
-        ),
+        0..=2 => {
+            Ranges::Refused("the ranges together are longer than the resource: ask for each byte once".into())
+        }
         count => Ranges::Refused(format!(
             "{count} of the ranges overlap others: ask for each byte once"
         )),
@@ -72,38 +71,38 @@ pub(super) fn content_range(extent: Extent, length: u64) -> String {
     format!("bytes {}-{last}/{length}", extent.offset)
 }
 
-/// The ranges of `bytes=...`; none if it is malformed or in another unit.
-fn parse(value: &[u8]) -> Option<Vec<Spec>> {
+/// The ranges of `bytes=...`; `None` if it is malformed or in another unit.
+fn parse(value: &[u8]) -> Option<Vec<RangeSpec>> {
     let value = std::str::from_utf8(value).ok()?;
     let (unit, set) = value.split_once('=')?;
     if !unit.trim_matches(BLANK).eq_ignore_ascii_case("bytes") {
         return None;
     }
-    // RFC 9110 5.6.1: a recipient takes empty list elements and blanks around them.
+    // RFC 9110 5.6.1: recipients accept empty list elements and blanks.
     let elements = set
         .split(',')
         .map(|element| element.trim_matches(BLANK))
         .filter(|element| !element.is_empty());
-    let specs: Vec<Spec> = elements.map(parse_spec).collect::<Option<_>>()?;
+    let specs: Vec<RangeSpec> = elements.map(parse_spec).collect::<Option<_>>()?;
     (!specs.is_empty()).then_some(specs)
 }
 
 const BLANK: [char; 2] = [' ', '\t'];
 
-fn parse_spec(element: &str) -> Option<Spec> {
+fn parse_spec(element: &str) -> Option<RangeSpec> {
     let (first, last) = element.split_once('-')?;
     match (first.is_empty(), last.is_empty()) {
         (true, true) => None,
-        (true, false) => Some(Spec::Last {
+        (true, false) => Some(RangeSpec::Last {
             length: number(last)?,
         }),
-        (false, true) => Some(Spec::From {
+        (false, true) => Some(RangeSpec::From {
             first: number(first)?,
             last: None,
         }),
         (false, false) => {
             let (first, last) = (number(first)?, number(last)?);
-            (first <= last).then_some(Spec::From {
+            (first <= last).then_some(RangeSpec::From {
                 first,
                 last: Some(last),
             })
@@ -119,20 +118,20 @@ fn number(digits: &str) -> Option<u64> {
     })
 }
 
-/// Where a range falls in `length` bytes; none if it is past them.
-fn place(spec: Spec, length: u64) -> Option<Extent> {
+/// The extent of a range in `length` bytes; `None` if it is past the end.
+fn place(spec: RangeSpec, length: u64) -> Option<Extent> {
     match spec {
         // 90-199 of 100 bytes: offset 90, end min(200, 100), so 10 bytes.
-        Spec::From { first, last } if first < length => {
+        RangeSpec::From { first, last } if first < length => {
             let end = last.map_or(length, |last| last.saturating_add(1).min(length));
             Some(Extent {
                 offset: first,
                 length: end - first,
             })
         }
-        Spec::From { .. } => None,
+        RangeSpec::From { .. } => None,
         // -30 of 100 bytes: offset 70. -300 of 100 bytes: all of it.
-        Spec::Last { length: asked } => {
+        RangeSpec::Last { length: asked } => {
             let taken = asked.min(length);
             (taken > 0).then(|| Extent {
                 offset: length - taken,
@@ -142,12 +141,12 @@ fn place(spec: Spec, length: u64) -> Option<Extent> {
     }
 }
 
-/// How many of the extents share a byte with another.
+/// How many of the extents overlap another.
 fn overlapping(extents: &[Extent]) -> usize {
     let mut sorted: Vec<Extent> = extents.to_vec();
     sorted.sort_unstable();
     let mut count = 0;
-    // End of everything before, and whether the one that reaches there is counted already.
+    // End of all extents before, and whether the one that ends there is counted already.
     let mut reach = 0;
     let mut counted = true;
     for extent in sorted {
@@ -304,34 +303,34 @@ mod tests {
     }
 
     /// The bytes a range means, by looking at each of them.
-    fn model(spec: Spec, length: u64) -> Vec<u64> {
+    fn model(spec: RangeSpec, length: u64) -> Vec<u64> {
         (0..length)
             .filter(|&byte| match spec {
-                Spec::From { first, last } => byte >= first && last.is_none_or(|last| byte <= last),
-                Spec::Last { length: asked } => length - byte <= asked,
+                RangeSpec::From { first, last } => byte >= first && last.is_none_or(|last| byte <= last),
+                RangeSpec::Last { length: asked } => length - byte <= asked,
             })
             .collect()
     }
 
-    fn spec() -> impl Strategy<Value = Spec> {
+    fn spec() -> impl Strategy<Value = RangeSpec> {
         prop_oneof![
-            (0..80_u64, 0..40_u64).prop_map(|(first, more)| Spec::From {
+            (0..80_u64, 0..40_u64).prop_map(|(first, more)| RangeSpec::From {
                 first,
                 last: Some(first + more)
             }),
-            (0..80_u64).prop_map(|first| Spec::From { first, last: None }),
-            (0..80_u64).prop_map(|length| Spec::Last { length }),
+            (0..80_u64).prop_map(|first| RangeSpec::From { first, last: None }),
+            (0..80_u64).prop_map(|length| RangeSpec::Last { length }),
         ]
     }
 
-    fn text(spec: &Spec) -> String {
+    fn text(spec: &RangeSpec) -> String {
         match spec {
-            Spec::From {
+            RangeSpec::From {
                 first,
                 last: Some(last),
             } => format!("{first}-{last}"),
-            Spec::From { first, last: None } => format!("{first}-"),
-            Spec::Last { length } => format!("-{length}"),
+            RangeSpec::From { first, last: None } => format!("{first}-"),
+            RangeSpec::Last { length } => format!("-{length}"),
         }
     }
 

@@ -1,5 +1,4 @@
-//! What a GET or HEAD of some bytes is answered with: the order in which preconditions and ranges decide (RFC 9110 13.2.2),
-//! and the answer for each case. Used by `/bytes` and by objects, so that both behave the same.
+//! Responses to GET and HEAD of `/bytes` and of objects: preconditions and ranges in the order of RFC 9110 13.2.2.
 //!
 //! HEAD never reads, and Range does not apply to it (RFC 9110 14.2: GET is the only method with range handling).
 
@@ -9,19 +8,19 @@ use super::negotiate::OCTET_STREAM;
 use super::problem::Problem;
 use super::range::{Ranges, content_range, resolve};
 use crate::caller::Connection;
-use crate::door::{Fetcher, Piece, Reader, Version, VersionError, WindowedBody};
+use crate::fetch::{BodyPart, Fetcher, Snapshot, SnapshotError, SnapshotReader, WindowedBody};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use ringfetch_engine::geometry::Extent;
 use std::sync::Arc;
 
-/// What to answer with.
+/// The kind of response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Decision {
     NotModified,
     PreconditionFailed,
-    /// The head that the whole has, and no body.
+    /// The head of the whole resource, without a body.
     HeadOnly,
     Whole,
     One(Extent),
@@ -39,7 +38,7 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
     if method == Method::HEAD {
         return Decision::HeadOnly;
     }
-    // Range is no list header: with several, what is asked for is not clear, and the whole is always right.
+    // Range is not a list header: with several, sending the whole is always correct.
     let mut values = headers.get_all(header::RANGE).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return Decision::Whole;
@@ -58,14 +57,14 @@ fn decide(method: &Method, headers: &HeaderMap, etag: &ETag, length: u64, ranges
     }
 }
 
-/// Answers a request for bytes.
+/// Responds to a request for bytes.
 ///
 /// # Errors
-/// `Changed` when they were replaced before the first window was there: look the version up again. What goes wrong
-/// for good is a response.
+/// `Changed` if the bytes were replaced before the first window was read: look the version up again. Other errors are
+/// responses.
 pub(super) async fn answer(
     fetcher: &Fetcher,
-    version: Version,
+    version: Snapshot,
     method: &Method,
     headers: &HeaderMap,
     connection: Option<Arc<Connection>>,
@@ -89,10 +88,13 @@ pub(super) async fn answer(
             return Ok((StatusCode::OK, head, Body::empty()).into_response());
         }
         Decision::Whole if length == 0 => (StatusCode::OK, Vec::new()),
-        Decision::Whole => (StatusCode::OK, vec![Piece::Extent(Extent { offset: 0, length })]),
+        Decision::Whole => (
+            StatusCode::OK,
+            vec![BodyPart::Extent(Extent { offset: 0, length })],
+        ),
         Decision::One(extent) => {
             insert_text(&mut head, header::CONTENT_RANGE, content_range(extent, length));
-            (StatusCode::PARTIAL_CONTENT, vec![Piece::Extent(extent)])
+            (StatusCode::PARTIAL_CONTENT, vec![BodyPart::Extent(extent)])
         }
         Decision::Many(extents) => {
             let multipart = Multipart::new(&extents, length, OCTET_STREAM);
@@ -100,18 +102,18 @@ pub(super) async fn answer(
             (StatusCode::PARTIAL_CONTENT, multipart.pieces)
         }
     };
-    let reader = Reader::new(fetcher.clone(), connection, version);
+    let reader = SnapshotReader::new(fetcher.clone(), connection, version);
     match WindowedBody::start(reader, pieces).await {
         Ok(body) => {
             head.insert(header::CONTENT_LENGTH, HeaderValue::from(body.left_bytes()));
             Ok((status, head, Body::new(body)).into_response())
         }
-        Err(VersionError::Fetch(error)) => Ok(Problem::from(error).into_response()),
-        Err(VersionError::Changed) => Err(Changed),
+        Err(SnapshotError::Fetch(error)) => Ok(Problem::from(error).into_response()),
+        Err(SnapshotError::Changed) => Err(Changed),
     }
 }
 
-/// What was asked about was replaced meanwhile.
+/// The resource was replaced after its look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Changed;
 

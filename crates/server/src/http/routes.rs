@@ -1,10 +1,10 @@
-//! The closed list of resources: the one place that pairs a path with its operation and method. The router, the metrics'
-//! labels, the `Allow` header and the check that /openapi.json is complete are all made from it.
+//! The routes: path, methods and operation of each resource. The router, the metrics' labels, the `Allow` header and the
+//! check that /openapi.json is complete are derived from this table.
 
-use crate::rpc_metrics::HttpRoute;
+use crate::rpc_metrics::HttpOperation;
 use http::Method;
 
-/// How a resource is used.
+/// The methods of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     /// GET and HEAD.
@@ -13,18 +13,18 @@ pub(super) enum Verb {
     Post,
 }
 
-/// A resource.
+/// A path and what it does.
 #[derive(Debug)]
 pub(super) struct Route {
     /// axum's pattern; `{*name}` is a parameter of any number of segments.
     pub(super) pattern: &'static str,
-    /// How it is used.
+    /// Its methods.
     pub(super) verb: Verb,
-    /// What it does; each operation has one resource.
-    pub(super) operation: HttpRoute,
+    /// Its operation; each operation has one route.
+    pub(super) operation: HttpOperation,
 }
 
-const fn read(pattern: &'static str, operation: HttpRoute) -> Route {
+const fn read(pattern: &'static str, operation: HttpOperation) -> Route {
     Route {
         pattern,
         verb: Verb::Read,
@@ -32,7 +32,7 @@ const fn read(pattern: &'static str, operation: HttpRoute) -> Route {
     }
 }
 
-const fn post(pattern: &'static str, operation: HttpRoute) -> Route {
+const fn post(pattern: &'static str, operation: HttpOperation) -> Route {
     Route {
         pattern,
         verb: Verb::Post,
@@ -40,53 +40,53 @@ const fn post(pattern: &'static str, operation: HttpRoute) -> Route {
     }
 }
 
-/// Every resource.
+/// Every route.
 pub(super) const ROUTES: &[Route] = &[
-    read("/v1/datasets", HttpRoute::ListDatasets),
-    read("/v1/datasets/{name}", HttpRoute::GetDataset),
-    read("/v1/datasets/{name}/bytes", HttpRoute::GetBytes),
-    read("/v1/datasets/{name}/blocks/{index}", HttpRoute::GetBlock),
-    read("/v1/datasets/{name}/vectors/{id}", HttpRoute::GetVector),
-    read("/v1/datasets/{name}/objects", HttpRoute::ListObjects),
-    read("/v1/datasets/{name}/objects/{*object}", HttpRoute::GetObject),
+    read("/v1/datasets", HttpOperation::ListDatasets),
+    read("/v1/datasets/{name}", HttpOperation::GetDataset),
+    read("/v1/datasets/{name}/bytes", HttpOperation::GetBytes),
+    read("/v1/datasets/{name}/blocks/{index}", HttpOperation::GetBlock),
+    read("/v1/datasets/{name}/vectors/{id}", HttpOperation::GetVector),
+    read("/v1/datasets/{name}/objects", HttpOperation::ListObjects),
+    read("/v1/datasets/{name}/objects/{*object}", HttpOperation::GetObject),
     post(
         "/v1/datasets/{name}/blocks:batchFetch",
-        HttpRoute::BatchFetchBlocks,
+        HttpOperation::BatchFetchBlocks,
     ),
     post(
         "/v1/datasets/{name}/vectors:batchFetch",
-        HttpRoute::BatchFetchVectors,
+        HttpOperation::BatchFetchVectors,
     ),
     post(
         "/v1/datasets/{name}/ranges:batchFetch",
-        HttpRoute::BatchFetchRanges,
+        HttpOperation::BatchFetchRanges,
     ),
     post(
         "/v1/datasets/{name}/objects:batchFetch",
-        HttpRoute::BatchFetchObjects,
+        HttpOperation::BatchFetchObjects,
     ),
-    read("/", HttpRoute::Page),
-    read("/page/{asset}", HttpRoute::PageAsset),
-    read("/v1/status", HttpRoute::GetStatus),
-    read("/metrics", HttpRoute::Metrics),
-    read("/livez", HttpRoute::Livez),
-    read("/readyz", HttpRoute::Readyz),
-    read("/openapi.json", HttpRoute::OpenApi),
+    read("/", HttpOperation::Page),
+    read("/page/{asset}", HttpOperation::PageAsset),
+    read("/v1/status", HttpOperation::GetStatus),
+    read("/metrics", HttpOperation::Metrics),
+    read("/livez", HttpOperation::Livez),
+    read("/readyz", HttpOperation::Readyz),
+    read("/openapi.json", HttpOperation::OpenApi),
 ];
 
 fn find(pattern: Option<&str>) -> Option<&'static Route> {
     ROUTES.iter().find(|route| Some(route.pattern) == pattern)
 }
 
-/// What the metrics count a request as: a closed set, whatever clients send.
-pub(super) fn operation(pattern: Option<&str>, method: &Method) -> HttpRoute {
+/// The operation that metrics count a request as: a closed set, whatever clients send.
+pub(super) fn operation(pattern: Option<&str>, method: &Method) -> HttpOperation {
     match find(pattern) {
         Some(route) if methods(route.verb).contains(&method.as_str()) => route.operation,
-        _ => HttpRoute::Other,
+        _ => HttpOperation::Other,
     }
 }
 
-/// The methods of the resource with this pattern.
+/// The methods of the route with this pattern.
 pub(super) fn methods_of(pattern: Option<&str>) -> &'static [&'static str] {
     find(pattern).map_or(&[], |route| methods(route.verb))
 }
@@ -108,15 +108,15 @@ mod tests {
     #[test]
     fn labels_are_a_closed_set() {
         // Known and unknown pairs of path and method: an operation, or `Other`, never what the client sent.
-        assert_eq!(operation(BYTES, &Method::GET), HttpRoute::GetBytes);
-        assert_eq!(operation(BYTES, &Method::HEAD), HttpRoute::GetBytes);
-        assert_eq!(operation(BYTES, &Method::POST), HttpRoute::Other);
-        assert_eq!(operation(BATCH, &Method::POST), HttpRoute::BatchFetchBlocks);
-        assert_eq!(operation(BATCH, &Method::GET), HttpRoute::Other);
-        assert_eq!(operation(None, &Method::GET), HttpRoute::Other);
+        assert_eq!(operation(BYTES, &Method::GET), HttpOperation::GetBytes);
+        assert_eq!(operation(BYTES, &Method::HEAD), HttpOperation::GetBytes);
+        assert_eq!(operation(BYTES, &Method::POST), HttpOperation::Other);
+        assert_eq!(operation(BATCH, &Method::POST), HttpOperation::BatchFetchBlocks);
+        assert_eq!(operation(BATCH, &Method::GET), HttpOperation::Other);
+        assert_eq!(operation(None, &Method::GET), HttpOperation::Other);
         assert_eq!(
             operation(BYTES, &Method::from_bytes(b"BREW").unwrap()),
-            HttpRoute::Other
+            HttpOperation::Other
         );
     }
 

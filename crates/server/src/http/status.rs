@@ -1,8 +1,8 @@
-//! `GET /v1/status`: the daemon's figures as JSON. They are taken at most once in [`FRESH`], however many ask: their cost does
-//! not grow with the number of open pages.
+//! `GET /v1/status`: the daemon's status as JSON. It is collected at most once in [`FRESH`], so that its cost does not grow
+//! with the number of open pages.
 
-use super::App;
-use crate::figures::{Figures, StatusView};
+use super::AppState;
+use crate::daemon_status::{StatusCollector, StatusView};
 use crate::lifecycle::State as Life;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -11,43 +11,44 @@ use http::{HeaderValue, header};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// An answer is given to everybody who asks within this time.
+/// How long a collected status is reused.
 const FRESH: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone)]
-struct Taken {
+struct CachedStatus {
     at: Instant,
     state: Life,
     body: Bytes,
 }
 
-/// The figures, and the latest answer.
+/// Collects the status and keeps the latest one.
 #[derive(Debug)]
-pub(super) struct Latest {
-    figures: Figures,
-    latest: Mutex<Option<Taken>>,
+pub(super) struct StatusCache {
+    collector: StatusCollector,
+    latest: Mutex<Option<CachedStatus>>,
 }
 
-impl Latest {
-    pub(super) fn new(figures: Figures) -> Self {
+impl StatusCache {
+    pub(super) fn new(collector: StatusCollector) -> Self {
         Self {
-            figures,
+            collector,
             latest: Mutex::new(None),
         }
     }
 
-    /// The answer: the latest if it is fresh. Two callers may both make one; neither waits for the other.
-    fn answer(&self, app: &App) -> Bytes {
+    /// The latest status if it is fresh, else a new one. Concurrent callers may both collect one; neither waits.
+    fn answer(&self, app: &AppState) -> Bytes {
         let (now, state) = (Instant::now(), app.lifecycle.state());
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let fresh = |taken: &Taken| taken.state == state && now.saturating_duration_since(taken.at) < FRESH;
+        let fresh =
+            |taken: &CachedStatus| taken.state == state && now.saturating_duration_since(taken.at) < FRESH;
         if let Some(taken) = latest.filter(fresh) {
             return taken.body;
         }
-        let view = self.figures.take(&app.fetcher, state);
+        let view = self.collector.collect(&app.fetcher, state);
         // Strings and finite numbers only: it cannot fail.
         let body = Bytes::from(serde_json::to_vec(&view).unwrap_or_default());
-        let taken = Taken {
+        let taken = CachedStatus {
             at: now,
             state,
             body: body.clone(),
@@ -62,7 +63,7 @@ impl Latest {
 /// digits in JavaScript.
 #[utoipa::path(get, path = "/v1/status", tag = "operation", operation_id = "GetStatus",
     responses((status = 200, description = "The figures, also while it starts or drains.", body = StatusView)))]
-pub(super) async fn status(State(app): State<Arc<App>>) -> Response {
+pub(super) async fn status(State(app): State<Arc<AppState>>) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
@@ -71,5 +72,5 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Response {
             HeaderValue::from_static("nosniff"),
         ),
     ];
-    (headers, app.figures.answer(&app)).into_response()
+    (headers, app.status.answer(&app)).into_response()
 }

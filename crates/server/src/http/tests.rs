@@ -1,7 +1,7 @@
 //! The router without an engine: what is answered before an operation runs.
 
 use super::*;
-use crate::http::problem::Segments;
+use crate::http::problem::PathParams;
 use axum::body::Body;
 use http::{Method, StatusCode, header};
 use http_body_util::BodyExt;
@@ -10,7 +10,7 @@ use tower::ServiceExt;
 
 /// The routes of the service, each answered with its parameters instead of by its operation.
 fn echo_router() -> (Router, prometheus::Registry) {
-    async fn echo(Segments(parameters): Segments<Vec<(String, String)>>) -> String {
+    async fn echo(PathParams(parameters): PathParams<Vec<(String, String)>>) -> String {
         parameters
             .into_iter()
             .map(|(name, value)| format!("{name}={value};"))
@@ -25,7 +25,7 @@ fn echo_router() -> (Router, prometheus::Registry) {
         };
         router.route(route.pattern, method)
     });
-    (with_edge(routed, rpc), registry)
+    (with_outer_layer(routed, rpc), registry)
 }
 
 async fn answer(method: Method, path: &str) -> (StatusCode, http::HeaderMap, String) {

@@ -1,4 +1,4 @@
-//! Bodies that say how they come along: requests as they arrive, answers as they leave.
+//! Bodies that record their progress: requests as they are received, responses as they are sent.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -14,20 +14,20 @@ use hyper::body::Incoming;
 
 use super::progress::Exchange;
 
-/// A request's body as it comes from the socket.
+/// A request's body from the socket.
 #[derive(Debug)]
-pub struct ReceivedBody {
+pub struct RequestBody {
     body: Incoming,
     exchange: Arc<Exchange>,
 }
 
-impl ReceivedBody {
+impl RequestBody {
     pub(super) fn new(body: Incoming, exchange: Arc<Exchange>) -> Self {
         Self { body, exchange }
     }
 }
 
-impl Body for ReceivedBody {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -60,57 +60,62 @@ impl Body for ReceivedBody {
     }
 }
 
-/// A request's body did not come in time, so there is no answer. hyper ends the stream, with HTTP/1 the connection.
+/// A request's body did not arrive in time, so there is no response. hyper resets the stream, with HTTP/1 the connection.
 #[derive(Debug, thiserror::Error)]
-#[error("the request's body did not come in time")]
-pub(super) struct Stalled;
+#[error("the request's body did not arrive in time")]
+pub(super) struct BodyStalled;
 
-/// An answer on its way, given up when its request's body stalls.
-pub(super) struct Awaited<F> {
+/// A response future that fails when the request's body stalls.
+pub(super) struct ResponseOrStall<F> {
     answer: F,
     exchange: Arc<Exchange>,
 }
 
-impl<F> Awaited<F> {
+impl<F> ResponseOrStall<F> {
     pub(super) fn new(answer: F, exchange: Arc<Exchange>) -> Self {
         Self { answer, exchange }
     }
 }
 
-impl<F, B> Future for Awaited<F>
+impl<F, B> Future for ResponseOrStall<F>
 where
     F: Future<Output = Result<Response<B>, Infallible>> + Unpin,
 {
-    type Output = Result<Response<Answering<B>>, Stalled>;
+    type Output = Result<Response<ResponseBody<B>>, BodyStalled>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         if this.exchange.is_stalled() {
-            return Poll::Ready(Err(Stalled));
+            return Poll::Ready(Err(BodyStalled));
         }
         let Ok(response) = ready!(Pin::new(&mut this.answer).poll(cx));
         this.exchange.has_answer();
         let exchange = Arc::clone(&this.exchange);
-        Poll::Ready(Ok(response.map(|body| Answering { body, exchange })))
+        Poll::Ready(Ok(response.map(|body| ResponseBody { body, exchange })))
     }
 }
 
-/// An answer's body.
+/// A response's body.
 #[derive(Debug)]
-pub(super) struct Answering<B> {
+pub(super) struct ResponseBody<B> {
     body: B,
     exchange: Arc<Exchange>,
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Answering<B> {
-    type Data = Owed;
+impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
+    type Data = TrackedBytes;
     type Error = B::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Owed>, B::Error>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<TrackedBytes>, B::Error>>> {
         let this = self.get_mut();
         let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
         let exchange = &this.exchange;
-        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| Owed::new(bytes, exchange)))))
+        Poll::Ready(
+            frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| TrackedBytes::new(bytes, exchange)))),
+        )
     }
 
     fn is_end_stream(&self) -> bool {
@@ -122,14 +127,14 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answering<B> {
     }
 }
 
-/// Bytes of an answer until they are sent. HTTP/2 keeps them, however long the client's window stays shut.
+/// Bytes of a response until they are sent. HTTP/2 holds them while the client's window is closed.
 #[derive(Debug)]
-pub(super) struct Owed {
+pub(super) struct TrackedBytes {
     bytes: Bytes,
     exchange: Arc<Exchange>,
 }
 
-impl Owed {
+impl TrackedBytes {
     fn new(bytes: Bytes, exchange: &Arc<Exchange>) -> Self {
         exchange.produced(bytes.len());
         Self {
@@ -139,7 +144,7 @@ impl Owed {
     }
 }
 
-impl Buf for Owed {
+impl Buf for TrackedBytes {
     fn remaining(&self) -> usize {
         self.bytes.len()
     }
@@ -164,7 +169,7 @@ impl Buf for Owed {
     }
 }
 
-impl Drop for Owed {
+impl Drop for TrackedBytes {
     fn drop(&mut self) {
         if !self.bytes.is_empty() {
             self.exchange.forgiven(self.bytes.len());

@@ -1,12 +1,11 @@
-//! One write for all that a connection has to say in one turn.
+//! Combines all writes of a connection in one poll into one.
 //!
-//! h2 writes a frame at a time, and a write to a socket costs more than a small answer's own work (a third of the
-//! server's CPU at one 4 KiB read a call). So what hyper writes and flushes while its connection is polled is gathered
-//! here and written when the poll is over. Large pieces are not copied: they go to the socket at once, after what was
-//! gathered. Bounded: a connection gathers at most `GATHERED_BYTES_MAX`; then writing waits for the socket.
-//! And a turn is bounded: who has megabytes to send, or sends requests without end, gives way to the core's other
-//! connections in between.
-//! Deliberately absent: timers. Nothing is ever held back beyond the turn it was written in.
+//! h2 writes a frame at a time, and a write to a socket costs more than the rest of a small response (a third of the
+//! server's CPU with one 4 KiB read per call). So what hyper writes and flushes while its connection is polled is buffered
+//! here and written after the poll. Large writes are not copied: they go to the socket directly, after the buffer. A
+//! connection buffers at most `GATHERED_BYTES_MAX`; then writing waits for the socket.
+//! A turn is bounded too: a connection that sends megabytes, or receives requests without pause, yields to the core's other
+//! connections. There are no timers: nothing is held back beyond the poll that wrote it.
 
 use super::progress::Progress;
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -19,51 +18,50 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-/// A write of more is not gathered: copying it would cost more than the write it saves.
+/// Larger writes are not buffered: the copy would cost more than the write it saves.
 const COPIED_BYTES_MAX: usize = 20 << 10;
 
-/// Most that goes to the socket in one turn: some 50 us, since on loopback the receiver's work is done in the same call. The
-/// connection's next turn comes after everybody else's.
+/// Most bytes sent in one turn: some 50 us, since on loopback the receiver's work is done in the same call. The connection's
+/// next turn comes after those of all others.
 const TURN_BYTES_MAX: usize = 128 << 10;
 
-/// Once so much has come in one turn, the rest waits for the next. To take up requests is what costs: tokio lets a task read
-/// 128 times before others have their turn, and eight connections that send nothing but thousands of header fields kept a core
-/// for 30 ms a round.
+/// Most bytes received in one turn. Processing requests is expensive: tokio lets a task read 128 times before it yields, and
+/// eight connections that sent only thousands of header fields blocked a core for 30 ms a round.
 const TURN_RECEIVED_BYTES_MAX: u64 = 8 << 10;
 
 /// Most pieces of one write (as h2 and hyper have them).
 const PIECES_MAX: usize = 64;
 
-/// Most that is gathered.
+/// Most bytes buffered.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
 
 thread_local! {
-    /// A turn ends with everything written, so one buffer serves all of a core's connections; only one whose socket
-    /// is full takes it along.
+    /// The buffer is empty after a turn, so one serves all of a core's connections; only a connection whose socket is full
+    /// keeps it.
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-struct Gathered<T> {
+struct WriteBuffer<T> {
     io: T,
     bytes: Vec<u8>,
-    /// How many of `bytes` are written already.
+    /// How many of `bytes` are written.
     written: usize,
-    /// What large writes have put out in this turn.
+    /// Bytes of large writes in this turn.
     turn_bytes: usize,
-    /// Counts what the socket brings.
+    /// Counts received bytes.
     progress: Arc<Progress>,
-    /// What it had brought when this turn began.
+    /// Received bytes when this turn began.
     received_before: u64,
-    /// The socket's first error: whatever hyper does next fails with it, so that no failed write goes unnoticed.
+    /// The socket's first error, returned by hyper's next call, so that no failed write is lost.
     failed: Option<io::ErrorKind>,
 }
 
-impl<T: Write + Unpin> Gathered<T> {
+impl<T: Write + Unpin> WriteBuffer<T> {
     fn check(&self) -> io::Result<()> {
         self.failed.map_or(Ok(()), |kind| Err(kind.into()))
     }
 
-    /// Writes what was gathered.
+    /// Writes the buffer.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check()?;
         let drained = ready!(self.poll_write_gathered(cx));
@@ -86,7 +84,7 @@ impl<T: Write + Unpin> Gathered<T> {
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
-    /// Writes pieces as they are, as far as this turn goes.
+    /// Writes pieces without buffering, up to the bound of the turn.
     fn poll_write_through(
         &mut self,
         cx: &mut Context<'_>,
@@ -94,7 +92,7 @@ impl<T: Write + Unpin> Gathered<T> {
     ) -> Poll<io::Result<usize>> {
         let most = TURN_BYTES_MAX.saturating_sub(self.turn_bytes);
         if most == 0 {
-            // Not woken by the socket, which has room.
+            // The socket has room and would not wake the task.
             give_way(cx);
             return Poll::Pending;
         }
@@ -132,13 +130,13 @@ impl<T: Write + Unpin> Gathered<T> {
     }
 }
 
-/// A socket whose writes are gathered.
-pub(super) struct Coalescing<T>(Rc<RefCell<Gathered<T>>>);
+/// A socket whose writes are buffered.
+pub(super) struct CoalescingIo<T>(Rc<RefCell<WriteBuffer<T>>>);
 
-impl<T: Read + Write + Unpin> Coalescing<T> {
-    /// The socket for hyper, and the hand that writes what was gathered.
-    pub(super) fn new(io: T, progress: Arc<Progress>) -> (Self, Drain<T>) {
-        let gathered = Rc::new(RefCell::new(Gathered {
+impl<T: Read + Write + Unpin> CoalescingIo<T> {
+    /// The socket for hyper, and the flusher of its buffer.
+    pub(super) fn new(io: T, progress: Arc<Progress>) -> (Self, Flusher<T>) {
+        let gathered = Rc::new(RefCell::new(WriteBuffer {
             io,
             bytes: Vec::new(),
             written: 0,
@@ -149,7 +147,7 @@ impl<T: Read + Write + Unpin> Coalescing<T> {
         }));
         (
             Self(Rc::clone(&gathered)),
-            Drain {
+            Flusher {
                 gathered,
                 ended: Cell::new(false),
             },
@@ -157,18 +155,23 @@ impl<T: Read + Write + Unpin> Coalescing<T> {
     }
 }
 
-/// Writes what a connection gathered.
-pub(super) struct Drain<T> {
-    gathered: Rc<RefCell<Gathered<T>>>,
+/// Writes a connection's buffer after each poll.
+pub(super) struct Flusher<T> {
+    gathered: Rc<RefCell<WriteBuffer<T>>>,
     /// The connection has ended and must not be polled again.
     ended: Cell<bool>,
 }
 
-impl<T: Write + Unpin> Drain<T> {
-    /// Polls a connection, and after each poll writes what it gathered, until it has ended and all is written.
+impl<T: Write + Unpin> Flusher<T> {
+    /// The socket, once the connection is dropped.
+    pub(super) fn into_io(self) -> Option<T> {
+        Rc::into_inner(self.gathered).map(|gathered| gathered.into_inner().io)
+    }
+
+    /// Polls a connection and writes its buffer after each poll, until it has ended and everything is written.
     ///
     /// # Errors
-    /// The connection's own.
+    /// Errors of the connection.
     ///
     /// # Cancel safety
     /// May be dropped and called again; an error of the connection in between is lost.
@@ -190,7 +193,7 @@ impl<T: Write + Unpin> Drain<T> {
                 return Poll::Ready(());
             }
             if drained.is_err() {
-                // The connection does not know yet: its next read or write fails with it.
+                // The connection's next read or write returns the error.
                 cx.waker().wake_by_ref();
             }
             Poll::Pending
@@ -200,7 +203,7 @@ impl<T: Write + Unpin> Drain<T> {
     }
 }
 
-impl<T: Read + Write + Unpin> Read for Coalescing<T> {
+impl<T: Read + Write + Unpin> Read for CoalescingIo<T> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -210,7 +213,7 @@ impl<T: Read + Write + Unpin> Read for Coalescing<T> {
         gathered.check()?;
         let received = gathered.progress.read_bytes();
         if received.saturating_sub(gathered.received_before) >= TURN_RECEIVED_BYTES_MAX {
-            // Not woken by the socket, which may have more.
+            // The socket may have more bytes and would not wake the task.
             give_way(cx);
             return Poll::Pending;
         }
@@ -218,7 +221,7 @@ impl<T: Read + Write + Unpin> Read for Coalescing<T> {
     }
 }
 
-impl<T: Read + Write + Unpin> Write for Coalescing<T> {
+impl<T: Read + Write + Unpin> Write for CoalescingIo<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
@@ -246,7 +249,7 @@ impl<T: Read + Write + Unpin> Write for Coalescing<T> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // At the end of the turn: see `Drain::drive`.
+        // After the poll: see `Flusher::drive`.
         Poll::Ready(Ok(()))
     }
 
@@ -323,7 +326,7 @@ mod tests {
             got: Rc::clone(&got),
             ..Scripted::default()
         };
-        let (mut io, drain) = Coalescing::new(socket, Arc::default());
+        let (mut io, drain) = CoalescingIo::new(socket, Arc::default());
         let mut left = VecDeque::from(pieces);
         let connection = std::pin::pin!(std::future::poll_fn(move |cx| {
             while let Some(piece) = left.front() {
@@ -395,7 +398,7 @@ mod tests {
             got: Rc::clone(&got),
             ..Scripted::default()
         };
-        let (mut io, drain) = Coalescing::new(socket, Arc::default());
+        let (mut io, drain) = CoalescingIo::new(socket, Arc::default());
         let answer = vec![7; BYTES];
         let mut sent = 0;
         let mut connection = std::pin::pin!(std::future::poll_fn(move |cx| {
@@ -430,7 +433,7 @@ mod tests {
             progress: Arc::clone(&progress),
             ..Scripted::default()
         };
-        let (mut io, drain) = Coalescing::new(socket, progress);
+        let (mut io, drain) = CoalescingIo::new(socket, progress);
         let reads_max = (10 * TURN_RECEIVED_BYTES_MAX) >> 10;
         let (mut reads, others) = (0, Rc::new(Cell::new(0)));
         let connection = std::pin::pin!(std::future::poll_fn(move |cx| {

@@ -1,36 +1,36 @@
-//! By which names a port may be addressed. A page in a browser on this host, or on its network, can send requests here
-//! under any name that its author lets point here (DNS rebinding); what it sends carries that name in `Host`.
+//! The host names that a port accepts. A page in a browser on this host, or in its network, can send requests here under any
+//! name that its author points here (DNS rebinding); the request has that name in `Host`.
 //!
-//! Loopback names are always good. Where nothing is configured, a loopback address knows no others, and any other address
-//! is good under every IP address, which no name can be rebound to, and under the service name of the compose file.
+//! Loopback names are always accepted. Without configuration, a port on loopback accepts no others; any other port accepts
+//! every IP address, which is safe from rebinding, and the service name of the compose file.
 
 use std::net::{IpAddr, SocketAddr};
 
 use http::header::HOST;
 use http::{Request, Version};
 
-/// The service's name in docker-compose.yml: what Prometheus asks for there.
+/// The service's name in docker-compose.yml, which Prometheus uses.
 const SERVICE_NAME: &str = "ringfetchd";
 
-/// The names of a port.
+/// The accepted host names of a port.
 #[derive(Debug, Clone)]
-pub struct Hosts {
+pub struct AllowedHosts {
     names: Vec<String>,
     any: bool,
     addresses: bool,
 }
 
-/// What is wrong with a request's host.
+/// An invalid host of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unnamed {
-    /// There is none, and there must be.
+pub(super) enum HostError {
+    /// Missing or repeated.
     Missing,
-    /// Not one of ours.
+    /// Not accepted.
     Foreign,
 }
 
-impl Hosts {
-    /// The names of a port at `address`: those in `http.hosts`, or what suits the address.
+impl AllowedHosts {
+    /// The names for a port at `address`: those in `http.hosts`, or derived from the address.
     pub fn of(address: SocketAddr, configured: Option<&[String]>) -> Self {
         let is_local = address.ip().to_canonical().is_loopback();
         let names = match configured {
@@ -45,37 +45,37 @@ impl Hosts {
         }
     }
 
-    /// Checks everything by which a request says whom it is for.
+    /// Checks the authority and the `Host` header.
     ///
     /// # Errors
-    /// It is for somebody else, or does not say so.
-    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), Unnamed> {
+    /// Another host, or none.
+    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), HostError> {
         if self.any {
             return Ok(());
         }
         let authority = request.uri().authority().map(|authority| authority.as_str());
         let mut named = request.headers().get_all(HOST).iter();
         let (header, another) = (named.next(), named.next());
-        // Only HTTP/1.0 may leave it out: some health checks do.
+        // Only HTTP/1.0 may omit it, as some health checks do.
         if authority.is_none() && header.is_none() && request.version() != Version::HTTP_10
             || another.is_some()
         {
-            return Err(Unnamed::Missing);
+            return Err(HostError::Missing);
         }
         let header = match header.map(|header| header.to_str()) {
             Some(Ok(header)) => Some(header),
-            Some(Err(_)) => return Err(Unnamed::Foreign),
+            Some(Err(_)) => return Err(HostError::Foreign),
             None => None,
         };
         let is_ours = |name: Option<&str>| name.is_none_or(|name| self.knows(name));
         if is_ours(authority) && is_ours(header) {
             Ok(())
         } else {
-            Err(Unnamed::Foreign)
+            Err(HostError::Foreign)
         }
     }
 
-    /// Whether a host, with or without a port, is one of ours.
+    /// Whether a host, with or without a port, is accepted.
     fn knows(&self, host: &str) -> bool {
         let name = match host.strip_prefix('[') {
             // An IPv6 address (RFC 3986 3.2.2).
@@ -128,10 +128,10 @@ fn is_port(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn hosts(address: &str, configured: Option<&[&str]>) -> Hosts {
+    fn hosts(address: &str, configured: Option<&[&str]>) -> AllowedHosts {
         let configured: Option<Vec<String>> =
             configured.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
-        Hosts::of(address.parse().unwrap(), configured.as_deref())
+        AllowedHosts::of(address.parse().unwrap(), configured.as_deref())
     }
 
     const LOCAL: [&str; 9] = [
@@ -207,7 +207,7 @@ mod tests {
     fn every_name_in_a_request_counts() {
         // Scenario: requests with a target and headers. Expectation: no foreign name in either, not two headers, and none
         // left out but with HTTP/1.0; a star lets everything pass.
-        let check = |hosts: &Hosts, target: &str, names: &[&str], version| {
+        let check = |hosts: &AllowedHosts, target: &str, names: &[&str], version| {
             let mut request = Request::get(target).version(version);
             for name in names {
                 request = request.header(HOST, *name);
@@ -217,21 +217,21 @@ mod tests {
         let ours = hosts("127.0.0.1:7411", None);
         let h1 = Version::HTTP_11;
         assert_eq!(check(&ours, "/", &["localhost"], h1), Ok(()));
-        assert_eq!(check(&ours, "/", &["evil.example"], h1), Err(Unnamed::Foreign));
+        assert_eq!(check(&ours, "/", &["evil.example"], h1), Err(HostError::Foreign));
         assert_eq!(
             check(&ours, "http://evil.example/", &["localhost"], h1),
-            Err(Unnamed::Foreign)
+            Err(HostError::Foreign)
         );
         assert_eq!(
             check(&ours, "http://localhost/", &["evil.example"], h1),
-            Err(Unnamed::Foreign)
+            Err(HostError::Foreign)
         );
         assert_eq!(check(&ours, "http://127.0.0.1:1/", &[], Version::HTTP_2), Ok(()));
         assert_eq!(
             check(&ours, "/", &["localhost", "localhost"], h1),
-            Err(Unnamed::Missing)
+            Err(HostError::Missing)
         );
-        assert_eq!(check(&ours, "/", &[], h1), Err(Unnamed::Missing));
+        assert_eq!(check(&ours, "/", &[], h1), Err(HostError::Missing));
         assert_eq!(check(&ours, "/", &[], Version::HTTP_10), Ok(()));
         assert_eq!(
             check(&hosts("127.0.0.1:1", Some(&["*"])), "/", &["evil.example"], h1),

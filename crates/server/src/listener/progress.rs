@@ -1,8 +1,8 @@
-//! What happened on a connection, as counters: written where it happens (the socket, the requests, the bodies), read
-//! by whoever decides how long the connection may go on. One relaxed addition each, no clock and no timer.
+//! Counters of a connection, updated by its socket, requests and bodies, and read by `timeouts`. Each update is one relaxed
+//! addition; there are no clocks and no timers.
 //!
-//! An `Exchange` is one request and its answer, from the request's head to the last byte of the answer that leaves for
-//! the socket. HTTP/2 may hold an answer back long after its body was produced; `Owed` counts those bytes.
+//! An `Exchange` is one request and its response, from the request's head to the last byte of the response written to the
+//! socket. HTTP/2 may buffer a response long after its body was produced; `TrackedBytes` counts those bytes.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,91 +12,110 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use slab::Slab;
 
-use super::ending::Verdict;
-use super::watch::ExchangeMarks;
+use super::close::CloseDecision;
+use super::timeouts::ExchangeStalls;
 use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
+use crate::lifecycle::State;
 
-/// The client connection preface of HTTP/2 (RFC 9113 3.4), and less than any head of HTTP/1 that names a host.
+/// Length of the HTTP/2 connection preface (RFC 9113 3.4); shorter than any HTTP/1 head with a host.
 pub(super) const PREFACE_BYTES: u64 = 24;
-/// How that preface begins, and no request of HTTP/1 does.
+/// The beginning of that preface, which no HTTP/1 request has.
 const PREFACE_BEGIN: &[u8] = b"PRI";
-/// While draining, how long a head that is half here has to become whole.
+/// While draining, the time for an incomplete head to arrive.
 const HEAD_GRACE: Duration = Duration::from_secs(1);
 
-/// Bytes that a request explains, besides those of its body that are taken up: its head, and a window of a body that is
-/// not wanted.
+/// Bytes accounted for by a request, besides its body as far as it is read: its head, and a window of unread body.
 const EXPLAINED_PER_REQUEST: u64 = STREAM_WINDOW_BYTES as u64 + HEADER_LIST_BYTES as u64;
-/// A window update or an acknowledgement is 13 or 17 bytes, and clients send one for a few KiB at least.
+/// A window update or an acknowledgement is 13 or 17 bytes; clients send one for at least a few KiB.
 const SENT_PER_EXPLAINED: u64 = 16;
-/// Most unexplained bytes at a time: a window that is not taken up yet, and some more.
+/// Most unexplained bytes: a window that is not read yet, and a margin.
 const UNEXPLAINED_BYTES_MAX: i64 = CONNECTION_WINDOW_BYTES as i64 + (1 << 20);
-/// Bytes a second that need no explanation: pings, settings, priorities.
+/// Unexplained bytes allowed per second: pings, settings, priorities.
 const UNEXPLAINED_BYTES_PER_S: u128 = 256 << 10;
 
-/// One connection's. Shared by its socket, its requests and whoever may end it.
+/// The counters of a connection, shared by its socket, its requests and `timeouts`.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     read_bytes: AtomicU64,
-    /// `read_bytes` when the last exchange ended: what comes later is the next head.
+    /// `read_bytes` when the last exchange ended; later bytes are the next head.
     read_bytes_at_end: AtomicU64,
     written_bytes: AtomicU64,
-    /// Bytes of request bodies that were taken up.
+    /// Bytes of request bodies that were read.
     body_bytes: AtomicU64,
-    /// Bytes of answers that were produced and are not sent.
+    /// Bytes of responses that were produced but not sent.
     owed_bytes: AtomicU64,
-    /// The socket took less than it was offered: something waits to be written.
+    /// The socket did not accept all bytes: a write is pending.
     write_is_blocked: AtomicBool,
     is_http2: AtomicBool,
-    /// How far the bytes that no request explains may go: see [`Self::floods`].
+    /// Baseline of unexplained bytes: see [`Self::floods`].
     flood_base: AtomicI64,
-    /// Exchanges so far.
+    /// Exchanges started.
     begun: AtomicU64,
-    /// Exchanges whose request was whole, so far.
+    /// Exchanges whose request was complete.
     whole: AtomicU64,
-    /// Exchanges that ended without an answer, so far.
+    /// Exchanges that ended without a response.
     cancelled: AtomicU64,
-    /// Open exchanges, and those of them whose request is whole or whose answer has begun.
+    /// Open exchanges, and those whose request is complete or whose response has started.
     open: AtomicUsize,
     open_whole: AtomicUsize,
-    /// What was decided about the connection; it is woken to hear it.
-    verdict: AtomicU8,
-    told: AtomicWaker,
-    exchanges: Mutex<Slab<Watched>>,
+    /// A drain does not wait for it.
+    is_late: bool,
+    /// The decision to close the connection, and whether it has to drain. Its task is woken for either.
+    decision: AtomicU8,
+    drains: AtomicBool,
+    waker: AtomicWaker,
+    exchanges: Mutex<Slab<TrackedExchange>>,
 }
 
-/// An open exchange as those see it who look at all of them now and then.
+/// An open exchange with the stall detectors of `timeouts`.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct TrackedExchange {
     pub(super) exchange: Weak<Exchange>,
-    pub(super) marks: ExchangeMarks,
+    pub(super) marks: ExchangeStalls,
 }
 
-/// What a connection is doing, for those who look for one that can be closed.
+/// What a connection has to react to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// It never sent a whole request.
+pub(super) enum ConnectionEvent {
+    /// The connection is to be closed.
+    Close(CloseDecision),
+    /// The daemon drains, or ends if the connection is late.
+    Drain,
+}
+
+/// The events that a connection has seen.
+#[derive(Debug, Default)]
+pub(super) struct SeenEvents {
+    decision: Option<CloseDecision>,
+    drains: bool,
+}
+
+/// The activity of a connection, to choose one to evict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Activity {
+    /// No complete request yet.
     Unproven,
-    /// It did, and has none in flight.
+    /// No request in flight.
     Idle,
-    /// A whole request is in flight, or something is owed to it.
+    /// A complete request is in flight, or bytes are pending.
     Busy,
 }
 
-/// One request and its answer.
+/// One request and its response.
 #[derive(Debug)]
 pub(super) struct Exchange {
     progress: Arc<Progress>,
     key: usize,
-    /// The request's last byte was taken up, or its answer has begun.
+    /// The request was read completely, or its response has started.
     is_whole: AtomicBool,
-    /// The head of the answer is there.
+    /// The head of the response is ready.
     has_answer: AtomicBool,
-    /// Somebody waits for more of the request's body.
+    /// The service waits for more of the request's body.
     wants_body: AtomicBool,
     received_bytes: AtomicU64,
     sent_bytes: AtomicU64,
     owed_bytes: AtomicU64,
-    /// Its body has come to a stop: whoever waits for the answer gets none.
+    /// Its body has stalled: there will be no response.
     is_stalled: AtomicBool,
     waiting: Mutex<Option<Waker>>,
 }
@@ -110,7 +129,20 @@ fn subtract(counter: &AtomicU64, bytes: usize) {
 }
 
 impl Progress {
-    /// The socket gave these bytes.
+    /// A new connection. A drain does not wait for one that `is_late`.
+    pub(super) fn new(is_late: bool) -> Self {
+        Self {
+            is_late,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a drain does not wait for the connection.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late
+    }
+
+    /// Records received bytes.
     pub(super) fn read(&self, bytes: &[u8]) {
         if self.read_bytes() == 0 && bytes.starts_with(PREFACE_BEGIN) {
             self.is_http2.store(true, Ordering::Relaxed);
@@ -118,7 +150,7 @@ impl Progress {
         add(&self.read_bytes, bytes.len());
     }
 
-    /// The socket was offered something and took as much of it.
+    /// Records the outcome of a write.
     pub(super) fn wrote<E>(&self, outcome: &Poll<Result<usize, E>>) {
         self.write_is_blocked
             .store(outcome.is_pending(), Ordering::Relaxed);
@@ -127,7 +159,7 @@ impl Progress {
         }
     }
 
-    /// A request has come. `is_whole`: it has no body.
+    /// Starts an exchange. `is_whole`: the request has no body.
     pub(super) fn open(self: &Arc<Self>, is_whole: bool) -> Arc<Exchange> {
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
@@ -145,9 +177,9 @@ impl Progress {
             is_stalled: AtomicBool::new(false),
             waiting: Mutex::default(),
         });
-        entry.insert(Watched {
+        entry.insert(TrackedExchange {
             exchange: Arc::downgrade(&exchange),
-            marks: ExchangeMarks::default(),
+            marks: ExchangeStalls::default(),
         });
         drop(exchanges);
         if is_whole {
@@ -156,7 +188,7 @@ impl Progress {
         exchange
     }
 
-    /// Bytes that came and that no request explains, since the connection began.
+    /// Received bytes that no request accounts for.
     fn unexplained(&self) -> i64 {
         let requests = self.begun().saturating_mul(EXPLAINED_PER_REQUEST);
         let explained = requests
@@ -166,13 +198,13 @@ impl Progress {
         signed(self.read_bytes()).saturating_sub(signed(explained))
     }
 
-    /// Whether more came than requests, and what belongs to them, can explain: frames without a purpose.
+    /// Whether far more was received than requests account for, such as a flood of control frames.
     pub(super) fn floods(&self) -> bool {
         let base = self.flood_base.load(Ordering::Relaxed);
         self.unexplained().saturating_sub(base) > UNEXPLAINED_BYTES_MAX
     }
 
-    /// Forgets unexplained bytes as time goes by. What good requests explain beyond what came is forgotten, too.
+    /// Moves the baseline as time passes; credit from requests does not accumulate.
     pub(super) fn allow_more(&self, time: Duration) {
         let bytes = time.as_millis() * UNEXPLAINED_BYTES_PER_S / 1000;
         let more = i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -212,30 +244,30 @@ impl Progress {
         self.open.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether the client has to take something before the connection can go on.
+    /// Whether bytes wait for the client to read them.
     pub(super) fn owes(&self) -> bool {
         self.owed_bytes.load(Ordering::Relaxed) > 0 || self.write_is_blocked.load(Ordering::Relaxed)
     }
 
-    /// Bytes that came since the last exchange ended: of a head, with HTTP/1.
+    /// Bytes received since the last exchange ended: with HTTP/1, of a head.
     pub(super) fn head_bytes(&self) -> u64 {
         self.read_bytes()
             .saturating_sub(self.read_bytes_at_end.load(Ordering::Relaxed))
     }
 
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn activity(&self) -> Activity {
         if self.open_whole.load(Ordering::Relaxed) > 0 || self.owes() {
-            Standing::Busy
+            Activity::Busy
         } else if self.whole.load(Ordering::Relaxed) > 0 {
-            Standing::Idle
+            Activity::Idle
         } else {
-            Standing::Unproven
+            Activity::Unproven
         }
     }
 
     /// Calls `look` for each open exchange.
-    pub(super) fn each_exchange(&self, mut look: impl FnMut(&Arc<Exchange>, &mut ExchangeMarks)) {
-        // Counted first: most connections have none open when they are looked at.
+    pub(super) fn each_exchange(&self, mut look: impl FnMut(&Arc<Exchange>, &mut ExchangeStalls)) {
+        // Most connections have no open exchange.
         if self.is_idle() && !self.owes() {
             return;
         }
@@ -247,52 +279,69 @@ impl Progress {
                 found.push((exchange, key));
             }
         }
-        // One of these may be the last reference by now, and its end takes the lock.
+        // Dropped after the lock: dropping a last reference takes it.
         drop(exchanges);
         drop(found);
     }
 
-    /// Decides about the connection. The first decision to close counts; one to go away can be followed by one to close.
-    pub(super) fn decide(&self, verdict: Verdict) {
-        let closes = |code| Verdict::of(code).is_some_and(Verdict::closes);
+    /// Decides to close the connection. The first decision to close at once wins; a graceful one can be followed by it.
+    pub(super) fn decide(&self, decision: CloseDecision) {
+        let closes = |code| CloseDecision::of(code).is_some_and(CloseDecision::closes);
         let decided = self
-            .verdict
+            .decision
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |code| {
-                (code == 0 || (verdict.closes() && !closes(code))).then_some(verdict.code())
+                (code == 0 || (decision.closes() && !closes(code))).then_some(decision.code())
             });
         if decided.is_ok() {
-            self.told.wake();
+            self.waker.wake();
         }
     }
 
-    /// Resolves with what was decided, unless that is `known` already.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses nothing. One waiter at a time.
-    pub(super) async fn decided(&self, known: Option<Verdict>) -> Verdict {
-        std::future::poll_fn(|cx| {
-            let look = || Verdict::of(self.verdict.load(Ordering::Acquire)).filter(|new| Some(*new) != known);
-            if let Some(verdict) = look() {
-                return Poll::Ready(verdict);
-            }
-            self.told.register(cx.waker());
-            look().map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+    /// Reacts to the state of the daemon.
+    pub(super) fn set_state(&self, state: State) {
+        let last = if self.is_late {
+            State::Ended
+        } else {
+            State::Draining
+        };
+        if state >= last && !self.drains.swap(true, Ordering::AcqRel) {
+            self.waker.wake();
+        }
     }
 
-    /// While draining: resolves when the connection can be ended without anybody missing an answer. Nothing new is
-    /// begun on it by then.
-    pub(super) async fn owes_nothing(&self) {
-        // A client of HTTP/2 that has not heard of the end may have sent one more request.
+    /// Ready with the next event that is not among the `seen`. One waiter at a time.
+    pub(super) fn poll_event(&self, cx: &Context<'_>, seen: &mut SeenEvents) -> Poll<ConnectionEvent> {
+        let event = self.next_event(seen).or_else(|| {
+            self.waker.register(cx.waker());
+            self.next_event(seen)
+        });
+        match event {
+            Some(ConnectionEvent::Close(decision)) => seen.decision = Some(decision),
+            Some(ConnectionEvent::Drain) => seen.drains = true,
+            None => {}
+        }
+        event.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn next_event(&self, seen: &SeenEvents) -> Option<ConnectionEvent> {
+        let decision = CloseDecision::of(self.decision.load(Ordering::Acquire));
+        if let Some(decision) = decision.filter(|_| decision != seen.decision) {
+            return Some(ConnectionEvent::Close(decision));
+        }
+        (self.drains.load(Ordering::Acquire) && !seen.drains).then_some(ConnectionEvent::Drain)
+    }
+
+    /// While draining: resolves when the connection can be closed without losing a response. It must not start new requests.
+    pub(super) async fn drained(&self) {
+        // An HTTP/2 client may have sent one more request before it received GOAWAY.
         let mut looks = if self.is_http2() { 2 } else { 1 };
         let mut body_bytes = self.body_bytes();
         while looks > 0 {
             tokio::time::sleep(HEAD_GRACE).await;
             let before = std::mem::replace(&mut body_bytes, self.body_bytes());
-            // A request that stays half is owed nothing.
+            // An incomplete request that stalls gets no response.
             let comes_on = !self.is_idle() && body_bytes > before;
-            if self.standing() != Standing::Busy && !comes_on {
+            if self.activity() != Activity::Busy && !comes_on {
                 looks -= 1;
             }
         }
@@ -300,7 +349,7 @@ impl Progress {
 }
 
 impl Exchange {
-    /// The request is whole.
+    /// The request is complete.
     pub(super) fn is_whole(&self) {
         if !self.is_whole.swap(true, Ordering::Relaxed) {
             self.progress.whole.fetch_add(1, Ordering::Relaxed);
@@ -308,20 +357,20 @@ impl Exchange {
         }
     }
 
-    /// The head of the answer is there: what remains of the request may take its time, as streams do.
+    /// The head of the response is ready. The rest of the request may now take any time, as in streams.
     pub(super) fn has_answer(&self) {
         self.has_answer.store(true, Ordering::Relaxed);
         self.is_whole();
     }
 
-    /// Somebody asked for more of the body, and this much came.
+    /// Bytes of the body were read.
     pub(super) fn received(&self, bytes: usize) {
         self.wants_body.store(false, Ordering::Relaxed);
         add(&self.received_bytes, bytes);
         add(&self.progress.body_bytes, bytes);
     }
 
-    /// Somebody asked for more of the body, and nothing came.
+    /// The service waits for more of the body.
     pub(super) fn wants_body(&self, cx: &Context<'_>) {
         self.wants_body.store(true, Ordering::Relaxed);
         if self.has_answer.load(Ordering::Relaxed) {
@@ -334,7 +383,7 @@ impl Exchange {
         }
     }
 
-    /// Whether the client has to send more of the body before there can be an answer.
+    /// Whether the response waits for more of the body.
     pub(super) fn waits_for_body(&self) -> bool {
         self.wants_body.load(Ordering::Relaxed)
             && !self.is_whole.load(Ordering::Relaxed)
@@ -345,7 +394,7 @@ impl Exchange {
         self.received_bytes.load(Ordering::Relaxed)
     }
 
-    /// Gives the request up: its body does not come.
+    /// Aborts the request: its body stalled.
     pub(super) fn stall(&self) {
         self.is_stalled.store(true, Ordering::Relaxed);
         let waker = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -358,19 +407,19 @@ impl Exchange {
         self.is_stalled.load(Ordering::Relaxed)
     }
 
-    /// A part of the answer was produced.
+    /// Bytes of the response were produced.
     pub(super) fn produced(&self, bytes: usize) {
         add(&self.owed_bytes, bytes);
         add(&self.progress.owed_bytes, bytes);
     }
 
-    /// A part of it left for the socket.
+    /// Bytes of it were written to the socket.
     pub(super) fn sent(&self, bytes: usize) {
         add(&self.sent_bytes, bytes);
         self.forgiven(bytes);
     }
 
-    /// A part of it will never be sent.
+    /// Bytes of it will never be sent.
     pub(super) fn forgiven(&self, bytes: usize) {
         subtract(&self.owed_bytes, bytes);
         subtract(&self.progress.owed_bytes, bytes);
@@ -391,7 +440,7 @@ impl Drop for Exchange {
         let mut exchanges = progress.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         exchanges.try_remove(self.key);
         if exchanges.is_empty() {
-            // An idle connection should be small.
+            // Frees the memory of an idle connection.
             *exchanges = Slab::new();
         }
         drop(exchanges);
@@ -410,7 +459,7 @@ impl Drop for Exchange {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ending::Reason;
+    use super::super::close::CloseReason;
     use super::*;
     use futures_util::FutureExt as _;
 
@@ -426,23 +475,23 @@ mod tests {
         let long = Duration::from_secs(60);
         let progress = Arc::new(Progress::default());
         let open = progress.open(true);
-        assert!(!done(long, progress.owes_nothing()).await);
+        assert!(!done(long, progress.drained()).await);
         drop(open);
-        assert!(done(long, progress.owes_nothing()).await);
+        assert!(done(long, progress.drained()).await);
         progress.wrote(&Poll::<Result<usize, ()>>::Pending);
-        assert!(!done(long, progress.owes_nothing()).await);
+        assert!(!done(long, progress.drained()).await);
         progress.wrote(&Poll::Ready(Ok::<_, ()>(1)));
-        assert!(done(long, progress.owes_nothing()).await);
+        assert!(done(long, progress.drained()).await);
         let http2 = Arc::new(Progress::default());
         http2.read(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-        assert!(done(long, http2.owes_nothing()).await);
+        assert!(done(long, http2.drained()).await);
         let whole = http2.open(true);
-        assert!(!done(long, http2.owes_nothing()).await);
+        assert!(!done(long, http2.drained()).await);
         drop(whole);
-        assert!(done(long, http2.owes_nothing()).await);
+        assert!(done(long, http2.drained()).await);
 
         let half = progress.open(false);
-        assert!(done(long, progress.owes_nothing()).await);
+        assert!(done(long, progress.drained()).await);
         let comes = async {
             for _ in 0..30 {
                 half.received(1);
@@ -450,7 +499,7 @@ mod tests {
             }
         };
         let begun = tokio::time::Instant::now();
-        tokio::join!(comes, progress.owes_nothing());
+        tokio::join!(comes, progress.drained());
         assert!(begun.elapsed() >= HEAD_GRACE * 30);
     }
 
@@ -459,35 +508,40 @@ mod tests {
         // Scenario: nothing; a head whose body is missing; the body; the answer's end; bytes that are owed. Expectation: a
         // half request is none.
         let progress = Arc::new(Progress::default());
-        assert_eq!(progress.standing(), Standing::Unproven);
+        assert_eq!(progress.activity(), Activity::Unproven);
         let exchange = progress.open(false);
-        assert_eq!(progress.standing(), Standing::Unproven);
+        assert_eq!(progress.activity(), Activity::Unproven);
         exchange.is_whole();
-        assert_eq!(progress.standing(), Standing::Busy);
+        assert_eq!(progress.activity(), Activity::Busy);
         exchange.produced(10);
         exchange.sent(4);
         assert!(progress.owes());
         exchange.forgiven(6);
         assert!(!progress.owes());
         drop(exchange);
-        assert_eq!(progress.standing(), Standing::Idle);
+        assert_eq!(progress.activity(), Activity::Idle);
         drop(progress.open(false));
-        assert_eq!(progress.standing(), Standing::Idle);
+        assert_eq!(progress.activity(), Activity::Idle);
     }
 
     #[test]
     fn a_decision_is_heard_once_and_closing_beats_leaving() {
         // Scenario: told to go away for its age, then to close since it does not read, then to go away again. Expectation:
-        // each of the first two is heard, the third is not.
+        // each of the first two is seen, the third is not.
         let progress = Progress::default();
-        assert_eq!(progress.decided(None).now_or_never(), None);
-        let (leave, close) = (Verdict::Leave(Reason::Age), Verdict::Close(Reason::Send));
+        let mut seen = SeenEvents::default();
+        let mut event = || std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();
+        assert_eq!(event(), None);
+        let (leave, close) = (
+            CloseDecision::GoAway(CloseReason::Age),
+            CloseDecision::Close(CloseReason::Send),
+        );
         progress.decide(leave);
-        assert_eq!(progress.decided(None).now_or_never(), Some(leave));
-        assert_eq!(progress.decided(Some(leave)).now_or_never(), None);
+        assert_eq!(event(), Some(ConnectionEvent::Close(leave)));
+        assert_eq!(event(), None);
         progress.decide(close);
-        progress.decide(Verdict::Leave(Reason::Idle));
-        progress.decide(Verdict::Close(Reason::Evicted));
-        assert_eq!(progress.decided(Some(leave)).now_or_never(), Some(close));
+        progress.decide(CloseDecision::GoAway(CloseReason::Idle));
+        progress.decide(CloseDecision::Close(CloseReason::Evicted));
+        assert_eq!(event(), Some(ConnectionEvent::Close(close)));
     }
 }

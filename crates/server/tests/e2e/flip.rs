@@ -238,7 +238,7 @@ async fn a_backend_that_cannot_be_had_leaves_the_old_one() {
         unary(&daemon, &known, &tally, 1),
         streamed(&daemon, &known, &tally)
     );
-    daemon.logged(&["WARN", "backend not switched", "seccomp"]);
+    daemon.logged(&["WARN", "backend switch failed", "seccomp"]);
     let scrape = daemon.scrape().await;
     let failed = |backend| [("backend", backend), ("result", "failed")];
     assert!((scrape.sum("ringfetch_backend_switches_total", &failed("uring")) - 2.0).abs() < 0.5);

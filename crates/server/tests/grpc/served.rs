@@ -7,10 +7,10 @@ use ringfetch_proto::v1::dataset_service_client::DatasetServiceClient;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
 use ringfetch_server::catalogue::Catalogue;
 use ringfetch_server::config::{Base, Inputs, Limits, LogConfig, LogFormat, load};
-use ringfetch_server::door::Fetcher;
+use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::lifecycle::Lifecycle;
-use ringfetch_server::listener::ConnectionBounds;
-use ringfetch_server::live::{Live, Parts};
+use ringfetch_server::listener::ConnectionLimits;
+use ringfetch_server::reconfigure::{Reconfigurer, ReconfigurerParts};
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::{admin, grpc};
@@ -115,17 +115,17 @@ pub(crate) fn serve(limits: Limits) -> Served {
         environment: Vec::new(),
         flags: Vec::new(),
     };
-    let live = Live::new(Parts {
+    let reconfigurer = Reconfigurer::new(ReconfigurerParts {
         loaded: load(&inputs).unwrap(),
         inputs,
         catalogue,
         fetcher: fetcher.clone(),
         lifecycle: lifecycle.clone(),
         telemetry: telemetry.clone(),
-        bounds: ConnectionBounds::new(&limits, 1 << 20),
+        connection_limits: ConnectionLimits::new(&limits, 1 << 20),
     })
     .unwrap();
-    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry, rpc, live);
+    let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry, rpc, reconfigurer);
     Served {
         fetcher,
         lifecycle,

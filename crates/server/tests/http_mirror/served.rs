@@ -9,7 +9,7 @@ use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec, Layout, PartialTail};
 use ringfetch_engine::engine::Engine;
 use ringfetch_server::config::Limits;
-use ringfetch_server::door::Fetcher;
+use ringfetch_server::fetch::Fetcher;
 use ringfetch_server::http as service_of;
 use ringfetch_server::lifecycle::Lifecycle;
 use ringfetch_server::rpc_metrics::RpcMetrics;

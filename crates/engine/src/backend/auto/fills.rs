@@ -1,23 +1,22 @@
-//! Which parts of files are being read into the page cache, by any shard of this process.
+//! The parts of files that any shard of this process is reading into the page cache.
 //!
-//! The page cache counts a page as present from when its read begins. Who copies it from a mapping then waits for the
-//! device: a network thread, with all of its connections. So a shard notes here what it has the ring read through the page
-//! cache, and every shard looks here before it copies.
+//! The page cache counts a page as present from the start of its read. Copying it from a mapping then waits for the
+//! device, which would block a network thread with all of its connections. So a shard records here what its ring reads
+//! through the page cache, and every shard checks this before it copies.
 //!
-//! One counter for a [`GRAIN_BYTES`] of a file, by hashing: two that share one cannot be told apart, which costs a
-//! system call (see `auto`), never a wait. Process-wide, as the page cache is and as file numbers are.
+//! One counter for each [`GRAIN_BYTES`] of a file, by hashing: a collision costs a system call (see `auto`), never a
+//! wait. Process-wide, like the page cache.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Part of a file that has one counter. Twice the kernel's default readahead: what a read brings beyond itself is within
-/// the next one.
+/// Size of the parts. Twice the kernel's default readahead: what a read brings beyond itself is within the next part.
 const GRAIN_BYTES: u64 = 256 << 10;
 
 const COUNTERS: usize = 4096;
 
 static FILLING: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
 
-/// What one shard has the ring read through the page cache: for each slot the file and the first and last grain.
+/// What one shard's ring reads through the page cache: the file and the first and last grain of each slot.
 #[derive(Debug)]
 pub(super) struct Fills {
     slots: Vec<Option<(u64, u64, u64)>>,
@@ -32,10 +31,10 @@ fn counter(file: u64, grain: u64) -> &'static AtomicU32 {
     &FILLING[index]
 }
 
-/// Whether bytes of a file may be on their way into the page cache.
+/// Whether bytes of a file may be being read into the page cache.
 pub(super) fn is_filling(file: u64, offset: u64, length: u32) -> bool {
     let last = (offset + u64::from(length)).saturating_sub(1) / GRAIN_BYTES;
-    // Acquire: who sees the end of a fill sees its pages.
+    // Acquire: seeing the end of a fill implies seeing its pages.
     (offset / GRAIN_BYTES..=last).any(|grain| counter(file, grain).load(Ordering::Acquire) > 0)
 }
 
@@ -47,12 +46,12 @@ impl Fills {
         }
     }
 
-    /// A slot's read fills the page cache from now on.
+    /// Records that a slot's read fills the page cache.
     pub(super) fn begin(&mut self, slot: u32, file: u64, offset: u64, length: u32) {
         let Some(place) = self.slots.get_mut(slot as usize) else {
             return;
         };
-        // One more for the kernel's readahead.
+        // One more, for the kernel's readahead.
         let last = (offset + u64::from(length)).saturating_sub(1) / GRAIN_BYTES + 1;
         let first = offset / GRAIN_BYTES;
         *place = Some((file, first, last));
@@ -62,7 +61,7 @@ impl Fills {
         }
     }
 
-    /// A slot's read is over.
+    /// Records the end of a slot's read.
     pub(super) fn end(&mut self, slot: u32) {
         if self.count == 0 {
             return;

@@ -1,14 +1,13 @@
-//! A memory copy that answers "faulted" where a plain one would kill the process with SIGBUS.
+//! A memory copy that returns "faulted" where a plain copy would kill the process with SIGBUS.
 //!
-//! The same device as the kernel's exception table under `copy_from_user`: the copy is one instruction at a known
-//! address; the SIGBUS handler sends a fault at exactly that address to a routine that returns 1, and leaves every
-//! other SIGBUS to whoever handled it before. Invariants: no page is ever put in the place of a lost one, so no
-//! thread can take zeros for data; the handler touches nothing but the interrupted registers, so it is
-//! async-signal-safe. Deliberately absent: an answer to *why* it faulted (the caller asks `pread`, so that the
-//! error is pread's by construction), and any other architecture than x86-64: there `copy_guarded` always answers
-//! "faulted", and the mmap backend announces through the mapping and copies by `pread`.
+//! Works like the kernel's exception table under `copy_from_user`: the copy is one instruction at a known address; the
+//! SIGBUS handler redirects a fault at exactly that address to a routine that returns 1, and passes every other SIGBUS
+//! to the previous handler. Invariants: a lost page is never replaced, so that no thread can take zeros for data; the
+//! handler changes only the interrupted registers, so it is async-signal-safe. The cause of a fault is not determined
+//! here: the caller asks `pread`, so that the error is the same. On architectures other than x86-64 `copy_guarded`
+//! always returns "faulted", and the mmap backend announces through the mapping and copies by `pread`.
 
-/// The source could not be read: it lies past the file's present end, or the device failed.
+/// The source could not be read: it is past the end of the file, or the device failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Faulted;
 
@@ -27,8 +26,7 @@ pub(crate) unsafe fn copy_guarded(
     unsafe { imp::copy(destination, source, length) }
 }
 
-/// Installs the SIGBUS handler, once in the process's life. Keeps the disposition it found, for every SIGBUS that
-/// is none of ours.
+/// Installs the SIGBUS handler, once per process. Keeps the previous disposition for every other SIGBUS.
 ///
 /// # Errors
 /// errno of `sigaction`.
@@ -43,14 +41,13 @@ mod imp {
     use std::ffi::{c_int, c_void};
     use std::sync::OnceLock;
 
-    /// What handled SIGBUS before: for std a handler that knows stack overflow from the rest.
+    /// The previous handler; std installs one that detects stack overflow.
     static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
     type CopyFn = unsafe extern "sysv64" fn(*mut u8, *const u8, usize, usize) -> u32;
     type FaultFn = unsafe extern "sysv64" fn() -> u32;
 
-    /// Called through these, and compared with them, so that both sides use the one address even if the compiler
-    /// were to instantiate a function twice.
+    /// Used for calls and comparisons, so that both use one address even if the compiler duplicates a function.
     static COPY: CopyFn = copy_bytes;
     static COPY_FAULTED: FaultFn = copy_faulted;
 
@@ -68,8 +65,8 @@ mod imp {
         core::arch::naked_asm!("rep movsb", "xor eax, eax", "ret")
     }
 
-    /// Where a fault in `copy_bytes` goes on: nothing has been pushed there, so the stack is as at its entry and
-    /// this returns to its caller.
+    /// Where a fault in `copy_bytes` continues: nothing has been pushed there, so the stack is as at its entry and this
+    /// returns to its caller.
     #[unsafe(naked)]
     unsafe extern "sysv64" fn copy_faulted() -> u32 {
         core::arch::naked_asm!("mov eax, 1", "ret")
@@ -84,7 +81,7 @@ mod imp {
     pub(super) fn install() -> Result<(), i32> {
         // SAFETY: all zeros is a valid `sigaction`: default disposition, empty mask, no flags.
         let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
-        // Asked for before ours goes in, so that the handler never runs without knowing whom to pass to.
+        // Read before ours is installed, so that the handler always knows the previous one.
         // SAFETY: `previous` is a valid place to write to.
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut previous) } != 0 {
             return Err(last_errno());
@@ -94,8 +91,8 @@ mod imp {
         // SAFETY: as above.
         let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
         ours.sa_sigaction = on_sigbus as *const () as libc::sighandler_t;
-        // ONSTACK: std's handler, to which we pass on, needs it where a stack overflowed. No NODEFER: a fault inside
-        // the handler must end the process, not recur.
+        // ONSTACK: std's handler, which we call, needs it after a stack overflow. No NODEFER: a fault inside the
+        // handler must end the process, not recur.
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
         // SAFETY: `ours` names a handler of the SA_SIGINFO shape that is async-signal-safe (see there).
         if unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, std::ptr::null_mut()) } != 0 {
@@ -110,15 +107,15 @@ mod imp {
             .unwrap_or(libc::EINVAL)
     }
 
-    /// Async-signal-safe: reads two statics, changes saved registers, calls `sigaction`, `raise` and the handler
-    /// that was there before.
+    /// Async-signal-safe: reads two statics, changes saved registers, calls `sigaction`, `raise` and the previous
+    /// handler.
     extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
         // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo.
-        // A code of 0 or less was sent by a process (`kill -BUS`): no fault, whatever was running.
+        // A code of 0 or less was sent by a process (`kill -BUS`): not a fault.
         let code = unsafe { (*info).si_code };
-        // Damaged memory that nobody has touched yet (only with PR_MCE_KILL_EARLY, sigaction(2)): no instruction faulted,
-        // and none will recur when a handler before ours puts the default action back, so that our guard would be gone. A
-        // touch of that memory is a fault of its own (BUS_MCEERR_AR).
+        // Damaged memory that was not accessed yet (only with PR_MCE_KILL_EARLY, sigaction(2)): no instruction faulted,
+        // and a previous handler that restores the default action would remove our guard without a recurring fault.
+        // Accessing that memory is a separate fault (BUS_MCEERR_AR).
         if code == libc::BUS_MCEERR_AO {
             return;
         }
@@ -168,17 +165,17 @@ mod imp {
                     unsafe { std::mem::transmute::<libc::sighandler_t, extern "C" fn(c_int)>(action) };
                 handler(signal);
             }
-            // std's handler answers whatever is no stack overflow by putting the default action back and returning,
-            // counting on the fault to recur. A signal that was sent does not recur, and would leave the process
-            // alive without our guard: send it again, for the disposition that was left to act on.
+            // std's handler restores the default action for anything but a stack overflow and returns, relying on the
+            // fault to recur. A sent signal does not recur, and would leave the process alive without our guard: send
+            // it again, for the disposition that was set.
             if !is_fault && !is_installed(signal) {
                 // SAFETY: raise is async-signal-safe.
                 unsafe { libc::raise(signal) };
             }
             return;
         }
-        // Default action: put it back. A fault recurs as soon as we return, and then ends the process; a signal that
-        // was sent does not, so send it again (it is delivered when this handler returns and unblocks it).
+        // Default action: restore it. A fault recurs as soon as we return, and then ends the process; a sent signal
+        // does not, so send it again (it is delivered when this handler returns and unblocks it).
         // SAFETY: all zeros is the default disposition.
         let default: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: `default` is a valid sigaction; sigaction is async-signal-safe.

@@ -1,7 +1,7 @@
-//! Telling the kernel which pages a batch is about to touch: MADV_WILLNEED, one system call for all of them where the
-//! kernel takes that, one a range elsewhere.
+//! Announces the pages that a batch is about to read: MADV_WILLNEED, in one system call for all ranges if the kernel
+//! supports that, else one a range.
 //!
-//! A hint: no answer of the kernel's is an error here. Which call works is found out once, by the first batch.
+//! Only a hint: errors are ignored. The first batch finds out which call works.
 
 use rustix::mm::Advice;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -29,7 +29,7 @@ enum AdviseCall {
     Each,
 }
 
-/// Whole pages; laid out as `struct iovec`, with an address that is never followed in place of its pointer.
+/// Whole pages, laid out as `struct iovec`; the address is never dereferenced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 struct Range {
@@ -60,14 +60,14 @@ impl Announcer {
         }
     }
 
-    /// System calls since this was last asked.
+    /// System calls since the last call.
     pub(super) fn take_calls(&mut self) -> u32 {
         std::mem::take(&mut self.calls)
     }
 
     fn advise(&mut self, start: usize, end: usize) {
         let ranges = &self.ranges[start..end];
-        // A single range needs no vector: madvise is the cheaper call.
+        // A single range needs no vector: madvise is cheaper.
         while ranges.len() > 1 {
             let pidfd = match &self.call {
                 AdviseCall::VectoredSelf => PIDFD_SELF,
@@ -81,11 +81,11 @@ impl Announcer {
                     self.call = pidfd_open(getpid(), PidfdFlags::empty())
                         .map_or(AdviseCall::Each, AdviseCall::Vectored);
                 }
-                // These say that it never works here.
+                // These mean that it never works here.
                 (Err(libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::EBADF), _) => {
                     self.call = AdviseCall::Each;
                 }
-                // Anything else is about these pages, and is met again by the copy.
+                // Anything else is about these pages, and the copy reports it.
                 (Err(_), _) => return,
             }
         }
@@ -118,8 +118,8 @@ fn process_madvise(pidfd: i32, ranges: &[Range]) -> Result<(), i32> {
         .unwrap_or(libc::EINVAL))
 }
 
-/// The planner sorts a batch, so looking at the predecessor finds nearly all that touch: 0..4096, 4096..12288 becomes
-/// 0..12288.
+/// The planner sorts a batch, so comparing with the predecessor finds nearly all neighbours: 0..4096, 4096..12288
+/// becomes 0..12288.
 fn coalesce(pages: impl Iterator<Item = (usize, usize)>, ranges: &mut Vec<Range>) {
     for (start, end) in pages {
         match ranges.last_mut() {

@@ -1,9 +1,9 @@
-//! Whether announcing is worth it: on warm data it costs a quarter of the reads (681k against 887k reads/s through gRPC,
-//! 64 a call, 1 GiB, two threads; `engine.mmap.announce: false` for the second).
+//! Whether to announce: on warm data it costs a quarter of the reads (681k against 887k reads/s through gRPC, 64 a
+//! call, 1 GiB, two threads; `engine.mmap.announce: false` for the second).
 //!
-//! Learned from major faults, which the kernel counts for each thread. While announcing, one read in 16 groups is left
-//! out; when four such probes in a row met their page in memory, announcing stops. The first group that faults begins it
-//! again. Cold data therefore pays one fault in 16 groups, warm data one look at a counter a group.
+//! Learned from major faults, which the kernel counts per thread. While announcing, one read in 16 groups is not
+//! announced; after four such probes in a row without a fault, announcing stops. The first group that faults starts it
+//! again. So cold data has one fault in 16 groups, warm data one check of a counter a group.
 
 /// Groups between two probes.
 const GROUPS_PER_PROBE: u32 = 16;
@@ -11,14 +11,14 @@ const GROUPS_PER_PROBE: u32 = 16;
 /// Probes in a row that must find their page resident before announcing stops.
 const WARM_PROBES: u32 = 4;
 
-/// What is done with the next group of reads.
+/// What to announce of the next group of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GroupDecision {
-    /// All are announced.
+    /// All reads.
     Announced,
     /// All but the one with this slot.
     Probed(u32),
-    /// None is.
+    /// None.
     Unannounced,
 }
 
@@ -53,13 +53,13 @@ impl AnnouncePolicy {
         self.probe == Some(slot)
     }
 
-    /// The probe was read, with a major fault or without.
+    /// Records whether the probe had a major fault.
     pub(super) fn probed(&mut self, faulted: bool) {
         self.probe = None;
         self.warm_probes = if faulted { 0 } else { self.warm_probes + 1 };
     }
 
-    /// A group that was not announced faulted.
+    /// Records a fault in a group that was not announced.
     pub(super) fn faulted(&mut self) {
         self.warm_probes = 0;
     }

@@ -1,5 +1,5 @@
-//! What a ring can do beyond what the engine must have: each thing the uring backend uses where it can, tried alone, so
-//! that what is missing is named. For who examines a host; the engine itself tries them as it goes.
+//! Optional features of a ring: each one that the uring backend uses if available is tried alone, so that missing ones
+//! are named. For examining a host; the engine tries them as it uses them.
 
 use super::{Errno, completed, kernel_release, refused};
 use super::{UringRefusal, file_in_memory};
@@ -32,7 +32,7 @@ pub struct Abilities {
 /// # Errors
 /// Why no ring can be made at all.
 pub fn abilities() -> Result<Abilities, UringRefusal> {
-    // Without a plain ring, nothing is said by one with flags.
+    // Without a plain ring, failures with flags say nothing.
     drop(IoUring::new(8).map_err(|error| refused("io_uring_setup", &error))?);
     let with = |set: fn(&mut io_uring::Builder)| {
         let mut builder = IoUring::builder();
@@ -76,7 +76,7 @@ fn registered_file() -> io::Result<()> {
 /// `memory_alignment_bytes` (a power of two) and no better. Returns the bytes read; the bytes themselves are dropped.
 ///
 /// # Errors
-/// What io_uring_setup, io_uring_enter or the read answered.
+/// The error of io_uring_setup, io_uring_enter or the read.
 pub fn read_through_ring(
     file: impl AsFd,
     offset: u64,
@@ -105,7 +105,7 @@ fn read_with(
         return Err(Errno::INVAL.into());
     }
     let (length, alignment) = (length_bytes as usize, memory_alignment_bytes as usize);
-    // Leaked where no completion came, since the kernel may still write to it.
+    // Leaked if a completion is missing, since the kernel may still write to it.
     let mut memory = ManuallyDrop::new(vec![0_u8; length.saturating_add(3 * alignment)]);
     // With 512: the next multiple of 1024, plus 512, is a multiple of 512 and not of 1024.
     let start = memory
@@ -130,12 +130,12 @@ fn read_with(
     u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(result.saturating_neg()))
 }
 
-/// Whether `bytes` of memory could be registered with each of so many rings at once, as the engine does with its answer
-/// memory. Takes little memory for it: the kernel counts every registration against RLIMIT_MEMLOCK, also of pages that
-/// it knows already, so a small piece is registered over and over.
+/// Whether `bytes` of memory can be registered with each of so many rings at once, as the engine does with its response
+/// memory. Uses little memory: the kernel counts every registration against RLIMIT_MEMLOCK, even of pages already
+/// registered, so a small piece is registered repeatedly.
 ///
 /// # Errors
-/// ENOMEM: RLIMIT_MEMLOCK is below what it takes. Else what io_uring_setup or io_uring_register answered.
+/// ENOMEM: RLIMIT_MEMLOCK is too low. Otherwise the error of io_uring_setup or io_uring_register.
 pub fn register_memory(bytes: u64, rings: u32) -> io::Result<()> {
     let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
     let piece = PIECE_BYTES_MIN
@@ -184,7 +184,7 @@ impl Piece {
             )
         }?;
         let piece = Self { base, bytes };
-        // It fails where the kernel has no huge pages, and then nothing is lost.
+        // Fails if the kernel has no huge pages, which is harmless.
         // SAFETY: exactly the range mapped above; the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxNoHugepage) };
         Ok(piece)

@@ -1,5 +1,5 @@
-//! From an errno to a cause with a remedy. Pure, but for [`Seen::now`], which reads what the kernel says about
-//! io_uring and about this thread.
+//! From an errno to a cause and a remedy. Pure, except for [`Seen::now`], which reads what the kernel reports about
+//! io_uring and this thread.
 
 use std::fmt;
 
@@ -16,9 +16,9 @@ pub enum UringRefusal {
         /// 1: to all but a group and CAP_SYS_ADMIN; 2: to all.
         value: u8,
     },
-    /// A seccomp filter refuses the system calls: a container's default profile, most often.
+    /// A seccomp filter refuses the system calls: usually a container's default profile.
     Seccomp {
-        /// What it answers: EPERM, or ENOSYS (Podman's).
+        /// Its errno: EPERM, or ENOSYS (Podman's).
         errno: i32,
     },
     /// EPERM or EACCES without a filter and without the sysctl: a security module.
@@ -40,14 +40,14 @@ pub enum UringRefusal {
     Other {
         /// The operation that was tried.
         step: &'static str,
-        /// What it answered.
+        /// Its errno.
         errno: i32,
     },
 }
 
 impl UringRefusal {
-    /// Whether another backend may take over: io_uring is not available here, and a retry or a bigger limit would not
-    /// change that. Out of memory or of files is a fault of the set-up, to be fixed (TRAPS 12).
+    /// Whether another backend may take over: io_uring is unavailable, and neither a retry nor a higher limit would
+    /// help. Lack of memory or descriptors is a mistake in the set-up, to be fixed (TRAPS 12).
     pub fn may_fall_back(&self) -> bool {
         match self {
             Self::Kernel { .. } | Self::Sysctl { .. } | Self::Seccomp { .. } | Self::Denied { .. } => true,
@@ -79,7 +79,7 @@ impl fmt::Display for UringRefusal {
 }
 
 impl UringRefusal {
-    /// What refuses, in words.
+    /// The cause in words.
     pub fn cause(&self) -> String {
         match self {
             Self::Kernel { release } => format!("kernel {release} has no usable io_uring"),
@@ -156,7 +156,7 @@ fn name_of(errno: i32) -> &'static str {
     if errno == libc::EACCES { "EACCES" } else { "EPERM" }
 }
 
-/// What there is to judge a refusal by.
+/// The evidence for a cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) errno: i32,
@@ -169,12 +169,12 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Asks the kernel. Files that cannot be read count as absent.
+    /// Reads it from the kernel. Unreadable files count as absent.
     pub(super) fn now(errno: i32) -> Self {
         Self {
             errno,
             sysctl: read_number("/proc/sys/kernel/io_uring_disabled", ""),
-            // Of this thread, not of the process: filters are installed thread by thread.
+            // Of this thread, not of the process: filters are per thread.
             seccomp_mode: read_number("/proc/thread-self/status", "Seccomp:"),
             memlock_limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
             kernel_release: super::kernel_release(),
@@ -192,8 +192,7 @@ impl Seen {
         } = self;
         let filtered = seccomp_mode == Some(2);
         match (errno, sysctl) {
-            // The sysctl comes before the filter's turn in our judgement though not in the kernel's: with it set, no
-            // profile helps, so fix that first.
+            // The kernel checks the filter first, but while the sysctl is set no profile helps, so report that first.
             (libc::EPERM, Some(value @ 1..)) => UringRefusal::Sysctl { value },
             (libc::EPERM | libc::ENOSYS, _) if filtered => UringRefusal::Seccomp { errno },
             (libc::EPERM | libc::EACCES, _) => UringRefusal::Denied { errno },

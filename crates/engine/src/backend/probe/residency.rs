@@ -1,4 +1,4 @@
-//! How much of a file the page cache holds, for who examines a dataset: what the backend `auto` asks read by read.
+//! How much of a file the page cache holds, for examining a dataset; the backend `auto` queries this per read.
 
 use crate::backend::auto::cached_pages;
 use std::io;
@@ -7,11 +7,11 @@ use std::os::fd::AsFd;
 /// Pages of the first `length_bytes` of a file (or block device) that the page cache holds, by cachestat(2).
 ///
 /// # Errors
-/// ENOSYS: a kernel before 6.5, or a seccomp filter. EPERM: on kernels that keep one user's cache from another's eyes,
-/// a file that is neither the caller's own nor writable for the caller.
+/// ENOSYS: a kernel before 6.5, or a seccomp filter. EPERM: the kernel reports residency only to a file's owner, or to
+/// a caller who may write to it.
 pub fn resident_pages(file: impl AsFd, length_bytes: u64) -> io::Result<u64> {
     if length_bytes == 0 {
-        // To cachestat a length of 0 is everything to the end.
+        // For cachestat a length of 0 means everything to the end.
         return Ok(0);
     }
     cached_pages(file.as_fd(), 0, length_bytes).map_err(io::Error::from_raw_os_error)

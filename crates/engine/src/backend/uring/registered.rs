@@ -1,4 +1,4 @@
-//! What a ring knows ahead of the reads: the response memory, and the files of address spaces.
+//! What is registered with a ring: the response memory, and files of address spaces.
 
 use crate::dataset::OpenFile;
 use io_uring::types;
@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, RawFd};
 /// Largest piece of memory that can be registered as one buffer (io_uring_register(2)).
 const REGISTERED_BUFFER_BYTES_MAX: usize = 1 << 30;
 
-/// Response memory that the ring knows.
+/// Registered response memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Registered {
     base: usize,
@@ -16,10 +16,10 @@ pub(super) struct Registered {
 }
 
 impl Registered {
-    /// Registers memory that stays mapped for longer than the ring. Pins all of it.
+    /// Registers memory that outlives the ring. Pins all of it.
     ///
     /// # Errors
-    /// errno: ENOMEM when RLIMIT_MEMLOCK is below what it takes.
+    /// errno: ENOMEM if RLIMIT_MEMLOCK is too low.
     pub(super) fn add(ring: RawFd, base: *mut u8, bytes: usize) -> io::Result<Self> {
         let pieces: Vec<libc::iovec> = (0..bytes.div_ceil(REGISTERED_BUFFER_BYTES_MAX))
             .map(|index| {
@@ -31,7 +31,7 @@ impl Registered {
             })
             .collect();
         const IORING_REGISTER_BUFFERS: libc::c_uint = 0;
-        // The kernel pins the pages they name, which the arena keeps mapped for longer than any ring.
+        // The kernel pins these pages, which the arena keeps mapped for longer than any ring.
         let count = u32::try_from(pieces.len()).unwrap_or(0);
         register(ring, IORING_REGISTER_BUFFERS, pieces.as_ptr().cast(), count)?;
         Ok(Self {
@@ -40,13 +40,13 @@ impl Registered {
         })
     }
 
-    /// Lets go of the memory again.
+    /// Unregisters the memory.
     pub(super) fn give_back(self, ring: RawFd) -> io::Result<()> {
         const IORING_UNREGISTER_BUFFERS: libc::c_uint = 1;
         register(ring, IORING_UNREGISTER_BUFFERS, std::ptr::null(), 0)
     }
 
-    /// The registered buffer that the whole of a destination lies in.
+    /// The registered buffer that contains the whole destination.
     pub(super) fn index(self, destination: *mut u8, length: u32) -> Option<u16> {
         let start = (destination as usize).checked_sub(self.base)?;
         let end = start.checked_add(length as usize)?;
@@ -56,20 +56,20 @@ impl Registered {
     }
 }
 
-/// Files that the ring knows by a place in its table, so that a read need not look its descriptor up and count it.
+/// Registered files: a read by table index avoids looking up and counting the descriptor.
 ///
-/// A file stays in the table, and open, until it is forgotten: only files of datasets' address spaces come here.
+/// A file stays in the table, and open, until it is forgotten: only files of datasets' address spaces are added.
 #[derive(Debug, Default)]
 pub(super) struct FileTable {
     /// The ring has the table.
     is_made: bool,
     /// The table cannot be made, or an update failed.
     is_broken: bool,
-    /// (file, direct) at the index that is its place; `None`: free again.
+    /// (file, direct) at each index; `None`: free.
     places: Vec<Option<(u64, bool)>>,
 }
 
-/// Places of the table. A dataset of more files reads the others by descriptor.
+/// Entries of the table. Further files of a dataset are read by descriptor.
 const FILE_PLACES: u32 = 256;
 
 impl FileTable {
@@ -105,7 +105,7 @@ impl FileTable {
         }
     }
 
-    /// Empties the places of a file, which the ring then holds open no longer.
+    /// Removes the entries of a file, so that the ring no longer holds it open.
     pub(super) fn remove(&mut self, ring: RawFd, file: u64) {
         for index in 0..self.places.len() {
             let here = self.places.get(index).copied().flatten();
@@ -119,7 +119,7 @@ impl FileTable {
         }
     }
 
-    /// Takes the table from the ring.
+    /// Removes the table from the ring.
     pub(super) fn give_back(&mut self, ring: RawFd) -> io::Result<()> {
         const IORING_UNREGISTER_FILES: libc::c_uint = 3;
         if !std::mem::take(&mut self.is_made) {
@@ -128,7 +128,7 @@ impl FileTable {
         register(ring, IORING_UNREGISTER_FILES, std::ptr::null(), 0)
     }
 
-    /// Puts a descriptor at a place; -1 empties it.
+    /// Sets an entry to a descriptor; -1 clears it.
     fn store(&mut self, ring: RawFd, place: usize, descriptor: RawFd) -> io::Result<()> {
         const IORING_REGISTER_FILES: libc::c_uint = 2;
         const IORING_REGISTER_FILES_UPDATE: libc::c_uint = 6;

@@ -14,7 +14,7 @@ type Pieces = mpsc::UnboundedSender<Bytes>;
 
 /// Requests that were begun and are not answered, by id.
 #[derive(Clone, Default)]
-struct Begun(Arc<Mutex<BTreeMap<u64, oneshot::Sender<Envelope>>>>);
+struct Begun(Arc<Mutex<BTreeMap<u64, oneshot::Sender<EncodedMessage>>>>);
 
 impl Begun {
     fn ids(&self) -> Vec<u64> {
@@ -26,7 +26,7 @@ impl Begun {
         let sender = self.0.lock().unwrap().remove(&id).unwrap();
         let message = v1::FetchRangesResponse::default();
         sender
-            .send(Envelope::nested(id, 4, &message, Bytes::from_static(data)).unwrap())
+            .send(EncodedMessage::nested(id, 4, &message, Bytes::from_static(data)).unwrap())
             .unwrap();
     }
 }
@@ -38,7 +38,7 @@ struct Stream<B> {
     draining: watch::Sender<bool>,
     ended: Arc<Mutex<Vec<Code>>>,
     /// Frames received so far, cut into messages: several answers may come in one frame.
-    received: Deframer,
+    received: FrameDecoder,
 }
 
 /// A stream that takes up at most two requests.
@@ -54,7 +54,7 @@ fn stream(
     let begun = Begun::default();
     let start = {
         let begun = begun.clone();
-        move |message: Message| {
+        move |message: StreamRequest| {
             let request = decode::<v1::FetchStreamRequest>(message.bytes)?;
             let (sender, receiver) = oneshot::channel();
             begun.0.lock().unwrap().insert(request.id, sender);
@@ -66,7 +66,7 @@ fn stream(
     let hears = Arc::clone(&ended);
     let body = StreamBody::new(
         incoming,
-        Bounds {
+        StreamLimits {
             requests_in_flight: 2,
             message_bytes: 64,
             deadline,
@@ -76,7 +76,7 @@ fn stream(
         async move {
             let _sender_is_gone = drains.wait_for(|drains| *drains).await;
         },
-        move |code| hears.lock().unwrap().push(code),
+        Box::new(move |code| hears.lock().unwrap().push(code)),
     );
     Stream {
         body,
@@ -84,7 +84,7 @@ fn stream(
         begun,
         draining,
         ended,
-        received: Deframer::new(1 << 20),
+        received: FrameDecoder::new(1 << 20),
     }
 }
 
@@ -99,11 +99,11 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
             request: None,
             deadline_ms: 0,
         };
-        self.send(Envelope::plain(&message).unwrap().head);
+        self.send(EncodedMessage::plain(&message).unwrap().head);
     }
 
     fn cancel(&self, id: u64) {
-        self.send(Envelope::plain(&cancel(id)).unwrap().head);
+        self.send(EncodedMessage::plain(&cancel(id)).unwrap().head);
     }
 
     /// What the body has to say now; `None`: nothing yet.
@@ -222,7 +222,7 @@ async fn a_flood_of_cancels_lets_others_have_their_turn() {
     let mut stream = stream(None);
     let mut flood = Vec::new();
     for id in 0..=CANCELS_AT_ONCE as u64 {
-        flood.extend(Envelope::plain(&cancel(id)).unwrap().head);
+        flood.extend(EncodedMessage::plain(&cancel(id)).unwrap().head);
     }
     stream.send(flood);
     stream.request(1);
@@ -278,7 +278,7 @@ async fn requests_may_arrive_in_any_pieces() {
             request: None,
             deadline_ms: 0,
         };
-        Envelope::plain(&message).unwrap().head
+        EncodedMessage::plain(&message).unwrap().head
     };
     for byte in [framed(1), framed(2)].concat() {
         stream.send(vec![byte]);
@@ -376,8 +376,8 @@ async fn a_stream_that_is_dropped_was_cancelled() {
 #[test]
 fn a_request_that_asks_for_nothing_is_answered() {
     // Neither blocks nor vectors nor the rest: INVALID_ARGUMENT with the field's name, under the request's id.
-    let envelope = failed(9, &nothing_asked(), "request").unwrap();
-    let response = v1::FetchStreamResponse::decode(&envelope.head[5..]).unwrap();
+    let encoded = failed(9, &nothing_asked(), "request").unwrap();
+    let response = v1::FetchStreamResponse::decode(&encoded.head[5..]).unwrap();
     let Some(v1::fetch_stream_response::Response::Status(status)) = response.response else {
         panic!("{response:?}");
     };
@@ -396,8 +396,8 @@ fn a_request_that_asks_for_nothing_is_answered() {
 #[test]
 fn a_refusal_that_passes_says_when_to_come_back() {
     // Overload inside a stream: RESOURCE_EXHAUSTED with google.rpc.RetryInfo, as a call has it.
-    let envelope = failed(9, &FetchError::TooManyRequests { max: 3, own: false }, "indices").unwrap();
-    let response = v1::FetchStreamResponse::decode(&envelope.head[5..]).unwrap();
+    let encoded = failed(9, &FetchError::TooManyRequests { max: 3, own: false }, "indices").unwrap();
+    let response = v1::FetchStreamResponse::decode(&encoded.head[5..]).unwrap();
     let Some(v1::fetch_stream_response::Response::Status(status)) = response.response else {
         panic!("{response:?}");
     };
@@ -432,7 +432,7 @@ async fn a_request_that_is_not_whole_is_charged() {
     let (pieces, mut received) = mpsc::unbounded_channel::<Bytes>();
     let incoming = futures_util::stream::poll_fn(move |cx| received.poll_recv(cx))
         .map(|piece| Ok::<_, Infallible>(Frame::data(piece)));
-    let bounds = Bounds {
+    let bounds = StreamLimits {
         requests_in_flight: 2,
         message_bytes: 64,
         deadline: None,
@@ -446,9 +446,16 @@ async fn a_request_that_is_not_whole_is_charged() {
             Ok(())
         }
     });
-    let start = |_message: Message| Ok(std::future::pending());
+    let start = |_message: StreamRequest| Ok(std::future::pending());
     let incoming = http_body_util::StreamBody::new(incoming);
-    let mut body = StreamBody::new(incoming, bounds, start, hold, std::future::pending(), |_code| {});
+    let mut body = StreamBody::new(
+        incoming,
+        bounds,
+        start,
+        hold,
+        std::future::pending(),
+        Box::new(|_code| {}),
+    );
     let framed = |length: u32| [&[0][..], &length.to_be_bytes(), &[0; 64]].concat();
     pieces.send(Bytes::copy_from_slice(&framed(60)[..25])).unwrap();
     assert!(body.frame().now_or_never().is_none());

@@ -1,0 +1,292 @@
+//! Maps every error to its gRPC code, HTTP status, problem type and retry hint.
+//!
+//! There is a retry hint exactly if the same request may succeed later. Messages contain names chosen by clients and are cut
+//! to fit a gRPC trailer. No wildcard arms: a new error does not compile until it has a mapping.
+
+use crate::fetch::FetchError;
+use ::http::StatusCode as Http;
+use ringfetch_engine::error::{ReadError, Resource};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::time::Duration;
+use tonic::Code;
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+/// The status of an error on both transports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErrorStatus {
+    /// The gRPC status code.
+    pub grpc: Code,
+    /// The HTTP status.
+    pub http: Http,
+    /// The problem type's last path segment and the metrics' word: `out-of-range`, `overloaded`, ...
+    pub slug: &'static str,
+    /// When a retry makes sense.
+    pub retry_after: Option<Duration>,
+}
+
+impl ErrorStatus {
+    const fn new(grpc: Code, http: Http, slug: &'static str) -> Self {
+        Self {
+            grpc,
+            http,
+            slug,
+            retry_after: None,
+        }
+    }
+
+    const fn retry(self, after: Duration) -> Self {
+        Self {
+            retry_after: Some(after),
+            ..self
+        }
+    }
+}
+
+/// The domain of `google.rpc.ErrorInfo`.
+pub const ERROR_DOMAIN: &str = "ringfetch";
+
+/// Longest message that is sent, in bytes. grpc-core and grpc-java refuse more than 8 KiB of trailers, and a message
+/// is in them up to three times (percent-encoded, and twice in base64 in the details).
+const MESSAGE_BYTES_MAX: usize = 512;
+
+/// Queues and memory drain at the rate of the disk: thousands of reads in this time.
+const RETRY_OVERLOADED: Duration = Duration::from_millis(50);
+/// A large directory takes this long to walk.
+const RETRY_LISTING: Duration = Duration::from_millis(200);
+/// By then the client finds another replica, or this one restarted.
+const RETRY_DRAINING: Duration = Duration::from_secs(1);
+
+/// The status of a failed item.
+pub fn of_read(error: &ReadError) -> ErrorStatus {
+    let (grpc, http, slug) = match error {
+        // Over HTTP an index is part of the path, and a resource that does not exist is a 404.
+        ReadError::IndexOutOfRange { .. } => (Code::OutOfRange, Http::NOT_FOUND, "index-out-of-range"),
+        ReadError::RangeOutOfRange { .. } => (
+            Code::OutOfRange,
+            Http::RANGE_NOT_SATISFIABLE,
+            "range-out-of-range",
+        ),
+        ReadError::RangeOverflow { .. } => (Code::InvalidArgument, Http::BAD_REQUEST, "range-overflow"),
+        ReadError::ZeroLength => (Code::InvalidArgument, Http::BAD_REQUEST, "zero-length"),
+        ReadError::ItemTooLarge { .. } => {
+            (Code::ResourceExhausted, Http::PAYLOAD_TOO_LARGE, "item-too-large")
+        }
+        ReadError::ObjectNameInvalid { .. } => {
+            (Code::InvalidArgument, Http::BAD_REQUEST, "object-name-invalid")
+        }
+        ReadError::ObjectNotFound { .. } => (Code::NotFound, Http::NOT_FOUND, "object-not-found"),
+        ReadError::ObjectUnreadable { name: _, errno } => return of_unreadable(*errno),
+        // Not ABORTED: clients take that for a reason to send the same request again.
+        ReadError::VersionMismatch { .. } => (
+            Code::FailedPrecondition,
+            Http::PRECONDITION_FAILED,
+            "precondition-failed",
+        ),
+        ReadError::Truncated { .. } => (Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "truncated"),
+        ReadError::Device { .. } => (Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error"),
+        ReadError::Overloaded { resource } => {
+            return overloaded(match resource {
+                Resource::CallerMemory
+                | Resource::ConnectionMemory
+                | Resource::CallerReads
+                | Resource::CallerObjects => true,
+                Resource::QueuedReads | Resource::Memory | Resource::OpenObjects => false,
+            });
+        }
+        ReadError::DeadlineExceeded => (Code::DeadlineExceeded, Http::GATEWAY_TIMEOUT, "deadline-exceeded"),
+        ReadError::Draining => {
+            let status = ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "draining");
+            return status.retry(RETRY_DRAINING);
+        }
+        ReadError::ShardFailed => (Code::Internal, Http::INTERNAL_SERVER_ERROR, "engine-failed"),
+    };
+    ErrorStatus::new(grpc, http, slug)
+}
+
+/// 429 blames the client, which is right where it holds the resource itself and nowhere else.
+fn overloaded(own: bool) -> ErrorStatus {
+    let http = if own {
+        Http::TOO_MANY_REQUESTS
+    } else {
+        Http::SERVICE_UNAVAILABLE
+    };
+    ErrorStatus::new(Code::ResourceExhausted, http, "overloaded").retry(RETRY_OVERLOADED)
+}
+
+fn of_unreadable(errno: i32) -> ErrorStatus {
+    let errno = Errno::from_raw_os_error(errno);
+    if errno == Errno::ACCESS || errno == Errno::PERM {
+        ErrorStatus::new(Code::PermissionDenied, Http::FORBIDDEN, "object-unreadable")
+    } else if errno == Errno::MFILE || errno == Errno::NFILE {
+        // Descriptors come back as other requests finish.
+        ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "out-of-files").retry(RETRY_OVERLOADED)
+    } else {
+        ErrorStatus::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "object-unreadable")
+    }
+}
+
+/// The status of a failed request.
+pub fn of_fetch(error: &FetchError) -> ErrorStatus {
+    let (grpc, http, slug) = match error {
+        FetchError::DatasetNotFound { .. } => (Code::NotFound, Http::NOT_FOUND, "dataset-not-found"),
+        // 400, as google.rpc maps FAILED_PRECONDITION.
+        FetchError::WrongKind { .. } => (Code::FailedPrecondition, Http::BAD_REQUEST, "wrong-kind"),
+        FetchError::EmptyBatch { .. } => (Code::InvalidArgument, Http::BAD_REQUEST, "empty-batch"),
+        FetchError::ListsDiffer { .. } => (Code::InvalidArgument, Http::BAD_REQUEST, "lists-differ"),
+        FetchError::TooManyItems { .. } => {
+            (Code::ResourceExhausted, Http::PAYLOAD_TOO_LARGE, "too-many-items")
+        }
+        FetchError::ResponseTooLarge { .. } => (
+            Code::ResourceExhausted,
+            Http::PAYLOAD_TOO_LARGE,
+            "response-too-large",
+        ),
+        FetchError::TooManyRequests { own, .. } | FetchError::RequestMemory { own, .. } => {
+            return overloaded(*own);
+        }
+        FetchError::ListingsBusy { .. } => return overloaded(false).retry(RETRY_LISTING),
+        FetchError::ListingFailed { .. } => (Code::Internal, Http::INTERNAL_SERVER_ERROR, "listing-failed"),
+        FetchError::Malformed { .. } => (Code::InvalidArgument, Http::BAD_REQUEST, "malformed"),
+        FetchError::Read(error) => return of_read(error),
+    };
+    ErrorStatus::new(grpc, http, slug)
+}
+
+/// The request field an error is about, if it is about one.
+pub fn field_of(error: &FetchError) -> Option<&str> {
+    match error {
+        FetchError::DatasetNotFound { .. } | FetchError::WrongKind { .. } => Some("dataset"),
+        FetchError::EmptyBatch { field }
+        | FetchError::ListsDiffer { field, .. }
+        | FetchError::TooManyItems { field, .. } => Some(field),
+        FetchError::Malformed { field, .. } => Some(field),
+        FetchError::Read(ReadError::VersionMismatch { .. }) => Some("if_match"),
+        FetchError::ResponseTooLarge { .. }
+        | FetchError::TooManyRequests { .. }
+        | FetchError::RequestMemory { .. }
+        | FetchError::ListingsBusy { .. }
+        | FetchError::ListingFailed { .. }
+        | FetchError::Read(_) => None,
+    }
+}
+
+/// An error's message as it is sent: at most 512 bytes, since clients choose part of it.
+pub fn message_of(error: &impl std::fmt::Display) -> String {
+    let mut message = error.to_string();
+    if message.len() > MESSAGE_BYTES_MAX {
+        let mut end = MESSAGE_BYTES_MAX - "...".len();
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+        message.push_str("...");
+    }
+    message
+}
+
+/// A failed request as a gRPC status with its `google.rpc` details: `ErrorInfo` always (the reason is the slug in
+/// capitals), `RetryInfo` where a retry makes sense, else `BadRequest` where the request is to blame. `items_field`
+/// is the request field that lists the items, for errors that name no field themselves.
+pub fn to_status(error: &FetchError, items_field: &str) -> tonic::Status {
+    let answer = of_fetch(error);
+    let message = message_of(error);
+    let reason = answer.slug.replace('-', "_").to_ascii_uppercase();
+    let mut metadata = HashMap::new();
+    if let FetchError::Read(ReadError::VersionMismatch { etag }) = error {
+        metadata.insert("etag".to_owned(), etag.clone());
+    }
+    let mut details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, metadata);
+    if let Some(after) = answer.retry_after {
+        details.set_retry_info(Some(after));
+    } else if answer.http.is_client_error() {
+        details.add_bad_request_violation(field_of(error).unwrap_or(items_field), message.clone());
+    }
+    tonic::Status::with_error_details(answer.grpc, message, details)
+}
+
+/// A status as the message that its details hold.
+pub fn to_rpc_status(status: &tonic::Status) -> tonic_types::Status {
+    use prost::Message as _;
+    let detailed = tonic_types::Status::decode(status.details()).ok();
+    detailed
+        .filter(|detailed| detailed.code != 0)
+        .unwrap_or_else(|| tonic_types::Status {
+            code: status.code().into(),
+            message: status.message().to_owned(),
+            details: Vec::new(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retry_hint_stands_where_a_retry_can_help() {
+        // Bounds that hold now carry RetryInfo and no field; bounds of one request carry the field and no RetryInfo.
+        let now = to_status(&FetchError::TooManyRequests { max: 7, own: false }, "indices");
+        assert_eq!(now.code(), Code::ResourceExhausted);
+        assert_eq!(
+            now.get_details_retry_info().unwrap().retry_delay,
+            Some(RETRY_OVERLOADED)
+        );
+        assert!(now.get_details_bad_request().is_none());
+
+        let never = to_status(&FetchError::ResponseTooLarge { bytes: 9, max: 7 }, "indices");
+        assert_eq!(never.code(), Code::ResourceExhausted);
+        assert!(never.get_details_retry_info().is_none());
+        let violations = never.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(violations[0].field, "indices");
+        assert!(violations[0].description.contains("limits.response_bytes"));
+    }
+
+    #[test]
+    fn the_reason_and_domain_name_the_error() {
+        // ErrorInfo is what a program branches on: its reason is the slug in capitals.
+        let status = to_status(
+            &FetchError::WrongKind {
+                name: "v".into(),
+                kind: "vectors",
+                remedy: "FetchVectors",
+            },
+            "indices",
+        );
+        let info = status.get_details_error_info().unwrap();
+        assert_eq!(
+            (info.reason.as_str(), info.domain.as_str()),
+            ("WRONG_KIND", "ringfetch")
+        );
+        assert_eq!(
+            status.get_details_bad_request().unwrap().field_violations[0].field,
+            "dataset"
+        );
+    }
+
+    #[test]
+    fn a_long_name_does_not_make_a_long_message() {
+        // A name of 100 kB of two-byte letters: the message is cut at a letter's boundary and stays within the bound.
+        let error = FetchError::DatasetNotFound {
+            name: "é".repeat(50_000),
+            known: "a".into(),
+        };
+        let status = to_status(&error, "indices");
+        assert!(status.message().len() <= MESSAGE_BYTES_MAX && status.message().ends_with("..."));
+        assert!(status.details().len() < 3 * MESSAGE_BYTES_MAX);
+    }
+
+    #[test]
+    fn errno_decides_how_an_unreadable_object_is_answered() {
+        // A missing permission is the client's to fix, a lack of descriptors passes, anything else is the server's.
+        let of = |errno: Errno| {
+            of_read(&ReadError::ObjectUnreadable {
+                name: "o".into(),
+                errno: errno.raw_os_error(),
+            })
+        };
+        assert_eq!(of(Errno::ACCESS).grpc, Code::PermissionDenied);
+        assert_eq!(of(Errno::MFILE).grpc, Code::Unavailable);
+        assert!(of(Errno::NFILE).retry_after.is_some());
+        assert_eq!(of(Errno::IO).grpc, Code::Internal);
+    }
+}

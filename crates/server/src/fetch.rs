@@ -1,0 +1,636 @@
+//! Reads for every transport. A request is checked whole before anything is queued (ADR 0014).
+//!
+//! All checks that may refuse a request are here, in this order: the size of the request and the memory for it
+//! (`request_memory`, while it arrives), draining, the dataset, its kind, the lists, the number of items, the requests in
+//! flight, the deadline, the bytes of the response, the queue and the memory (the engine). A request counts as in flight
+//! before its objects are opened, so that a refused request costs no system call, and until its response is ready (the
+//! memory budget bounds what is written after that). Datasets and limits are one value, replaced atomically by a reload; a
+//! request keeps the dataset it found.
+//!
+//! `error_status` maps errors to codes. Nothing queues here: a request over a limit is refused at once.
+
+mod backends;
+mod deadline;
+mod describe;
+mod handle;
+mod listing;
+mod rejection;
+mod request;
+mod request_memory;
+mod snapshot;
+mod window;
+mod windowed;
+
+pub use self::backends::DatasetBackend;
+pub(crate) use self::deadline::timeout_at;
+pub(crate) use self::describe::backend_word;
+pub use self::describe::{DatasetInfo, ReadPath, StorageInfo, VectorShape};
+pub use self::handle::{DatasetHandle, Dtype, Kind, RequiredKind};
+pub use self::listing::{ObjectPage, PAGE_NAMES_MAX, PageRequest};
+pub use self::request::{FetchError, Items, RequestContext};
+pub(crate) use self::request_memory::RequestMemory;
+pub use self::snapshot::{ReadPhase, Snapshot, SnapshotError};
+pub(crate) use self::window::BodyPart;
+#[cfg(test)]
+pub(crate) use self::window::total_bytes;
+pub(crate) use self::windowed::{SnapshotReader, WindowedBody};
+
+use self::backends::Backends;
+use self::handle::check_version;
+use self::rejection::RejectionCounters;
+use self::request::{check, too_large};
+use crate::caller::Callers;
+use crate::config::Limits;
+use arc_swap::ArcSwap;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesOrdered;
+use ringfetch_engine::batch::{Batch, Fetched};
+use ringfetch_engine::dataset::{Dataset, OpenFile};
+use ringfetch_engine::engine::{Engine, SubmitOptions};
+use ringfetch_engine::error::{ReadError, Resource};
+use ringfetch_engine::share::{Charge, Refused};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use tokio::sync::Semaphore;
+
+/// Objects of one request that are opened at the same time. Misses go to the blocking pool, 512 threads by default:
+/// one request must not take them all.
+const OPENS_AT_ONCE: usize = 16;
+
+/// Datasets that an error names.
+const KNOWN_NAMES_MAX: usize = 16;
+
+/// Longest dataset name there can be; a longer one that was asked for is cut where it is repeated.
+const NAME_CHARS_MAX: usize = 128;
+
+/// The datasets being served, and the limits in force.
+#[derive(Debug)]
+struct Serving {
+    datasets: BTreeMap<String, Arc<Dataset>>,
+    limits: Limits,
+}
+
+impl Serving {
+    fn new(datasets: Vec<Arc<Dataset>>, limits: Limits) -> Self {
+        let named = |dataset: Arc<Dataset>| (dataset.name().to_owned(), dataset);
+        let datasets = datasets.into_iter().map(named).collect();
+        Self { datasets, limits }
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    engine: Engine,
+    serving: ArcSwap<Serving>,
+    backends: Backends,
+    callers: Callers,
+    draining: AtomicBool,
+    rejections: RejectionCounters,
+    /// Directory walks.
+    walks: Arc<Semaphore>,
+}
+
+/// The result of a request.
+#[derive(Debug)]
+pub struct FetchResponse {
+    /// Its items.
+    pub fetched: Fetched,
+    /// Of objects, the version of each item; empty for one that could not be opened.
+    pub etags: Vec<String>,
+}
+
+/// Reads datasets for every transport. Clones share their state.
+#[derive(Debug, Clone)]
+pub struct Fetcher {
+    inner: Arc<Inner>,
+}
+
+impl Fetcher {
+    /// A fetcher over open datasets.
+    pub fn new(engine: Engine, datasets: Vec<Arc<Dataset>>, limits: Limits) -> Self {
+        for dataset in &datasets {
+            engine.introduce(dataset);
+        }
+        let callers = Callers::new(engine.clone(), &limits);
+        Self {
+            inner: Arc::new(Inner {
+                engine,
+                serving: ArcSwap::from_pointee(Serving::new(datasets, limits)),
+                backends: Backends::default(),
+                callers,
+                draining: AtomicBool::new(false),
+                rejections: RejectionCounters::new(),
+                walks: Arc::new(Semaphore::new(listing::WALKS_MAX)),
+            }),
+        }
+    }
+
+    /// Registers `ringfetch_rejected_total{reason}`.
+    ///
+    /// # Errors
+    /// The name is taken in this registry.
+    pub fn register_metrics(&self, registry: &prometheus::Registry) -> Result<(), prometheus::Error> {
+        registry.register(Box::new(self.inner.rejections.vec.clone()))
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    /// Who is connected, and what they hold.
+    pub fn callers(&self) -> &Callers {
+        &self.inner.callers
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> Limits {
+        self.inner.serving.load().limits
+    }
+
+    /// Serves these datasets within these limits from now on. Requests that found their dataset before keep it.
+    pub fn replace(&self, datasets: Vec<Arc<Dataset>>, limits: Limits) {
+        for dataset in &datasets {
+            self.inner.engine.introduce(dataset);
+        }
+        self.inner.callers.set_limits(&limits);
+        self.inner.serving.store(Arc::new(Serving::new(datasets, limits)));
+    }
+
+    /// Every dataset, by name.
+    pub fn datasets(&self) -> Vec<Arc<Dataset>> {
+        self.inner.serving.load().datasets.values().cloned().collect()
+    }
+
+    /// One dataset.
+    ///
+    /// # Errors
+    /// `DatasetNotFound`.
+    pub fn dataset(&self, name: &str) -> Result<Arc<Dataset>, FetchError> {
+        let serving = self.inner.serving.load();
+        let found = serving.datasets.get(name).cloned();
+        found.ok_or_else(|| FetchError::DatasetNotFound {
+            name: name.chars().take(NAME_CHARS_MAX).collect(),
+            known: known(&serving.datasets),
+        })
+    }
+
+    /// Reads a batch. What is wrong with one item is in the answer's errors, unless `fail_fast`; an item larger than
+    /// any answer can be is such an error too. A deadline also ends the wait for the disk: the reads are given up, and
+    /// what is in flight finishes unseen. All of it is of one version of the dataset: of `if_match`, unless that is empty.
+    ///
+    /// # Errors
+    /// Whatever fails the request as a whole.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the batch up; see [`ringfetch_engine::engine::Ticket`].
+    pub async fn fetch(
+        &self,
+        dataset: &str,
+        if_match: &str,
+        items: &Items<'_>,
+        context: &RequestContext,
+    ) -> Result<(DatasetHandle, FetchResponse), FetchError> {
+        let opened = self.open(dataset, items.required_kind())?;
+        opened.check_version(if_match)?;
+        let fetched = self.fetch_of(&opened, items, context).await?;
+        Ok((opened, fetched))
+    }
+
+    /// A dataset for a request that wants it to be of some kind.
+    ///
+    /// # Errors
+    /// `Draining`, `DatasetNotFound`, `WrongKind`.
+    pub fn open(&self, name: &str, wanted: RequiredKind) -> Result<DatasetHandle, FetchError> {
+        self.count_rejection(self.find(name, wanted))
+    }
+
+    fn find(&self, name: &str, wanted: RequiredKind) -> Result<DatasetHandle, FetchError> {
+        if self.is_draining() {
+            return Err(ReadError::Draining.into());
+        }
+        let dataset = self.dataset(name)?;
+        wanted.check(dataset.name(), dataset.kind())?;
+        Ok(DatasetHandle(dataset))
+    }
+
+    /// Counts the request as in flight; returns also its deadline.
+    fn admit(
+        &self,
+        limits: &Limits,
+        context: &RequestContext,
+    ) -> Result<(Charge, Option<Instant>), FetchError> {
+        let entered = match &context.connection {
+            Some(connection) => connection.requests().charge(1),
+            None => self.inner.callers.requests().charge(1),
+        };
+        let entered = entered.map_err(|refused| FetchError::TooManyRequests {
+            max: limits.requests_in_flight,
+            own: refused != Refused::Budget,
+        })?;
+        let arrived = context.arrived.unwrap_or_else(Instant::now);
+        let deadline = within(limits, arrived, context.deadline);
+        if deadline.is_some_and(|deadline| deadline <= arrived) {
+            return Err(ReadError::DeadlineExceeded.into());
+        }
+        Ok((entered, deadline))
+    }
+
+    /// Charges objects that the request is about to hold open, before the first one is opened.
+    fn charge_objects(&self, context: &RequestContext, objects: usize) -> Result<Charge, FetchError> {
+        let amount = u64::try_from(objects).unwrap_or(u64::MAX);
+        let held = match &context.connection {
+            Some(connection) => connection.objects().charge(amount),
+            None => self.inner.callers.objects().charge(amount),
+        };
+        held.map_err(|refused| {
+            let resource = match refused {
+                Refused::Budget => Resource::OpenObjects,
+                Refused::Caller | Refused::Connection => Resource::CallerObjects,
+            };
+            ReadError::Overloaded { resource }.into()
+        })
+    }
+
+    /// Counts a refusal.
+    pub(crate) fn count_rejection<T>(&self, result: Result<T, FetchError>) -> Result<T, FetchError> {
+        if let Err(error) = &result {
+            self.inner.rejections.count(error);
+        }
+        result
+    }
+
+    /// The error of a request whose deadline passed before it had arrived completely. Counts the refusal.
+    pub(crate) fn deadline_rejection(&self) -> FetchError {
+        let error = ReadError::DeadlineExceeded.into();
+        self.inner.rejections.count(&error);
+        error
+    }
+
+    /// As [`Self::fetch`], for a dataset that was looked up before. A response that also contains the dataset's shape or
+    /// version must be read from that dataset, even if a reload has replaced it since.
+    ///
+    /// # Errors
+    /// As [`Self::fetch`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::fetch`].
+    pub async fn fetch_of(
+        &self,
+        dataset: &DatasetHandle,
+        items: &Items<'_>,
+        context: &RequestContext,
+    ) -> Result<FetchResponse, FetchError> {
+        let result = if self.is_draining() {
+            Err(ReadError::Draining.into())
+        } else {
+            self.fetch_within(&self.limits(), dataset, items, context).await
+        };
+        self.count_rejection(result)
+    }
+
+    /// Reads a later part of a response whose head has been sent. As [`Self::fetch_of`], but also while draining, since the
+    /// response is in flight, and without counting refusals, since the caller retries.
+    ///
+    /// # Errors
+    /// As [`Self::fetch`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::fetch`].
+    pub async fn fetch_further(
+        &self,
+        dataset: &DatasetHandle,
+        items: &Items<'_>,
+        context: &RequestContext,
+    ) -> Result<FetchResponse, FetchError> {
+        // The part was sized when the response was planned; limits lowered since by a reload apply to later responses.
+        let limits = Limits {
+            items_per_request: u32::MAX,
+            response_bytes: u64::MAX,
+            ..self.limits()
+        };
+        self.fetch_within(&limits, dataset, items, context).await
+    }
+
+    /// Every request from now on fails with `Draining`.
+    pub fn start_draining(&self) {
+        self.inner.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether it drains.
+    pub fn is_draining(&self) -> bool {
+        self.inner.draining.load(Ordering::Acquire)
+    }
+
+    /// The largest item an answer can hold: bounded by the limit, by the memory, and by the 32 bits of the lengths.
+    pub fn item_bytes_max(&self) -> u64 {
+        self.item_bytes_within(&self.limits())
+    }
+
+    fn item_bytes_within(&self, limits: &Limits) -> u64 {
+        limits
+            .response_bytes
+            .min(self.inner.engine.response_bytes_max())
+            .min(u64::from(u32::MAX))
+    }
+
+    async fn fetch_within(
+        &self,
+        limits: &Limits,
+        DatasetHandle(dataset): &DatasetHandle,
+        items: &Items<'_>,
+        context: &RequestContext,
+    ) -> Result<FetchResponse, FetchError> {
+        check(*items, limits)?;
+        let (_in_flight, deadline) = self.admit(limits, context)?;
+        let max = self.item_bytes_within(limits);
+        // The deadline holds in every phase of the batch.
+        let late = || FetchError::from(ReadError::DeadlineExceeded);
+        let (batch, etags, _held);
+        if let Items::Objects { names, .. } = items {
+            _held = Some(self.charge_objects(context, names.len())?);
+            // In a box: it is larger than all other state of a request.
+            let planning = Box::pin(plan_objects(dataset, items, max));
+            (batch, etags) = timeout_at(deadline, planning).await.ok_or_else(late)?;
+        } else {
+            (batch, etags, _held) = (plan(dataset, items, max), Vec::new(), None);
+        }
+        if batch.data_bytes() > max {
+            return Err(FetchError::ResponseTooLarge {
+                bytes: batch.data_bytes(),
+                max,
+            });
+        }
+        let options = SubmitOptions {
+            deadline,
+            account: context
+                .connection
+                .as_ref()
+                .map(|connection| Arc::clone(connection.account())),
+            fail_fast: context.fail_fast,
+        };
+        let result = match self.inner.engine.submit(batch, options) {
+            Ok(ticket) => timeout_at(deadline, ticket).await.ok_or_else(late)?,
+            Err(error) => Err(error),
+        };
+        if let Items::Objects { names, .. } = items {
+            forget_truncated(dataset, names, &result);
+        }
+        Ok(FetchResponse {
+            fetched: result?,
+            etags,
+        })
+    }
+}
+
+/// The earlier of the caller's deadline and `limits.deadline` after the arrival.
+pub(crate) fn within(limits: &Limits, arrived: Instant, deadline: Option<Instant>) -> Option<Instant> {
+    let limit = limits.deadline.and_then(|limit| arrived.checked_add(limit));
+    [deadline, limit].into_iter().flatten().min()
+}
+
+/// The batch of a checked request, whose items have at most `max` bytes; for objects see `plan_objects`.
+fn plan(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> Batch {
+    let mut batch = Batch::new(Arc::clone(dataset), items.len());
+    match items {
+        Items::Blocks(items) | Items::Vectors(items) => {
+            let length = match dataset.kind() {
+                Kind::Blocks { block_bytes, .. } => u64::from(block_bytes),
+                Kind::Vectors { vector_bytes, .. } => u64::from(vector_bytes),
+                Kind::Objects => 0,
+            };
+            let blocks = matches!(dataset.kind(), Kind::Blocks { .. });
+            for item in *items {
+                if length > max {
+                    batch.push_failed(ReadError::ItemTooLarge { length, max });
+                } else if blocks {
+                    batch.push_block(*item);
+                } else {
+                    batch.push_vector(*item);
+                }
+            }
+        }
+        Items::Ranges { offsets, lengths } => {
+            let end = dataset.length_bytes();
+            for (offset, length) in offsets.iter().zip(*lengths) {
+                match too_large(*offset, *length, end, max) {
+                    Some(error) => batch.push_failed(error),
+                    None => batch.push_range(*offset, *length),
+                }
+            }
+        }
+        Items::Pinned {
+            object,
+            offsets,
+            lengths,
+        } => {
+            for (offset, length) in offsets.iter().zip(*lengths) {
+                push_object(&mut batch, object.file(), *offset, Some(*length), max);
+            }
+        }
+        Items::Objects { .. } => {}
+    }
+    batch
+}
+
+/// The batch of a checked request for objects, and their versions. Opens them; touches nothing else.
+async fn plan_objects(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> (Batch, Vec<String>) {
+    let mut batch = Batch::new(Arc::clone(dataset), items.len());
+    let mut etags = Vec::new();
+    let Items::Objects {
+        names,
+        offsets,
+        lengths,
+        if_match,
+    } = items
+    else {
+        return (batch, etags);
+    };
+    let (distinct, places) = distinct(names);
+    // A plain loop where `buffered` would do: its closure over a borrowed name keeps the future from being
+    // `Send` for every lifetime, which transports need.
+    let mut waiting = distinct.iter();
+    let mut opening = FuturesOrdered::new();
+    let mut opened = Vec::with_capacity(distinct.len());
+    etags.reserve_exact(names.len());
+    for (item, place) in places.into_iter().enumerate() {
+        while opened.len() <= place {
+            while opening.len() < OPENS_AT_ONCE
+                && let Some(name) = waiting.next()
+            {
+                opening.push_back(dataset.object(name));
+            }
+            let Some(object) = opening.next().await else { break };
+            opened.push(object);
+        }
+        let offset = offsets.get(item).copied().unwrap_or(0);
+        let length = lengths.get(item).copied().filter(|length| *length > 0);
+        let if_match = if_match.get(item).map_or("", String::as_str);
+        let Some(object) = opened.get(place) else { break };
+        etags.push(
+            object
+                .as_ref()
+                .map_or_else(|_| String::new(), |object| object.etag().to_owned()),
+        );
+        match object {
+            Ok(object) => match check_version(object.etag(), if_match) {
+                Ok(()) => push_object(&mut batch, object, offset, length, max),
+                Err(error) => batch.push_failed(error),
+            },
+            Err(error) => batch.push_failed(error.clone()),
+        }
+    }
+    (batch, etags)
+}
+
+/// Each name once, in the order of their first places, and for each item the place of its name among them: a batch reads
+/// one version of an object, however often its name stands in it.
+fn distinct(names: &[String]) -> (Vec<&str>, Vec<usize>) {
+    let mut found = HashMap::with_capacity(names.len());
+    let (mut distinct, mut places) = (Vec::with_capacity(names.len()), Vec::with_capacity(names.len()));
+    for name in names {
+        let place = *found.entry(name.as_str()).or_insert(distinct.len());
+        if place == distinct.len() {
+            distinct.push(name.as_str());
+        }
+        places.push(place);
+    }
+    (distinct, places)
+}
+
+fn push_object(batch: &mut Batch, object: &Arc<OpenFile>, offset: u64, length: Option<u64>, max: u64) {
+    let end = object.length_bytes();
+    let wanted = length.unwrap_or_else(|| end.saturating_sub(offset));
+    match too_large(offset, wanted, end, max) {
+        Some(error) => batch.push_failed(error),
+        None => batch.push_object(object, offset, length),
+    }
+}
+
+/// An object that was cut short, or replaced, is opened anew by the next request for it.
+fn forget_truncated(dataset: &Dataset, names: &[String], result: &Result<Fetched, ReadError>) {
+    match result {
+        Ok(fetched) => {
+            for failed in &fetched.errors {
+                if let (ReadError::Truncated { .. }, Some(name)) =
+                    (&failed.error, names.get(failed.item as usize))
+                {
+                    dataset.forget_object(name);
+                }
+            }
+        }
+        // With `fail_fast` the error does not say which object it was.
+        Err(ReadError::Truncated { .. }) => names.iter().for_each(|name| dataset.forget_object(name)),
+        Err(_) => {}
+    }
+}
+
+/// Names of the datasets for an error's message: a few, and how many more there are.
+fn known<V>(datasets: &BTreeMap<String, V>) -> String {
+    if datasets.is_empty() {
+        return "none".to_owned();
+    }
+    let mut names = datasets
+        .keys()
+        .take(KNOWN_NAMES_MAX)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if datasets.len() > KNOWN_NAMES_MAX {
+        names.push_str(&format!(" and {} more", datasets.len() - KNOWN_NAMES_MAX));
+    }
+    names
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig};
+    use ringfetch_engine::dataset::{DatasetSpec, KindSpec};
+    use std::time::Duration;
+
+    /// A fetcher without datasets, within these limits.
+    pub(crate) fn without_datasets(limits: Limits) -> Fetcher {
+        serving(Vec::new(), limits)
+    }
+
+    fn serving(datasets: Vec<Arc<Dataset>>, limits: Limits) -> Fetcher {
+        let config = EngineConfig {
+            backend: BackendKind::Pread,
+            memory_budget_bytes: 1 << 20,
+            pin: false,
+            ..EngineConfig::default()
+        };
+        Fetcher::new(Engine::start(&config).unwrap(), datasets, limits)
+    }
+
+    #[test]
+    fn a_caller_cannot_hold_all_objects_open() {
+        // Scenario: a caller opens an object again and again and reads nothing, on two connections; then it asks for a batch,
+        // and another caller for an object and for the largest batch. Expectation: the first is refused with its own share as
+        // the reason, in both ways; the other is served; and what is given up can be had again.
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a"), "bytes").unwrap();
+        let spec = DatasetSpec {
+            name: "objects".to_owned(),
+            paths: vec![directory.path().to_owned()],
+            kind: KindSpec::Objects {
+                max_open_files: 16,
+                revalidate: Duration::from_secs(60),
+            },
+            direct_io: DirectIo::Off,
+        };
+        let limits = Limits::default();
+        let most = limits.items_per_request as usize;
+        let fetcher = serving(vec![Arc::new(Dataset::open(&spec).unwrap())], limits);
+        let of = |address: &str| RequestContext {
+            connection: Some(fetcher.callers().connect(address.parse().unwrap(), u64::MAX)),
+            ..RequestContext::default()
+        };
+        let own_share = FetchError::Read(ReadError::Overloaded {
+            resource: Resource::CallerObjects,
+        });
+        let batch = async |context: RequestContext, objects: usize| {
+            let items = Items::Objects {
+                names: &vec!["a".to_owned(); objects],
+                offsets: &[],
+                lengths: &[],
+                if_match: &[],
+            };
+            fetcher.fetch("objects", "", &items, &context).await.map(|_| ())
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(async {
+            let greedy = [of("127.0.0.2"), of("127.0.0.2")];
+            let mut held = Vec::new();
+            let refused = loop {
+                match fetcher.object("objects", "a", &greedy[held.len() % 2]).await {
+                    Ok(version) => held.push(version),
+                    Err(refused) => break refused,
+                }
+            };
+            assert_eq!(refused, own_share);
+            assert!(held.len() > most / 2, "{}", held.len());
+            assert_eq!(batch(greedy[0].clone(), most).await, Err(own_share));
+            let other = of("127.0.0.3");
+            fetcher.object("objects", "a", &other).await.unwrap();
+            assert_eq!(batch(other, most).await, Ok(()));
+            held.clear();
+            assert_eq!(batch(greedy[1].clone(), most).await, Ok(()));
+        });
+    }
+
+    #[test]
+    fn an_error_names_some_datasets_and_counts_the_rest() {
+        // Twenty datasets: sixteen are named, four are counted; without any it says so.
+        let datasets: BTreeMap<String, ()> = (0..20).map(|number| (format!("d{number:02}"), ())).collect();
+        let known_names = known(&datasets);
+        assert!(
+            known_names.starts_with("d00, d01, ") && known_names.ends_with("d15 and 4 more"),
+            "{known_names}"
+        );
+        assert_eq!(known::<()>(&BTreeMap::new()), "none");
+    }
+}

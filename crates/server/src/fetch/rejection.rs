@@ -1,0 +1,137 @@
+//! Counts refused requests by reason: `ringfetch_rejected_total{reason}`.
+
+use super::request::FetchError;
+use prometheus::{IntCounter, IntCounterVec, Opts};
+use ringfetch_engine::error::{ReadError, Resource};
+
+/// Why a request was refused: the `reason` label of `ringfetch_rejected_total`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rejection {
+    Items,
+    ResponseBytes,
+    RequestsInFlight,
+    Deadline,
+    Draining,
+    QueuedReads,
+    Memory,
+    CallerMemory,
+    ConnectionMemory,
+    CallerReads,
+    RequestMemory,
+    Listings,
+    OpenObjects,
+    CallerObjects,
+}
+
+/// Every rejection at its place: `reason as usize`.
+const REJECTIONS: [(Rejection, &str); 14] = [
+    (Rejection::Items, "items"),
+    (Rejection::ResponseBytes, "response_bytes"),
+    (Rejection::RequestsInFlight, "requests_in_flight"),
+    (Rejection::Deadline, "deadline"),
+    (Rejection::Draining, "draining"),
+    (Rejection::QueuedReads, "queued_reads"),
+    (Rejection::Memory, "memory"),
+    (Rejection::CallerMemory, "caller_memory"),
+    (Rejection::ConnectionMemory, "connection_memory"),
+    (Rejection::CallerReads, "caller_reads"),
+    (Rejection::RequestMemory, "request_memory"),
+    (Rejection::Listings, "listings"),
+    (Rejection::OpenObjects, "open_objects"),
+    (Rejection::CallerObjects, "caller_objects"),
+];
+
+impl Rejection {
+    /// `None` for errors that are not refusals: wrong requests and failed reads.
+    pub(super) fn of(error: &FetchError) -> Option<Self> {
+        match error {
+            FetchError::TooManyItems { .. } => Some(Self::Items),
+            FetchError::ResponseTooLarge { .. } => Some(Self::ResponseBytes),
+            FetchError::TooManyRequests { .. } => Some(Self::RequestsInFlight),
+            FetchError::Read(ReadError::DeadlineExceeded) => Some(Self::Deadline),
+            FetchError::Read(ReadError::Draining) => Some(Self::Draining),
+            FetchError::Read(ReadError::Overloaded { resource }) => Some(match resource {
+                Resource::QueuedReads => Self::QueuedReads,
+                Resource::Memory => Self::Memory,
+                Resource::CallerMemory => Self::CallerMemory,
+                Resource::ConnectionMemory => Self::ConnectionMemory,
+                Resource::CallerReads => Self::CallerReads,
+                Resource::OpenObjects => Self::OpenObjects,
+                Resource::CallerObjects => Self::CallerObjects,
+            }),
+            FetchError::RequestMemory { .. } => Some(Self::RequestMemory),
+            FetchError::ListingsBusy { .. } => Some(Self::Listings),
+            FetchError::DatasetNotFound { .. }
+            | FetchError::WrongKind { .. }
+            | FetchError::EmptyBatch { .. }
+            | FetchError::ListsDiffer { .. }
+            | FetchError::Malformed { .. }
+            | FetchError::ListingFailed { .. }
+            | FetchError::Read(
+                ReadError::IndexOutOfRange { .. }
+                | ReadError::RangeOutOfRange { .. }
+                | ReadError::RangeOverflow { .. }
+                | ReadError::ZeroLength
+                | ReadError::ItemTooLarge { .. }
+                | ReadError::ObjectNameInvalid { .. }
+                | ReadError::ObjectNotFound { .. }
+                | ReadError::ObjectUnreadable { .. }
+                | ReadError::VersionMismatch { .. }
+                | ReadError::Truncated { .. }
+                | ReadError::Device { .. }
+                | ReadError::ShardFailed,
+            ) => None,
+        }
+    }
+}
+
+/// Refusals by reason. Created without a registry, so that a fetcher always has them.
+#[derive(Debug)]
+pub(super) struct RejectionCounters {
+    pub(super) vec: IntCounterVec,
+    children: [IntCounter; REJECTIONS.len()],
+}
+
+impl RejectionCounters {
+    pub(super) fn new() -> Self {
+        let opts = Opts::new(
+            "ringfetch_rejected_total",
+            "Requests refused because of a bound, a deadline or the drain, by reason.",
+        );
+        let vec = match IntCounterVec::new(opts, &["reason"]) {
+            Ok(vec) => vec,
+            // The name and the label are constants that the crate accepts, which a test checks.
+            Err(error) => unreachable!("the rejection counter is well formed: {error}"),
+        };
+        let children = REJECTIONS.map(|(_, reason)| vec.with_label_values(&[reason]));
+        Self { vec, children }
+    }
+
+    /// Counts a refusal; other errors are not counted here.
+    pub(super) fn count(&self, error: &FetchError) {
+        if let Some(reason) = Rejection::of(error) {
+            self.children[reason as usize].inc();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_refusal_has_its_reason() {
+        // The table stands in the order of the enum, and each refusal is counted under its own reason.
+        let rejections = RejectionCounters::new();
+        for (place, (reason, label)) in REJECTIONS.iter().enumerate() {
+            assert_eq!(*reason as usize, place);
+            rejections.children[place].inc();
+            assert_eq!(rejections.vec.with_label_values(&[label]).get(), 1);
+        }
+        let overloaded = FetchError::Read(ReadError::Overloaded {
+            resource: Resource::ConnectionMemory,
+        });
+        assert_eq!(Rejection::of(&overloaded), Some(Rejection::ConnectionMemory));
+        assert_eq!(Rejection::of(&FetchError::Read(ReadError::ZeroLength)), None);
+    }
+}

@@ -1,0 +1,374 @@
+//! The items of a request, its errors, and the checks that need no reads.
+
+use super::handle::RequiredKind;
+use super::snapshot::PinnedObject;
+use crate::caller::Connection;
+use crate::config::Limits;
+use ringfetch_engine::error::ReadError;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The items of one request.
+#[derive(Debug, Clone, Copy)]
+pub enum Items<'a> {
+    /// Block indices.
+    Blocks(&'a [u64]),
+    /// Vector ids.
+    Vectors(&'a [u64]),
+    /// Byte ranges of the address space; both lists have the same length.
+    Ranges {
+        /// First bytes.
+        offsets: &'a [u64],
+        /// Lengths, each at least 1.
+        lengths: &'a [u64],
+    },
+    /// Objects.
+    Objects {
+        /// Names.
+        names: &'a [String],
+        /// Empty (from the beginning), or one for each name.
+        offsets: &'a [u64],
+        /// Empty (to the end), or one for each name; 0 means to the end.
+        lengths: &'a [u64],
+        /// Empty (any version), or one for each name; an empty one means any.
+        if_match: &'a [String],
+    },
+    /// Ranges of an object that was looked up before; both lists have the same length.
+    Pinned {
+        /// The object.
+        object: &'a PinnedObject,
+        /// First bytes.
+        offsets: &'a [u64],
+        /// Lengths, each at least 1.
+        lengths: &'a [u64],
+    },
+}
+
+/// What a transport knows about a request.
+#[derive(Debug, Clone, Default)]
+pub struct RequestContext {
+    /// When the request arrived; `None`: now.
+    pub arrived: Option<Instant>,
+    /// When the client stops waiting.
+    pub deadline: Option<Instant>,
+    /// The connection it came on.
+    pub connection: Option<Arc<Connection>>,
+    /// Whether the first item error fails the request.
+    pub fail_fast: bool,
+}
+
+/// Why a request failed as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FetchError {
+    /// No such dataset.
+    #[error("dataset: there is no dataset {name:?}; there are: {known}")]
+    DatasetNotFound {
+        /// The name asked for.
+        name: String,
+        /// The names there are, comma separated.
+        known: String,
+    },
+    /// The dataset is of another kind than the method is for.
+    #[error("dataset: {name:?} is of kind {kind}; use {remedy}")]
+    WrongKind {
+        /// The name asked for.
+        name: String,
+        /// What it is.
+        kind: &'static str,
+        /// What to call instead.
+        remedy: &'static str,
+    },
+    /// No items.
+    #[error("{field}: the batch is empty: ask for at least one item")]
+    EmptyBatch {
+        /// The request field.
+        field: &'static str,
+    },
+    /// Lists that must have the same length differ.
+    #[error("{field}: {got} entries for {expected} {of}: the lists must have the same length")]
+    ListsDiffer {
+        /// The request field that is off.
+        field: &'static str,
+        /// Its length.
+        got: usize,
+        /// The other field.
+        of: &'static str,
+        /// The other field's length.
+        expected: usize,
+    },
+    /// More items than one request may have.
+    #[error(
+        "{field}: {items} items, and one request may have {max} (limits.items_per_request): split the batch"
+    )]
+    TooManyItems {
+        /// The request field.
+        field: &'static str,
+        /// How many.
+        items: usize,
+        /// The limit.
+        max: u32,
+    },
+    /// A larger answer than one request may have.
+    #[error(
+        "the answer would have {bytes} bytes, and one may have {max} (limits.response_bytes): split the batch, or raise \
+         that limit and the client's for a message"
+    )]
+    ResponseTooLarge {
+        /// How many.
+        bytes: u64,
+        /// The limit.
+        max: u64,
+    },
+    /// More requests in flight than allowed.
+    #[error(
+        "overloaded: {} (limits.requests_in_flight is {max}); retry after a moment",
+        if *.own { "this caller has as many requests in flight as there is room for" } else { "too many requests are in flight" }
+    )]
+    TooManyRequests {
+        /// The limit.
+        max: u32,
+        /// Whether the caller's own share is used up.
+        own: bool,
+    },
+    /// The memory for requests that are being received is used up, or this caller's share of it.
+    #[error(
+        "overloaded: {} (limits.request_memory is {max} bytes); retry after a moment",
+        if *.own { "this caller's unfinished requests hold as much memory as there is room for" }
+        else { "unfinished requests hold all memory for requests" }
+    )]
+    RequestMemory {
+        /// The limit.
+        max: u64,
+        /// Whether the caller's own share is used up.
+        own: bool,
+    },
+    /// Too many directories are being listed.
+    #[error("overloaded: {max} directories are being listed; retry after a moment")]
+    ListingsBusy {
+        /// How many at a time.
+        max: usize,
+    },
+    /// A directory that cannot be listed.
+    #[error("the dataset's directory cannot be listed: {problem}")]
+    ListingFailed {
+        /// Why.
+        problem: String,
+    },
+    /// A malformed request.
+    #[error("{field}: {problem}")]
+    Malformed {
+        /// The request field.
+        field: String,
+        /// What is wrong and how to fix it.
+        problem: String,
+    },
+    /// An error of the engine.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+impl Items<'_> {
+    /// How many.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Blocks(indices) => indices.len(),
+            Self::Vectors(ids) => ids.len(),
+            Self::Ranges { offsets, .. } | Self::Pinned { offsets, .. } => offsets.len(),
+            Self::Objects { names, .. } => names.len(),
+        }
+    }
+
+    /// The kind of dataset they are of.
+    pub fn required_kind(&self) -> RequiredKind {
+        match self {
+            Self::Blocks(_) => RequiredKind::Blocks,
+            Self::Vectors(_) => RequiredKind::Vectors,
+            Self::Ranges { .. } => RequiredKind::Space,
+            Self::Objects { .. } | Self::Pinned { .. } => RequiredKind::Objects,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The request field that lists them.
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::Blocks(_) => "indices",
+            Self::Vectors(_) => "ids",
+            Self::Ranges { .. } | Self::Pinned { .. } => "offsets",
+            Self::Objects { .. } => "names",
+        }
+    }
+
+    /// Checks that lists have equal lengths where they must.
+    fn check_pairs(&self) -> Result<(), FetchError> {
+        let pair = |field, got, of, expected| {
+            if got == expected {
+                Ok(())
+            } else {
+                Err(FetchError::ListsDiffer {
+                    field,
+                    got,
+                    of,
+                    expected,
+                })
+            }
+        };
+        match self {
+            Self::Blocks(_) | Self::Vectors(_) => Ok(()),
+            Self::Ranges { offsets, lengths } | Self::Pinned { offsets, lengths, .. } => {
+                pair("lengths", lengths.len(), "offsets", offsets.len())
+            }
+            Self::Objects {
+                names,
+                offsets,
+                lengths,
+                if_match,
+            } => {
+                if !if_match.is_empty() {
+                    pair("if_match", if_match.len(), "names", names.len())?;
+                }
+                if !offsets.is_empty() {
+                    pair("offsets", offsets.len(), "names", names.len())?;
+                }
+                if !lengths.is_empty() {
+                    pair("lengths", lengths.len(), "names", names.len())?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Checks what needs no access to files.
+pub(super) fn check(items: Items<'_>, limits: &Limits) -> Result<(), FetchError> {
+    if items.is_empty() {
+        return Err(FetchError::EmptyBatch { field: items.field() });
+    }
+    items.check_pairs()?;
+    if u32::try_from(items.len()).is_ok_and(|count| count <= limits.items_per_request) {
+        Ok(())
+    } else {
+        Err(FetchError::TooManyItems {
+            field: items.field(),
+            items: items.len(),
+            max: limits.items_per_request,
+        })
+    }
+}
+
+/// `Some(error)` for an extent that is inside `end` bytes and larger than any response. An extent that is not inside is
+/// reported by the batch: out of range comes before too large.
+pub(super) fn too_large(offset: u64, length: u64, end: u64, max: u64) -> Option<ReadError> {
+    let inside = offset.checked_add(length).is_some_and(|last| last <= end);
+    (inside && length > max).then_some(ReadError::ItemTooLarge { length, max })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits {
+            items_per_request: 4,
+            response_bytes: 1 << 20,
+            request_bytes: 1 << 20,
+            request_memory_bytes: 4 << 20,
+            requests_in_flight: 2,
+            requests_per_connection: 2,
+            stream_requests_in_flight: 2,
+            connections: 2,
+            http_ranges: 2,
+            deadline: None,
+        }
+    }
+
+    #[test]
+    fn lists_are_checked_before_they_are_counted() {
+        // Empty, differing and too long lists: each is refused with its field; optional lists may be empty.
+        let names = ["a".to_owned(), "b".to_owned()];
+        let differ = |field, got, of, expected| {
+            Err(FetchError::ListsDiffer {
+                field,
+                got,
+                of,
+                expected,
+            })
+        };
+        let limits = limits();
+        assert_eq!(
+            check(Items::Blocks(&[]), &limits),
+            Err(FetchError::EmptyBatch { field: "indices" })
+        );
+        assert_eq!(
+            check(
+                Items::Ranges {
+                    offsets: &[1, 2],
+                    lengths: &[1]
+                },
+                &limits
+            ),
+            differ("lengths", 1, "offsets", 2)
+        );
+        assert_eq!(
+            check(
+                Items::Objects {
+                    names: &names,
+                    offsets: &[1],
+                    lengths: &[],
+                    if_match: &[]
+                },
+                &limits
+            ),
+            differ("offsets", 1, "names", 2)
+        );
+        assert_eq!(
+            check(
+                Items::Objects {
+                    names: &names,
+                    offsets: &[],
+                    lengths: &[1; 3],
+                    if_match: &[]
+                },
+                &limits
+            ),
+            differ("lengths", 3, "names", 2)
+        );
+        assert_eq!(
+            check(
+                Items::Objects {
+                    names: &names,
+                    offsets: &[],
+                    lengths: &[],
+                    if_match: &names[..1]
+                },
+                &limits
+            ),
+            differ("if_match", 1, "names", 2)
+        );
+        assert_eq!(
+            check(Items::Vectors(&[0; 5]), &limits),
+            Err(FetchError::TooManyItems {
+                field: "ids",
+                items: 5,
+                max: 4
+            })
+        );
+        assert_eq!(check(Items::Vectors(&[0; 4]), &limits), Ok(()));
+    }
+
+    #[test]
+    fn out_of_range_comes_before_too_large() {
+        // With answers of at most 10 bytes: a long extent inside is too large, one that leaves or overflows is not.
+        assert_eq!(
+            too_large(0, 11, 100, 10),
+            Some(ReadError::ItemTooLarge { length: 11, max: 10 })
+        );
+        assert_eq!(too_large(0, 10, 100, 10), None);
+        assert_eq!(too_large(95, 11, 100, 10), None);
+        assert_eq!(too_large(u64::MAX, 11, 100, 10), None);
+    }
+}

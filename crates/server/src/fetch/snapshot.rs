@@ -1,0 +1,179 @@
+//! One version of a dataset's address space or of an object. A read returns bytes of that version or fails, so an ETag never
+//! labels bytes of another version. An object's file is held open: if it is replaced or removed, reads go on to its end; if
+//! it is written to, that is detected.
+
+use super::handle::{DatasetHandle, RequiredKind, check_version};
+use super::request::{FetchError, Items, RequestContext};
+use super::{Fetcher, timeout_at};
+use bytes::Bytes;
+use ringfetch_engine::dataset::OpenFile;
+use ringfetch_engine::error::ReadError;
+use ringfetch_engine::share::Charge;
+use std::sync::Arc;
+
+/// One version of some bytes.
+#[derive(Debug)]
+pub struct Snapshot {
+    dataset: DatasetHandle,
+    /// None: the dataset's address space.
+    object: Option<PinnedObject>,
+    length_bytes: u64,
+    etag: String,
+}
+
+/// An object as it was when it was looked up.
+#[derive(Debug)]
+pub struct PinnedObject {
+    name: String,
+    file: Arc<OpenFile>,
+    _held: Charge,
+}
+
+impl PinnedObject {
+    pub(super) fn file(&self) -> &Arc<OpenFile> {
+        &self.file
+    }
+}
+
+/// Why a snapshot could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// They could not be read.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// The file was written to since it was looked up.
+    #[error("the source was changed while it was read")]
+    Changed,
+}
+
+/// Whether the response has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadPhase {
+    /// The head is not sent: the request may be refused.
+    BeforeHead,
+    /// The head is sent: the response is completed even while the daemon drains.
+    AfterHead,
+}
+
+impl Snapshot {
+    /// The dataset's name.
+    pub fn dataset(&self) -> &str {
+        self.dataset.name()
+    }
+
+    /// Its length.
+    pub fn length_bytes(&self) -> u64 {
+        self.length_bytes
+    }
+
+    /// The strong entity tag, unquoted.
+    pub fn etag(&self) -> &str {
+        &self.etag
+    }
+
+    /// Checks that this is the version asked for; empty: any.
+    ///
+    /// # Errors
+    /// `VersionMismatch`.
+    pub fn check(&self, if_match: &str) -> Result<(), FetchError> {
+        check_version(&self.etag, if_match).map_err(FetchError::Read)
+    }
+}
+
+impl Fetcher {
+    /// The current version of a dataset's address space. Accesses no file.
+    ///
+    /// # Errors
+    /// `DatasetNotFound`, `WrongKind`.
+    pub fn space(&self, dataset: &str) -> Result<Snapshot, FetchError> {
+        let dataset = self.open(dataset, RequiredKind::Space)?;
+        Ok(Snapshot {
+            length_bytes: dataset.0.length_bytes(),
+            etag: dataset.etag().to_owned(),
+            dataset,
+            object: None,
+        })
+    }
+
+    /// The current version of an object. May open a file, so it is admitted like a read.
+    ///
+    /// # Errors
+    /// Whatever refuses a request, and errors of the look-up.
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels the look-up.
+    pub async fn object(
+        &self,
+        dataset: &str,
+        name: &str,
+        context: &RequestContext,
+    ) -> Result<Snapshot, FetchError> {
+        let looked_up = async {
+            let dataset = self.find(dataset, RequiredKind::Objects)?;
+            let (_in_flight, deadline) = self.admit(&self.limits(), context)?;
+            let held = self.charge_objects(context, 1)?;
+            let file = timeout_at(deadline, Box::pin(dataset.0.object(name)))
+                .await
+                .ok_or(ReadError::DeadlineExceeded)??;
+            Ok(Snapshot {
+                length_bytes: file.length_bytes(),
+                etag: file.etag().to_owned(),
+                dataset,
+                object: Some(PinnedObject {
+                    name: name.to_owned(),
+                    file,
+                    _held: held,
+                }),
+            })
+        };
+        self.count_rejection(looked_up.await)
+    }
+
+    /// Reads extents of a snapshot, back to back.
+    ///
+    /// # Errors
+    /// `Changed`, or errors of the read.
+    ///
+    /// # Cancel safety
+    /// As [`Fetcher::fetch`].
+    pub async fn read_snapshot(
+        &self,
+        version: &Snapshot,
+        offsets: &[u64],
+        lengths: &[u64],
+        context: &RequestContext,
+        phase: ReadPhase,
+    ) -> Result<Bytes, SnapshotError> {
+        let dataset = &version.dataset;
+        let Some(object) = &version.object else {
+            let items = Items::Ranges { offsets, lengths };
+            return Ok(self.read_part(dataset, &items, context, phase).await?);
+        };
+        let items = Items::Pinned {
+            object,
+            offsets,
+            lengths,
+        };
+        let result = self.read_part(dataset, &items, context, phase).await;
+        // Checked before the result of the read, which fails if the file was truncated.
+        if object.file.is_unchanged() {
+            return Ok(result?);
+        }
+        dataset.0.forget_object(&object.name);
+        Err(SnapshotError::Changed)
+    }
+
+    async fn read_part(
+        &self,
+        dataset: &DatasetHandle,
+        items: &Items<'_>,
+        context: &RequestContext,
+        phase: ReadPhase,
+    ) -> Result<Bytes, FetchError> {
+        let answered = match phase {
+            ReadPhase::BeforeHead => self.fetch_of(dataset, items, context).await?,
+            ReadPhase::AfterHead => self.fetch_further(dataset, items, context).await?,
+        };
+        Ok(answered.fetched.data)
+    }
+}

@@ -1,0 +1,292 @@
+//! Long responses, read window by window while they are sent.
+//!
+//! Invariants: the first window is read before the head is sent, so that its errors have a status; at most two windows of a
+//! body are held or being read, smaller ones as memory fills; every window is of the version in the ETag, or the body ends
+//! with an error. gRPC reports a later error in its trailers; HTTP has to close the connection, so that the client sees a
+//! truncated body and can resume with Range and If-Range. Frames are slices of the response memory, never copies.
+
+use super::Fetcher;
+use super::request::{FetchError, RequestContext};
+use super::snapshot::{ReadPhase, Snapshot, SnapshotError};
+use super::window::{BodyPart, WindowBudget, WindowLimits, WindowPlan, total_bytes};
+use crate::caller::Connection;
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use ringfetch_engine::error::ReadError;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+/// Backoff of a later window that was refused: doubled from the first to the longest wait, up to a total.
+const WAIT_FIRST: Duration = Duration::from_millis(5);
+const WAIT_LONGEST: Duration = Duration::from_secs(1);
+const WAIT_TOTAL: Duration = Duration::from_secs(30);
+
+/// Reads the windows of one response.
+#[derive(Debug)]
+pub(crate) struct SnapshotReader {
+    fetcher: Fetcher,
+    connection: Option<Arc<Connection>>,
+    version: Snapshot,
+}
+
+type Fetching = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, SnapshotError>> + Send>>;
+
+/// A body of known length, fetched in windows.
+pub(crate) struct WindowedBody {
+    reader: Arc<SnapshotReader>,
+    plan: WindowPlan,
+    /// Frames of the window being sent.
+    ready: VecDeque<Bytes>,
+    /// The next window, being read.
+    fetching: Option<Fetching>,
+    /// The next window, read while `ready` is being sent.
+    fetched: Option<Result<Vec<Bytes>, SnapshotError>>,
+    left_bytes: u64,
+}
+
+impl SnapshotReader {
+    /// A reader for one answer on the connection that `connection` belongs to.
+    pub(crate) fn new(fetcher: Fetcher, connection: Option<Arc<Connection>>, version: Snapshot) -> Self {
+        Self {
+            fetcher,
+            connection,
+            version,
+        }
+    }
+
+    fn window_budget(&self) -> WindowBudget {
+        let (in_use, budget) = self.fetcher.engine().memory();
+        WindowBudget::new(in_use, budget)
+    }
+
+    fn window_limits(&self) -> WindowLimits {
+        WindowLimits {
+            bytes: self
+                .window_budget()
+                .window_bytes
+                .min(self.fetcher.item_bytes_max()),
+            extents: usize::try_from(self.fetcher.limits().items_per_request).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Reads a window's extents as one batch and inserts the text between them.
+    async fn fetch(&self, window: &[BodyPart], phase: ReadPhase) -> Result<Vec<Bytes>, SnapshotError> {
+        let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
+        for piece in window {
+            if let BodyPart::Extent(extent) = piece {
+                offsets.push(extent.offset);
+                lengths.push(extent.length);
+            }
+        }
+        let mut data = if offsets.is_empty() {
+            Bytes::new()
+        } else {
+            {
+                let context = RequestContext {
+                    connection: self.connection.clone(),
+                    fail_fast: true,
+                    ..RequestContext::default()
+                };
+                let read = self
+                    .fetcher
+                    .read_snapshot(&self.version, &offsets, &lengths, &context, phase);
+                read.await?
+            }
+        };
+        let mut frames = Vec::with_capacity(window.len());
+        for piece in window {
+            match piece {
+                BodyPart::Text(text) => frames.push(text.clone()),
+                BodyPart::Extent(extent) => {
+                    let length = usize::try_from(extent.length).unwrap_or(usize::MAX);
+                    if length > data.len() {
+                        // Impossible after a batch without errors; a body must have its announced length.
+                        return Err(SnapshotError::Changed);
+                    }
+                    frames.push(data.split_to(length));
+                }
+            }
+        }
+        Ok(frames)
+    }
+
+    /// Reads a later window. Retries if it is refused: the head is sent, so the client can no longer be told to retry.
+    async fn fetch_with_retry(&self, window: &[BodyPart]) -> Result<Vec<Bytes>, SnapshotError> {
+        let mut waits = Backoff::default();
+        loop {
+            match self.fetch(window, ReadPhase::AfterHead).await {
+                Err(SnapshotError::Fetch(error)) if is_transient(&error) => match waits.next() {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => return Err(error.into()),
+                },
+                other => return other,
+            }
+        }
+    }
+}
+
+/// Whether a retry may succeed soon.
+fn is_transient(error: &FetchError) -> bool {
+    matches!(
+        error,
+        FetchError::TooManyRequests { .. } | FetchError::Read(ReadError::Overloaded { .. })
+    )
+}
+
+/// How long to wait before each further attempt.
+#[derive(Debug, Default)]
+struct Backoff {
+    waited: Duration,
+    last: Option<Duration>,
+}
+
+impl Iterator for Backoff {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let wait = self.last.map_or(WAIT_FIRST, |last| (last * 2).min(WAIT_LONGEST));
+        self.last = Some(wait);
+        self.waited += wait;
+        (self.waited <= WAIT_TOTAL).then_some(wait)
+    }
+}
+
+impl WindowedBody {
+    /// Reads the first window; the others are read while the body is sent.
+    ///
+    /// # Errors
+    /// Errors of the first window.
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels the read.
+    pub(crate) async fn start(reader: SnapshotReader, pieces: Vec<BodyPart>) -> Result<Self, SnapshotError> {
+        let left_bytes = total_bytes(&pieces);
+        let mut plan = WindowPlan::new(pieces);
+        let first = match plan.next_window(reader.window_limits()) {
+            Some(window) => reader.fetch(&window, ReadPhase::BeforeHead).await?,
+            None => Vec::new(),
+        };
+        Ok(Self {
+            reader: Arc::new(reader),
+            plan,
+            ready: first.into(),
+            fetching: None,
+            fetched: None,
+            left_bytes,
+        })
+    }
+
+    /// Bytes not sent yet.
+    pub(crate) fn left_bytes(&self) -> u64 {
+        self.left_bytes
+    }
+
+    /// Starts reading the next window, if there is one and none is being read, and polls it.
+    fn poll_next_window(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<Bytes>, SnapshotError>>> {
+        if let Some(result) = self.fetched.take() {
+            return Poll::Ready(Some(result));
+        }
+        if self.fetching.is_none() {
+            let Some(window) = self.plan.next_window(self.reader.window_limits()) else {
+                return Poll::Ready(None);
+            };
+            let reader = Arc::clone(&self.reader);
+            self.fetching = Some(Box::pin(async move { reader.fetch_with_retry(&window).await }));
+        }
+        let Some(fetching) = self.fetching.as_mut() else {
+            return Poll::Ready(None);
+        };
+        let result = ready!(fetching.as_mut().poll(cx));
+        self.fetching = None;
+        Poll::Ready(Some(result))
+    }
+
+    fn abort(&mut self, error: SnapshotError) -> SnapshotError {
+        let dataset = self.reader.version.dataset();
+        tracing::warn!(dataset, left_bytes = self.left_bytes, %error, "a response is cut short");
+        self.plan.clear();
+        self.ready.clear();
+        self.left_bytes = 0;
+        error
+    }
+}
+
+impl http_body::Body for WindowedBody {
+    type Data = Bytes;
+    type Error = SnapshotError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, SnapshotError>>> {
+        let this = &mut *self;
+        while this.ready.is_empty() {
+            match ready!(this.poll_next_window(cx)) {
+                Some(Ok(frames)) => this.ready = frames.into(),
+                Some(Err(error)) => return Poll::Ready(Some(Err(this.abort(error)))),
+                None => return Poll::Ready(None),
+            }
+        }
+        // The next window is read while these frames are sent: submitted by this poll, collected by a later one.
+        if this.fetched.is_none()
+            && (this.fetching.is_some() || this.reader.window_budget().ahead)
+            && let Poll::Ready(result) = this.poll_next_window(cx)
+        {
+            this.fetched = result;
+        }
+        let Some(frame) = this.ready.pop_front() else {
+            return Poll::Ready(None);
+        };
+        this.left_bytes = this
+            .left_bytes
+            .saturating_sub(u64::try_from(frame.len()).unwrap_or(u64::MAX));
+        Poll::Ready(Some(Ok(Frame::data(frame))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left_bytes == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfetch_engine::error::Resource;
+
+    #[test]
+    fn waits_double_and_are_bounded() {
+        // All the waits of one window: from the first, doubling, none longer than the longest, and 30 s in all.
+        let waits: Vec<Duration> = Backoff::default().collect();
+        assert_eq!(waits.first(), Some(&WAIT_FIRST));
+        assert_eq!(waits[1], WAIT_FIRST * 2);
+        assert!(waits.iter().all(|wait| *wait <= WAIT_LONGEST));
+        let total: Duration = waits.iter().sum();
+        assert!(
+            total <= WAIT_TOTAL && total > WAIT_TOTAL - WAIT_LONGEST - WAIT_LONGEST,
+            "{total:?}"
+        );
+    }
+
+    #[test]
+    fn only_bounds_that_pass_are_waited_for() {
+        // Overload of either kind is transient; a lost range, a drain and a lasting limit are not.
+        assert!(is_transient(&FetchError::TooManyRequests { max: 1, own: false }));
+        assert!(is_transient(&FetchError::Read(ReadError::Overloaded {
+            resource: Resource::Memory
+        })));
+        assert!(!is_transient(&FetchError::Read(ReadError::Draining)));
+        assert!(!is_transient(&FetchError::Read(ReadError::Truncated {
+            offset: 0,
+            length: 1
+        })));
+        assert!(!is_transient(&FetchError::ResponseTooLarge { bytes: 2, max: 1 }));
+    }
+}

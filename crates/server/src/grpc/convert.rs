@@ -1,0 +1,148 @@
+//! Converts datasets, kinds, backends and item errors to protobuf messages.
+
+use crate::error_status;
+use crate::fetch::{DatasetInfo, Dtype, ReadPath};
+use ringfetch_engine::config::BackendKind;
+use ringfetch_engine::error::ItemError;
+use ringfetch_proto::v1;
+
+/// A dataset.
+pub(crate) fn dataset(info: DatasetInfo) -> v1::Dataset {
+    let kind = match (info.block_bytes, &info.vectors) {
+        (Some(_), _) => v1::Kind::Blocks,
+        (None, Some(_)) => v1::Kind::Vectors,
+        (None, None) => v1::Kind::Objects,
+    };
+    v1::Dataset {
+        name: info.name,
+        kind: kind.into(),
+        length_bytes: info.length_bytes,
+        count: info.count,
+        block_bytes: info.block_bytes.unwrap_or(0),
+        vectors: info.vectors.map(|shape| v1::VectorShape {
+            dim: shape.dim,
+            dtype: dtype(shape.dtype).into(),
+            layout: shape.layout.to_owned(),
+            vector_bytes: shape.vector_bytes,
+        }),
+        etag: info.etag,
+    }
+}
+
+/// How a dataset's reads reach the device.
+pub(crate) fn read_path(path: ReadPath) -> v1::ReadPath {
+    v1::ReadPath {
+        backend: backend(path.backend).into(),
+        requested: backend(path.requested).into(),
+        reason: path.reason,
+        direct_io: path.direct_io,
+        direct_io_reason: path.direct_io_reason,
+        offset_alignment_bytes: path.offset_alignment_bytes,
+        memory_alignment_bytes: path.memory_alignment_bytes,
+        own_backend: path.own_backend,
+    }
+}
+
+/// A backend; the simulated one, which only tests have, is not on the wire.
+pub(crate) fn backend(kind: BackendKind) -> v1::Backend {
+    match kind {
+        BackendKind::Uring => v1::Backend::Uring,
+        BackendKind::Auto => v1::Backend::Auto,
+        BackendKind::Mmap => v1::Backend::Mmap,
+        BackendKind::Pread => v1::Backend::Pread,
+        BackendKind::Sim => v1::Backend::Unspecified,
+    }
+}
+
+/// An element type.
+pub(crate) fn dtype(dtype: Dtype) -> v1::Dtype {
+    match dtype {
+        Dtype::F32 => v1::Dtype::F32,
+        Dtype::F16 => v1::Dtype::F16,
+        Dtype::U8 => v1::Dtype::U8,
+        Dtype::I8 => v1::Dtype::I8,
+        Dtype::I32 => v1::Dtype::I32,
+    }
+}
+
+/// Total bytes of the item errors' messages in a response: thousands of them must not exceed what clients accept.
+const MESSAGES_BYTES_MAX: usize = 512 << 10;
+
+/// Failed items. Those beyond [`MESSAGES_BYTES_MAX`] have no message.
+pub(crate) fn item_errors(errors: &[ItemError]) -> Vec<v1::ItemError> {
+    let mut left = MESSAGES_BYTES_MAX;
+    let item_error = |failed: &ItemError| {
+        let mut message = String::new();
+        if left > 0 {
+            message = error_status::message_of(&failed.error);
+            left = left.checked_sub(message.len()).unwrap_or_else(|| {
+                message.clear();
+                0
+            });
+        }
+        v1::ItemError {
+            item: failed.item,
+            code: error_status::of_read(&failed.error).grpc.into(),
+            message,
+        }
+    };
+    errors.iter().map(item_error).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfetch_engine::error::ReadError;
+
+    #[test]
+    fn the_longest_answer_by_default_is_one_that_stock_clients_take() {
+        // Every item of a request of objects but one fails with as long a message as there is, the one has all the bytes that
+        // an answer may have, and all have a version: less than the 4 MiB that gRPC takes, inside a stream's answer, too.
+        use prost::Message as _;
+        let limits = crate::config::Limits::default();
+        let failed = |item| ItemError {
+            item,
+            error: ReadError::ObjectNotFound {
+                name: "x".repeat(4096),
+            },
+        };
+        let errors: Vec<_> = (0..limits.items_per_request).map(failed).collect();
+        let items = errors.len();
+        let answer = v1::FetchObjectsResponse {
+            lengths: vec![u32::try_from(limits.response_bytes).unwrap(); items],
+            errors: item_errors(&errors),
+            etags: vec!["0".repeat(32); items],
+            data: vec![0; usize::try_from(limits.response_bytes).unwrap()].into(),
+        };
+        let response = Some(v1::fetch_stream_response::Response::Objects(answer));
+        let length = v1::FetchStreamResponse {
+            id: u64::MAX,
+            response,
+        }
+        .encoded_len();
+        assert!(length < 4 << 20, "{length}");
+        assert!(
+            item_errors(&errors)[0].message.len() == 512
+                && item_errors(&errors)[items - 1].message.is_empty()
+        );
+    }
+
+    #[test]
+    fn a_failed_item_keeps_its_place_and_gets_a_code() {
+        // A block past the end: OUT_OF_RANGE at the item's position, with a message that says what there is.
+        let failed = ItemError {
+            item: 3,
+            error: ReadError::IndexOutOfRange {
+                what: "block",
+                index: 12,
+                count: 10,
+            },
+        };
+        let wire = item_errors(&[failed]);
+        assert_eq!((wire[0].item, wire[0].code), (3, tonic::Code::OutOfRange as i32));
+        assert_eq!(
+            wire[0].message,
+            "block 12 is out of range: the dataset has 10 (block 0 to 9)"
+        );
+    }
+}

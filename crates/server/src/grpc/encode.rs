@@ -1,0 +1,290 @@
+//! Encodes messages that end in a large `bytes data = 15` without copying it.
+//!
+//! prost copies a `bytes` field into its encode buffer (TRAPS 24). Here everything before the bytes themselves is
+//! encoded into a small head, and the bytes follow: `data` has the highest tag of its message, so that the two parts
+//! together are exactly what prost writes.
+
+use super::frame::PREFIX_BYTES;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
+use tonic::Status;
+
+/// The tag of `data` in every response.
+const DATA_TAG: u32 = 15;
+/// The tag of `id` in a stream's response.
+const ID_TAG: u32 = 1;
+
+/// A gRPC message in two parts that are sent one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct EncodedMessage {
+    /// The prefix and all of the message before `data`'s bytes.
+    pub(super) head: Bytes,
+    /// The bytes of `data`.
+    pub(super) data: Bytes,
+}
+
+/// Data up to this size is copied behind its head: a separate frame costs both sides more than copying a few pages
+/// (ADR 0008).
+pub(super) const JOINED_BYTES_MAX: usize = 16 << 10;
+
+/// Longest frame of joined messages.
+const RUN_BYTES_MAX: usize = 64 << 10;
+
+/// Messages sent in one frame. Holds the originals of copied data, so that they stay charged to the connection until the
+/// frame is sent.
+#[derive(Debug, Default)]
+pub(super) struct FrameBuffer {
+    bytes: BytesMut,
+    held: Vec<Bytes>,
+}
+
+struct FrameBytes {
+    bytes: Bytes,
+    _held: Vec<Bytes>,
+}
+
+impl AsRef<[u8]> for FrameBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl FrameBuffer {
+    /// Appends a message if it is small and fits; returns it otherwise.
+    pub(super) fn push(&mut self, encoded: EncodedMessage) -> Result<(), EncodedMessage> {
+        let EncodedMessage { head, data } = encoded;
+        let length = head.len() + data.len();
+        if data.len() > JOINED_BYTES_MAX || self.bytes.len() + length > RUN_BYTES_MAX {
+            return Err(EncodedMessage { head, data });
+        }
+        self.bytes.reserve(length);
+        self.bytes.extend_from_slice(&head);
+        self.bytes.extend_from_slice(&data);
+        if !data.is_empty() {
+            self.held.push(data);
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The frame.
+    pub(super) fn into_bytes(self) -> Bytes {
+        let Self { bytes, held } = self;
+        let bytes = bytes.freeze();
+        if held.is_empty() {
+            bytes
+        } else {
+            Bytes::from_owner(FrameBytes { bytes, _held: held })
+        }
+    }
+}
+
+impl EncodedMessage {
+    /// The same message in one part if it is small, to be sent in one frame.
+    pub(super) fn joined(self) -> Self {
+        let mut run = FrameBuffer::default();
+        match run.push(self) {
+            Ok(()) => Self {
+                head: run.into_bytes(),
+                data: Bytes::new(),
+            },
+            Err(large) => large,
+        }
+    }
+
+    /// A response without `data`, and the bytes of `data`.
+    ///
+    /// # Errors
+    /// INTERNAL: more than the 4 GiB of a gRPC message, which `limits.response_bytes` prevents.
+    pub(super) fn unary(message: &impl Message, data: Bytes) -> Result<Self, Status> {
+        let length = inner_length(message, data.len());
+        let mut head = start(length, PREFIX_BYTES + length - data.len())?;
+        put_inner(&mut head, message, data.len())?;
+        Ok(Self {
+            head: head.freeze(),
+            data,
+        })
+    }
+
+    /// The same response inside the field `tag` of a stream's response with this id.
+    ///
+    /// # Errors
+    /// As for `unary`.
+    pub(super) fn nested(id: u64, tag: u32, message: &impl Message, data: Bytes) -> Result<Self, Status> {
+        let inner = inner_length(message, data.len());
+        let id_length = if id == 0 {
+            0
+        } else {
+            key_len(ID_TAG) + encoded_len_varint(id)
+        };
+        let length = id_length + key_len(tag) + encoded_len_varint(inner as u64) + inner;
+        let mut head = start(length, PREFIX_BYTES + length - data.len())?;
+        if id != 0 {
+            encode_key(ID_TAG, WireType::Varint, &mut head);
+            encode_varint(id, &mut head);
+        }
+        encode_key(tag, WireType::LengthDelimited, &mut head);
+        encode_varint(inner as u64, &mut head);
+        put_inner(&mut head, message, data.len())?;
+        Ok(Self {
+            head: head.freeze(),
+            data,
+        })
+    }
+
+    /// A message without `data`.
+    ///
+    /// # Errors
+    /// As for `unary`.
+    pub(super) fn plain(message: &impl Message) -> Result<Self, Status> {
+        let length = message.encoded_len();
+        let mut head = start(length, PREFIX_BYTES + length)?;
+        message
+            .encode(&mut head)
+            .map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Self {
+            head: head.freeze(),
+            data: Bytes::new(),
+        })
+    }
+}
+
+/// Encoded length of the message with `data`; an empty `data` is not written at all.
+fn inner_length(message: &impl Message, data_length: usize) -> usize {
+    message.encoded_len() + data_field_length(data_length) + data_length
+}
+
+/// Of `data`'s tag and length.
+fn data_field_length(data_length: usize) -> usize {
+    if data_length == 0 {
+        0
+    } else {
+        key_len(DATA_TAG) + encoded_len_varint(data_length as u64)
+    }
+}
+
+/// A buffer for the head with the gRPC prefix in it.
+fn start(message_length: usize, head_length: usize) -> Result<BytesMut, Status> {
+    let length = u32::try_from(message_length).map_err(|_| {
+        Status::internal(format!(
+            "the answer has {message_length} bytes; a message can have 4 GiB"
+        ))
+    })?;
+    let mut head = BytesMut::with_capacity(head_length);
+    head.put_u8(0);
+    head.put_u32(length);
+    Ok(head)
+}
+
+fn put_inner(head: &mut BytesMut, message: &impl Message, data_length: usize) -> Result<(), Status> {
+    message
+        .encode(head)
+        .map_err(|error| Status::internal(error.to_string()))?;
+    if data_length > 0 {
+        encode_key(DATA_TAG, WireType::LengthDelimited, head);
+        encode_varint(data_length as u64, head);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use ringfetch_proto::v1::fetch_stream_response::Response as OneOf;
+    use ringfetch_proto::v1::{
+        FetchBlocksResponse, FetchObjectsResponse, FetchRangesResponse, FetchStreamResponse,
+        FetchVectorsResponse, ItemError,
+    };
+
+    /// What prost and gRPC make of a message: the prefix and its encoding.
+    fn by_prost(message: &impl Message) -> Vec<u8> {
+        let mut bytes = vec![0];
+        bytes.put_u32(u32::try_from(message.encoded_len()).unwrap());
+        bytes.extend(message.encode_to_vec());
+        bytes
+    }
+
+    fn joined(encoded: &EncodedMessage) -> Vec<u8> {
+        // The head is allocated once, at its exact length.
+        [&encoded.head[..], &encoded.data[..]].concat()
+    }
+
+    fn item_errors() -> impl Strategy<Value = Vec<ItemError>> {
+        let error = (any::<u32>(), any::<i32>(), ".{0,20}");
+        prop::collection::vec(
+            error.prop_map(|(item, code, message)| ItemError { item, code, message }),
+            0..4,
+        )
+    }
+
+    fn data() -> impl Strategy<Value = Bytes> {
+        // Around the lengths where a varint grows by a byte, too.
+        let length = prop_oneof![0usize..200, 16_380usize..16_390, 100_000usize..100_001];
+        length.prop_map(|length| Bytes::from(vec![7; length]))
+    }
+
+    macro_rules! equals_prost {
+        ($full:expr, $variant:path, $tag:expr, $id:expr) => {{
+            let full = $full;
+            let mut without = full.clone();
+            let data = std::mem::take(&mut without.data);
+            let unary = EncodedMessage::unary(&without, data.clone()).unwrap();
+            prop_assert_eq!(joined(&unary), by_prost(&full));
+            prop_assert_eq!(unary.data.as_ptr(), data.as_ptr(), "data was copied");
+            let nested = EncodedMessage::nested($id, $tag, &without, data).unwrap();
+            let whole = FetchStreamResponse {
+                id: $id,
+                response: Some($variant(full)),
+            };
+            prop_assert_eq!(joined(&nested), by_prost(&whole));
+        }};
+    }
+
+    proptest! {
+        #[test]
+        fn envelopes_are_what_prost_writes(
+            number in any::<u32>(),
+            dtype in 0i32..6,
+            lengths in prop::collection::vec(any::<u32>(), 0..20),
+            errors in item_errors(),
+            etag in "[0-9a-f]{0,32}",
+            data in data(),
+            id in prop_oneof![Just(0u64), 1..200u64, any::<u64>()],
+        ) {
+            // Any response of the four, alone and inside a stream's response: byte for byte prost's encoding.
+            equals_prost!(
+                FetchBlocksResponse {
+                    block_bytes: number, lengths: lengths.clone(), errors: errors.clone(), etag: etag.clone(),
+                    data: data.clone(),
+                },
+                OneOf::Blocks, 2, id
+            );
+            equals_prost!(
+                FetchVectorsResponse {
+                    dim: number, dtype, lengths: lengths.clone(), errors: errors.clone(), etag: etag.clone(),
+                    data: data.clone(),
+                },
+                OneOf::Vectors, 3, id
+            );
+            equals_prost!(
+                FetchRangesResponse {
+                    lengths: lengths.clone(), errors: errors.clone(), etag: etag.clone(), data: data.clone(),
+                },
+                OneOf::Ranges, 4, id
+            );
+            equals_prost!(FetchObjectsResponse { lengths, errors, etags: vec![etag; 2], data }, OneOf::Objects, 5, id);
+        }
+    }
+
+    #[test]
+    fn a_message_longer_than_grpc_can_say_is_refused() {
+        // 4 GiB do not fit the prefix: a status, and no wrapped length.
+        assert!(start(1 << 32, 5).is_err());
+        assert!(start((1 << 32) - 1, 5).is_ok());
+    }
+}

@@ -1,0 +1,224 @@
+//! ReadObject: an object of any length, streamed in messages as its windows are read.
+//!
+//! Uses `WindowedBody` as HTTP does: the first window is read before the call is answered, so that a refusal has no body, and
+//! at most two windows are held, besides what HTTP/2 buffers. Each frame of a window becomes a message.
+
+use super::encode::EncodedMessage;
+use super::service::trailers_ok;
+use crate::caller::Connection;
+use crate::error_status;
+use crate::fetch::{
+    BodyPart, FetchError, Fetcher, RequestContext, SnapshotError, SnapshotReader, WindowedBody,
+};
+use crate::rpc_metrics::CallTimer;
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body as _, Frame};
+use ringfetch_engine::geometry::{Extent, check_range};
+use ringfetch_proto::v1;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::Future as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+/// Look-ups of one call: an object that changes between look-up and read this often is being written to all the time.
+const LOOK_UPS_MAX: usize = 3;
+
+/// An object whose first window has been read.
+pub(super) struct ObjectStart {
+    first: v1::ReadObjectResponse,
+    windows: WindowedBody,
+}
+
+/// Looks an object up and reads its first window.
+///
+/// # Errors
+/// Whatever refuses a read; `VersionMismatch`.
+pub(super) async fn begin(
+    fetcher: &Fetcher,
+    connection: Option<Arc<Connection>>,
+    deadline: Option<Instant>,
+    request: &v1::ReadObjectRequest,
+) -> Result<ObjectStart, Status> {
+    let to_status = |error: FetchError| error_status::to_status(&error, "name");
+    let context = RequestContext {
+        arrived: None,
+        deadline,
+        connection: connection.clone(),
+        fail_fast: true,
+    };
+    for _ in 0..LOOK_UPS_MAX {
+        let version = fetcher
+            .object(&request.dataset, &request.name, &context)
+            .await
+            .map_err(to_status)?;
+        version.check(&request.if_match).map_err(to_status)?;
+        let extent = extent(request, version.length_bytes()).map_err(to_status)?;
+        let first = v1::ReadObjectResponse {
+            etag: version.etag().to_owned(),
+            object_length_bytes: version.length_bytes(),
+            offset: request.offset,
+            data: Bytes::new(),
+        };
+        let reader = SnapshotReader::new(fetcher.clone(), connection.clone(), version);
+        let pieces = extent.map(BodyPart::Extent).into_iter().collect();
+        match WindowedBody::start(reader, pieces).await {
+            Ok(windows) => return Ok(ObjectStart { first, windows }),
+            Err(SnapshotError::Fetch(error)) => return Err(to_status(error)),
+            Err(SnapshotError::Changed) => {}
+        }
+    }
+    Err(changing())
+}
+
+/// The extent requested of an object of `end` bytes; `None` if it is empty, at the end.
+fn extent(request: &v1::ReadObjectRequest, end: u64) -> Result<Option<Extent>, FetchError> {
+    let length = match request.length {
+        0 if request.offset == end => return Ok(None),
+        // Past the end: one byte, so that the check refuses it.
+        0 => end.saturating_sub(request.offset).max(1),
+        length => length,
+    };
+    Ok(Some(check_range(request.offset, length, end)?))
+}
+
+fn changing() -> Status {
+    let message = "the object is being written to: read it again from its beginning, after a moment";
+    let mut details = ErrorDetails::with_error_info("CHANGING", error_status::ERROR_DOMAIN, HashMap::new());
+    details.set_retry_info(Some(Duration::from_secs(1)));
+    Status::with_error_details(Code::Aborted, message, details)
+}
+
+/// The messages of the response and its trailers.
+pub(super) struct ObjectBody {
+    /// `None` once the end is decided.
+    windows: Option<WindowedBody>,
+    deadline: Option<Pin<Box<tokio::time::Sleep>>>,
+    /// Of the next message with data.
+    offset: u64,
+    /// Sent next: the head of a message, and its data.
+    next: [Option<Bytes>; 2],
+    end: Result<(), Status>,
+    trailers_sent: bool,
+    timer: CallTimer,
+}
+
+impl ObjectBody {
+    /// Call it inside a runtime.
+    pub(super) fn new(begun: ObjectStart, deadline: Option<Instant>, timer: CallTimer) -> Self {
+        let ObjectStart { first, windows } = begun;
+        let mut body = Self {
+            windows: Some(windows),
+            deadline: deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline.into()))),
+            offset: first.offset,
+            next: [None, None],
+            end: Ok(()),
+            trailers_sent: false,
+            timer,
+        };
+        body.queue(&first, Bytes::new());
+        body
+    }
+
+    fn queue(&mut self, message: &v1::ReadObjectResponse, data: Bytes) {
+        match EncodedMessage::unary(message, data) {
+            Ok(EncodedMessage { head, data }) => {
+                self.next = [Some(head), Some(data).filter(|data| !data.is_empty())];
+            }
+            Err(status) => self.end_with(Err(status)),
+        }
+    }
+
+    fn end_with(&mut self, end: Result<(), Status>) {
+        self.windows = None;
+        self.end = end;
+    }
+
+    /// Fills `next`, or decides the end.
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(windows) = &mut self.windows else {
+            return Poll::Ready(());
+        };
+        if let Some(deadline) = &mut self.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            self.end_with(Err(Status::deadline_exceeded("the deadline of the call passed")));
+            return Poll::Ready(());
+        }
+        match std::task::ready!(Pin::new(windows).poll_frame(cx)) {
+            None => self.end_with(Ok(())),
+            Some(Err(SnapshotError::Changed)) => self.end_with(Err(changing())),
+            Some(Err(SnapshotError::Fetch(error))) => {
+                self.end_with(Err(error_status::to_status(&error, "name")));
+            }
+            Some(Ok(frame)) => {
+                // A windowed body has no trailers.
+                let data = frame.into_data().unwrap_or_default();
+                let message = v1::ReadObjectResponse {
+                    offset: self.offset,
+                    ..Default::default()
+                };
+                self.offset = self
+                    .offset
+                    .saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
+                self.queue(&message, data);
+            }
+        }
+        Poll::Ready(())
+    }
+
+    fn trailers(&mut self) -> HeaderMap {
+        self.trailers_sent = true;
+        let end = std::mem::replace(&mut self.end, Ok(()));
+        self.timer
+            .end(end.as_ref().map_or_else(Status::code, |()| Code::Ok));
+        match end {
+            Ok(()) => trailers_ok(),
+            Err(status) => trailers_of(&status),
+        }
+    }
+}
+
+/// The trailers of a call that failed after its head was sent.
+pub(super) fn trailers_of(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    // Cannot fail: messages are percent-encoded.
+    if status.add_header(&mut trailers).is_err() {
+        trailers.insert(Status::GRPC_STATUS, http::HeaderValue::from(status.code() as i32));
+    }
+    trailers
+}
+
+impl http_body::Body for ObjectBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = &mut *self;
+        loop {
+            // A message whose head was sent must be completed.
+            if let Some(bytes) = this.next.iter_mut().find_map(Option::take) {
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            if this.trailers_sent {
+                return Poll::Ready(None);
+            }
+            if this.windows.is_none() {
+                return Poll::Ready(Some(Ok(Frame::trailers(this.trailers()))));
+            }
+            std::task::ready!(this.poll_message(cx));
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.trailers_sent
+    }
+}

@@ -1,0 +1,413 @@
+//! A fetched batch as an HTTP response.
+//!
+//! As bytes, the body is the good items back to back; the head describes how to split it:
+//! `Ringfetch-Items`, `Ringfetch-Errors` (how many failed), `Ringfetch-Error-Items` (which), and either
+//! `Ringfetch-Item-Bytes` (each good item has so many) or `Ringfetch-Lengths` (one an item, 0 for a failed one).
+//! A head lists at most 512 items: more items of differing lengths are refused before the read, and with more failed items
+//! the first error fails the request. JSON has everything, with the data in base64, encoded while it is sent so that there
+//! is never a complete second copy.
+
+use super::items::{RINGFETCH_DIM, RINGFETCH_DTYPE};
+use super::negotiate::ResponseFormat;
+use super::problem::Problem;
+use crate::error_status;
+use crate::fetch::{Dtype, FetchResponse};
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http_body::{Frame, SizeHint};
+use ringfetch_engine::batch::{Fetched, Lengths};
+use ringfetch_engine::error::ItemError;
+use serde::Serialize;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use utoipa::ToSchema;
+
+/// Most entries of a header that lists items: 512 of at most 11 characters are 5.5 KiB, and clients accept 8.
+pub(super) const LENGTHS_LISTED_MAX: usize = 512;
+
+const RINGFETCH_ITEMS: HeaderName = HeaderName::from_static("ringfetch-items");
+const RINGFETCH_ERRORS: HeaderName = HeaderName::from_static("ringfetch-errors");
+const RINGFETCH_ERROR_ITEMS: HeaderName = HeaderName::from_static("ringfetch-error-items");
+const RINGFETCH_ITEM_BYTES: HeaderName = HeaderName::from_static("ringfetch-item-bytes");
+const RINGFETCH_LENGTHS: HeaderName = HeaderName::from_static("ringfetch-lengths");
+
+/// Data bytes that are encoded at a time; a multiple of 3, so that only the last chunk is padded.
+const CHUNK_BYTES: usize = 48 * 1024;
+
+/// The shape of the vectors in a batch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// Elements a vector.
+    pub(super) dim: u32,
+    /// Element type.
+    pub(super) dtype: Dtype,
+}
+
+/// A batch in JSON. `data` comes last.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = BatchAnswer)]
+pub(super) struct BatchResponse {
+    /// How many items were asked for.
+    items: usize,
+    /// Bytes of each item, where all have the same and none failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    item_bytes: Option<u32>,
+    /// Otherwise: bytes of each item, 0 for a failed one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lengths: Option<Vec<u32>>,
+    /// Elements a vector; only for vectors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dim: Option<u32>,
+    /// Element type; only for vectors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dtype: Option<&'static str>,
+    /// The failed items, in order.
+    errors: Vec<ItemErrorView>,
+    /// The version of each object, without quotes; empty for one that could not be opened. Only for objects.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    etags: Vec<String>,
+    /// The good items back to back, in base64.
+    #[serde(skip)]
+    #[schema(value_type = String, format = "byte", required)]
+    #[expect(
+        dead_code,
+        reason = "documents the member that is written while the body is sent"
+    )]
+    data: (),
+}
+
+/// A failed item.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ItemError)]
+pub(super) struct ItemErrorView {
+    /// Its position in the request, from 0.
+    item: u32,
+    /// The problem type's last segment, such as `index-out-of-range`.
+    code: &'static str,
+    /// What is wrong and how to fix it.
+    message: String,
+}
+
+/// Encodes a batch in the negotiated format.
+///
+/// # Errors
+/// The first item's problem, if more items failed than the head can list.
+pub(super) fn encode(
+    form: ResponseFormat,
+    answered: FetchResponse,
+    shape: Option<Shape>,
+) -> Result<Response, Problem> {
+    let FetchResponse { fetched, etags } = answered;
+    match form {
+        ResponseFormat::Octets => octets(fetched, shape),
+        ResponseFormat::Json => Ok(json(fetched, etags, shape)),
+    }
+}
+
+fn item_count(lengths: &Lengths) -> usize {
+    match lengths {
+        Lengths::Uniform { items, .. } => usize::try_from(*items).unwrap_or(usize::MAX),
+        Lengths::Each(lengths) => lengths.len(),
+    }
+}
+
+/// The common length of the items that did not fail, if there is one.
+fn common_length(lengths: &Lengths, errors: &[ItemError]) -> Option<u32> {
+    let each = match lengths {
+        Lengths::Uniform { item_bytes, .. } => return Some(*item_bytes),
+        Lengths::Each(each) => each,
+    };
+    let mut failed = errors.iter().map(|error| error.item).peekable();
+    let mut good = (0_u32..)
+        .zip(each)
+        .filter(|(item, _)| failed.next_if_eq(item).is_none())
+        .map(|(_, length)| *length);
+    let first = good.next()?;
+    good.all(|length| length == first).then_some(first)
+}
+
+fn octets(fetched: Fetched, shape: Option<Shape>) -> Result<Response, Problem> {
+    let Fetched {
+        data,
+        lengths,
+        errors,
+    } = fetched;
+    let items = item_count(&lengths);
+    let listable = errors.len() <= LENGTHS_LISTED_MAX;
+    if let (false, Some(first)) = (listable, errors.first()) {
+        let answer = error_status::of_read(&first.error);
+        let detail = format!(
+            "{} of {items} items failed, item {} first: {}. Ask for application/json in Accept to have each one's reason",
+            errors.len(),
+            first.item,
+            first.error
+        );
+        return Err(Problem::new(answer.http, answer.slug, detail));
+    }
+    let mut head = HeaderMap::new();
+    head.insert(header::CONTENT_TYPE, ResponseFormat::Octets.media_type());
+    head.insert(header::VARY, HeaderValue::from_static("Accept"));
+    head.insert(RINGFETCH_ITEMS, HeaderValue::from(items));
+    head.insert(RINGFETCH_ERRORS, HeaderValue::from(errors.len()));
+    if !errors.is_empty() {
+        insert_list(
+            &mut head,
+            RINGFETCH_ERROR_ITEMS,
+            errors.iter().map(|error| error.item),
+        );
+    }
+    match (common_length(&lengths, &errors), lengths) {
+        (Some(length), _) => {
+            head.insert(RINGFETCH_ITEM_BYTES, HeaderValue::from(length));
+        }
+        (None, Lengths::Each(each)) if each.len() <= LENGTHS_LISTED_MAX => {
+            insert_list(&mut head, RINGFETCH_LENGTHS, each.into_iter());
+        }
+        // Every item failed: the body is empty.
+        (None, _) => {}
+    }
+    if let Some(Shape { dim, dtype }) = shape {
+        head.insert(RINGFETCH_DIM, HeaderValue::from(dim));
+        head.insert(RINGFETCH_DTYPE, HeaderValue::from_static(dtype.as_str()));
+    }
+    Ok((StatusCode::OK, head, Body::from(data)).into_response())
+}
+
+fn insert_list(head: &mut HeaderMap, name: HeaderName, values: impl Iterator<Item = u32>) {
+    let list = values
+        .map(|value| value.to_string())
+        .collect::<Vec<_>>()
+        .join(",");
+    if let Ok(value) = HeaderValue::try_from(list) {
+        head.insert(name, value);
+    }
+}
+
+fn json(fetched: Fetched, etags: Vec<String>, shape: Option<Shape>) -> Response {
+    let Fetched {
+        data,
+        lengths,
+        errors,
+    } = fetched;
+    let items = item_count(&lengths);
+    let (item_bytes, lengths) = match lengths {
+        Lengths::Uniform { item_bytes, .. } => (Some(item_bytes), None),
+        Lengths::Each(each) => (None, Some(each)),
+    };
+    let errors = errors.iter().map(|ItemError { item, error }| ItemErrorView {
+        item: *item,
+        code: error_status::of_read(error).slug,
+        message: error_status::message_of(error),
+    });
+    let answer = BatchResponse {
+        items,
+        item_bytes,
+        lengths,
+        dim: shape.map(|shape| shape.dim),
+        dtype: shape.map(|shape| shape.dtype.as_str()),
+        errors: errors.collect(),
+        etags,
+        data: (),
+    };
+    // Numbers and strings only: it cannot fail.
+    let mut before = serde_json::to_string(&answer).unwrap_or_default();
+    if before.pop().is_some() {
+        before.push_str(",\"data\":\"");
+    }
+    let mut head = HeaderMap::new();
+    head.insert(header::CONTENT_TYPE, ResponseFormat::Json.media_type());
+    head.insert(header::VARY, HeaderValue::from_static("Accept"));
+    let body = JsonBody {
+        before: Some(Bytes::from(before)),
+        data,
+        after: true,
+    };
+    (StatusCode::OK, head, Body::new(body)).into_response()
+}
+
+/// `{...,"data":"` + base64 + `"}`.
+#[derive(Debug)]
+struct JsonBody {
+    before: Option<Bytes>,
+    data: Bytes,
+    after: bool,
+}
+
+const AFTER: &[u8] = b"\"}";
+
+impl http_body::Body for JsonBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let frame = if let Some(before) = self.before.take() {
+            before
+        } else if !self.data.is_empty() {
+            let length = self.data.len().min(CHUNK_BYTES);
+            Bytes::from(BASE64_STANDARD.encode(self.data.split_to(length)))
+        } else if self.after {
+            self.after = false;
+            Bytes::from_static(AFTER)
+        } else {
+            return Poll::Ready(None);
+        };
+        Poll::Ready(Some(Ok(Frame::data(frame))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.before.is_none() && self.data.is_empty() && !self.after
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // 4 characters for each 3 bytes begun: 100 bytes are 34 groups, 136 characters.
+        let encoded = self.data.len().div_ceil(3).saturating_mul(4);
+        let rest = self.before.as_ref().map_or(0, Bytes::len) + if self.after { AFTER.len() } else { 0 };
+        SizeHint::with_exact(u64::try_from(encoded.saturating_add(rest)).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt;
+    use proptest::prelude::*;
+    use ringfetch_engine::error::ReadError;
+
+    fn failed(item: u32) -> ItemError {
+        ItemError {
+            item,
+            error: ReadError::ZeroLength,
+        }
+    }
+
+    fn fetched(data: &'static [u8], lengths: Lengths, errors: Vec<ItemError>) -> Fetched {
+        Fetched {
+            data: Bytes::from_static(data),
+            lengths,
+            errors,
+        }
+    }
+
+    fn header_of(response: &Response, name: HeaderName) -> &str {
+        response
+            .headers()
+            .get(name)
+            .map_or("absent", |value| value.to_str().unwrap())
+    }
+
+    #[test]
+    fn bytes_of_equal_items_are_cut_by_one_number() {
+        // Two good items of two bytes, and the same with a failed one between: Item-Bytes tells how to cut.
+        let uniform = fetched(
+            b"aabb",
+            Lengths::Uniform {
+                item_bytes: 2,
+                items: 2,
+            },
+            vec![],
+        );
+        let response = octets(
+            uniform,
+            Some(Shape {
+                dim: 1,
+                dtype: Dtype::F16,
+            }),
+        )
+        .ok()
+        .unwrap();
+        assert_eq!(header_of(&response, RINGFETCH_ITEMS), "2");
+        assert_eq!(header_of(&response, RINGFETCH_ERRORS), "0");
+        assert_eq!(header_of(&response, RINGFETCH_ERROR_ITEMS), "absent");
+        assert_eq!(header_of(&response, RINGFETCH_ITEM_BYTES), "2");
+        assert_eq!(header_of(&response, RINGFETCH_DTYPE), "f16");
+        let gap = fetched(b"aabb", Lengths::Each(vec![2, 0, 2]), vec![failed(1)]);
+        let response = octets(gap, None).ok().unwrap();
+        assert_eq!(header_of(&response, RINGFETCH_ERROR_ITEMS), "1");
+        assert_eq!(header_of(&response, RINGFETCH_ITEM_BYTES), "2");
+        assert_eq!(header_of(&response, RINGFETCH_LENGTHS), "absent");
+    }
+
+    #[test]
+    fn bytes_of_differing_items_come_with_their_lengths() {
+        // Items of 1, 0 (an empty object) and 3 bytes: Lengths lists all of them.
+        let response = octets(fetched(b"abbb", Lengths::Each(vec![1, 0, 3]), vec![]), None)
+            .ok()
+            .unwrap();
+        assert_eq!(header_of(&response, RINGFETCH_LENGTHS), "1,0,3");
+        assert_eq!(header_of(&response, RINGFETCH_ITEM_BYTES), "absent");
+    }
+
+    #[test]
+    fn a_batch_of_failures_is_still_an_answer() {
+        // Both items failed: 200 with both listed and an empty body, as the gRPC API answers.
+        let response = octets(
+            fetched(b"", Lengths::Each(vec![0, 0]), vec![failed(0), failed(1)]),
+            None,
+        )
+        .ok()
+        .unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(header_of(&response, RINGFETCH_ERROR_ITEMS), "0,1");
+    }
+
+    #[test]
+    fn more_failures_than_a_head_can_name_are_a_problem() {
+        // One failure more than can be listed: a problem in bytes, a full list in JSON.
+        let many = u32::try_from(LENGTHS_LISTED_MAX).unwrap() + 1;
+        let batch = || {
+            let errors = (0..many).map(failed).collect();
+            FetchResponse {
+                fetched: fetched(b"", Lengths::Each(vec![0; LENGTHS_LISTED_MAX + 1]), errors),
+                etags: Vec::new(),
+            }
+        };
+        assert!(encode(ResponseFormat::Octets, batch(), None).is_err());
+        assert_eq!(
+            encode(ResponseFormat::Json, batch(), None).ok().unwrap().status(),
+            200
+        );
+    }
+
+    #[tokio::test]
+    async fn json_has_everything() {
+        // A batch with a failed item: count, lengths, the error with its code, and the data in base64.
+        let batch = fetched(b"ab", Lengths::Each(vec![2, 0]), vec![failed(1)]);
+        let etags = vec!["v".to_owned(), String::new()];
+        let body = json(batch, etags, None)
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        let message = "length is 0: ask for at least one byte";
+        let expected = serde_json::json!({
+            "items": 2, "lengths": [2, 0], "data": "YWI=", "etags": ["v", ""],
+            "errors": [{"item": 1, "code": "zero-length", "message": message}],
+        });
+        assert_eq!(body, expected);
+    }
+
+    proptest! {
+        #[test]
+        fn the_json_body_has_the_length_it_declares(length in 0..200_000_usize, before in "[a-z]{0,20}") {
+            // Data of any length, over several chunks: the hint equals what comes, and it decodes to the data.
+            let data: Vec<u8> = (0..length).map(|i| u8::try_from(i % 251).unwrap()).collect();
+            let body = JsonBody { before: Some(Bytes::from(before.clone())), data: data.clone().into(), after: true };
+            let declared = http_body::Body::size_hint(&body).exact().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let text = runtime.block_on(body.collect()).unwrap().to_bytes();
+            prop_assert_eq!(declared, text.len() as u64);
+            let encoded = &text[before.len()..text.len() - AFTER.len()];
+            prop_assert_eq!(BASE64_STANDARD.decode(encoded).unwrap(), data);
+        }
+    }
+}

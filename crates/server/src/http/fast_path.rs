@@ -1,0 +1,137 @@
+//! The most frequent requests, served without the router: GET of a block, a vector, or bytes (ADR 0012).
+//!
+//! Responses are the router's, from the same functions. Only requests that the path alone identifies are accepted: nothing
+//! percent-encoded, no HEAD, no body. Layers around the router that must see these requests have to be repeated here:
+//! currently `outer_layer`.
+
+use super::routes::{self, Route};
+use super::{items, objects, problem};
+use crate::caller::Connection;
+use crate::fetch::Fetcher;
+use crate::listener::{FastPath, RequestBody, ResponseFuture};
+use crate::rpc_metrics::{HttpOperation, RpcMetrics};
+use axum::response::IntoResponse as _;
+use http::{Method, Request};
+use http_body::Body as _;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The fast path of [`super::service`], with the same fetcher and metrics.
+pub fn fast_path(fetcher: Fetcher, rpc: RpcMetrics) -> Arc<dyn FastPath> {
+    Arc::new(ReadFastPath { fetcher, rpc })
+}
+
+#[derive(Debug, Clone)]
+struct ReadFastPath {
+    fetcher: Fetcher,
+    rpc: RpcMetrics,
+}
+
+/// What to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Target<'a> {
+    operation: HttpOperation,
+    dataset: &'a str,
+    /// Block or vector, as in the path; empty for bytes.
+    item: &'a str,
+}
+
+impl<'a> Target<'a> {
+    /// Parses a path that needs no decoding.
+    fn of(path: &'a str) -> Option<Self> {
+        let (dataset, rest) = path.strip_prefix("/v1/datasets/")?.split_once('/')?;
+        let (operation, item) = match rest.split_once('/') {
+            Some(("blocks", item)) => (HttpOperation::GetBlock, item),
+            Some(("vectors", item)) => (HttpOperation::GetVector, item),
+            None if rest == "bytes" => (HttpOperation::GetBytes, ""),
+            Some(_) | None => return None,
+        };
+        let is_plain = |text: &str| !text.contains(['%', '/']);
+        let is_whole = !dataset.is_empty() && (operation == HttpOperation::GetBytes || !item.is_empty());
+        (is_whole && is_plain(dataset) && is_plain(item)).then_some(Self {
+            operation,
+            dataset,
+            item,
+        })
+    }
+}
+
+impl FastPath for ReadFastPath {
+    fn accepts(&self, request: &Request<RequestBody>) -> bool {
+        request.method() == Method::GET
+            && request.body().is_end_stream()
+            && Target::of(request.uri().path()).is_some()
+    }
+
+    fn call(&self, request: Request<RequestBody>, connection: &Arc<Connection>) -> ResponseFuture {
+        let (reads, connection) = (self.clone(), Arc::clone(connection));
+        Box::pin(async move {
+            let arrival = Instant::now();
+            let (parts, _no_body) = request.into_parts();
+            let (path, connection) = (parts.uri.path(), Some(connection));
+            let target = Target::of(path);
+            let ReadFastPath { fetcher, rpc } = &reads;
+            let operation = target.map_or(HttpOperation::Other, |target| target.operation);
+            let counted = rpc.http(operation).begin(arrival);
+            let result = match target {
+                Some(Target {
+                    operation: HttpOperation::GetBlock,
+                    dataset,
+                    item,
+                }) => items::block(fetcher, dataset, item, &parts, connection).await,
+                Some(Target {
+                    operation: HttpOperation::GetVector,
+                    dataset,
+                    item,
+                }) => items::vector(fetcher, dataset, item, &parts, connection).await,
+                Some(Target { dataset, .. }) => objects::bytes(fetcher, dataset, &parts, connection).await,
+                None => Err(problem::no_such_path().await),
+            };
+            let matched = routes::ROUTES.iter().find(|route| route.operation == operation);
+            let matched = matched.map(|Route { pattern, .. }| *pattern);
+            let response = problem::render(result.into_response(), path, matched, &parts.method);
+            counted.end(response.status());
+            response
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_glance_can_tell_is_taken() {
+        // Paths of the three reads; and the same with something to decode, to much, too little, or another operation.
+        let of = |path| Target::of(path).map(|target| (target.operation, target.dataset, target.item));
+        for (path, expected) in [
+            (
+                "/v1/datasets/d/blocks/7",
+                Some((HttpOperation::GetBlock, "d", "7")),
+            ),
+            (
+                "/v1/datasets/d/blocks/x",
+                Some((HttpOperation::GetBlock, "d", "x")),
+            ),
+            (
+                "/v1/datasets/d/vectors/7",
+                Some((HttpOperation::GetVector, "d", "7")),
+            ),
+            ("/v1/datasets/d/bytes", Some((HttpOperation::GetBytes, "d", ""))),
+            ("/v1/datasets/%64/bytes", None),
+            ("/v1/datasets/d/blocks/%37", None),
+            ("/v1/datasets//blocks/7", None),
+            ("/v1/datasets/d/blocks/", None),
+            ("/v1/datasets/d/blocks", None),
+            ("/v1/datasets/d/blocks/7/", None),
+            ("/v1/datasets/d/blocks/7/8", None),
+            ("/v1/datasets/d/bytes/", None),
+            ("/v1/datasets/d/objects/7", None),
+            ("/v1/datasets/d/blocks:batchFetch", None),
+            ("/v1/datasets/d", None),
+            ("/v2/datasets/d/bytes", None),
+        ] {
+            assert_eq!(of(path), expected, "{path}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Binds ports early and listens late.
+//!
+//! A port is bound before the slow part of the start, so that a port in use is reported at once. It listens only when the
+//! daemon is ready, so that no client waits in the backlog of a daemon that may fail to start.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+
+/// Backlog of a port; the kernel limits it to net.core.somaxconn (4096 by default).
+const BACKLOG: i32 = 1024;
+
+/// Where the daemon listens, with the actual port in place of 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Addresses {
+    /// gRPC.
+    pub grpc: SocketAddr,
+    /// HTTP.
+    pub http: SocketAddr,
+    /// The admin service, unless it is off.
+    pub admin: Option<SocketAddr>,
+}
+
+impl Addresses {
+    /// Writes them as JSON, atomically.
+    ///
+    /// # Errors
+    /// Errors of writing the file.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        std::fs::write(&partial, serde_json::to_vec(self)?)?;
+        std::fs::rename(&partial, path)
+    }
+}
+
+/// A port that cannot be bound.
+#[derive(Debug, thiserror::Error)]
+#[error("{key}: cannot listen on {address}: {error}; {}", self.remedy())]
+pub struct BindError {
+    /// The configuration key that names the address.
+    pub key: &'static str,
+    /// The address.
+    pub address: SocketAddr,
+    /// The kernel's error.
+    #[source]
+    pub error: io::Error,
+}
+
+impl BindError {
+    fn remedy(&self) -> String {
+        let flag = match self.key {
+            "grpc.listen" => "--grpc-listen ".to_owned(),
+            "http.listen" => "--http-listen ".to_owned(),
+            key => format!("--set {key}="),
+        };
+        let other = SocketAddr::new(self.address.ip(), 0);
+        let kind = self.error.kind();
+        if kind == io::ErrorKind::AddrInUse {
+            format!(
+                "another process has this port: stop that one, or choose another port ({flag}{other} for any free one)"
+            )
+        } else if kind == io::ErrorKind::PermissionDenied {
+            format!(
+                "a port below 1024 needs CAP_NET_BIND_SERVICE: choose another port ({flag}{other} for any free one)"
+            )
+        } else if kind == io::ErrorKind::AddrNotAvailable {
+            format!("no interface of this machine has that address: choose one it has ({flag}127.0.0.1:0)")
+        } else {
+            format!("choose another address ({flag}127.0.0.1:0)")
+        }
+    }
+}
+
+/// A bound address. Until `BoundSocket::listen`, when the daemon is ready, connections are refused at once.
+#[derive(Debug)]
+pub struct BoundSocket {
+    key: &'static str,
+    socket: Socket,
+    address: SocketAddr,
+}
+
+/// Binds an address; `key` is its configuration key.
+///
+/// # Errors
+/// Another process has it, or it cannot be bound here.
+pub fn bind(key: &'static str, address: SocketAddr) -> Result<BoundSocket, BindError> {
+    let attempt = || {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        // A restart must not wait for the old connections' TIME_WAIT.
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&address.into())?;
+        let bound = socket.local_addr()?.as_socket().unwrap_or(address);
+        Ok((socket, bound))
+    };
+    let (socket, bound) = attempt().map_err(|error| BindError { key, address, error })?;
+    Ok(BoundSocket {
+        key,
+        socket,
+        address: bound,
+    })
+}
+
+impl BoundSocket {
+    /// The address, with the actual port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Starts listening. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// Two sockets can be bound to one address before either listens: the second one fails here.
+    pub(super) fn listen(self) -> Result<TcpListener, BindError> {
+        let Self { key, socket, address } = self;
+        let attempt = || {
+            socket.listen(BACKLOG)?;
+            TcpListener::from_std(socket.into())
+        };
+        attempt().map_err(|error| BindError { key, address, error })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_in_use_is_named_with_its_key_and_a_remedy() {
+        // Scenario: a port that somebody listens on. Expectation: the error names key, address and flag.
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = taken.local_addr().expect("its address");
+        let error = bind("grpc.listen", address).expect_err("taken").to_string();
+        assert!(
+            error.starts_with(&format!("grpc.listen: cannot listen on {address}:")),
+            "{error}"
+        );
+        assert!(error.contains("--grpc-listen 127.0.0.1:0"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn two_that_bound_the_same_port_cannot_both_listen() {
+        // Scenario: the kernel lets two sockets bind one address while neither listens. Expectation: the second to
+        // listen gets the same clear error; before anybody listens, clients are refused.
+        let first = bind("http.listen", "127.0.0.1:0".parse().expect("an address")).expect("bind");
+        let address = first.address();
+        assert!(
+            std::net::TcpStream::connect(address).is_err(),
+            "nobody listens yet"
+        );
+        let second = bind("http.listen", address).expect("SO_REUSEADDR");
+        let listening = first.listen().expect("listen");
+        let error = second.listen().expect_err("taken").to_string();
+        assert!(
+            error.contains("http.listen") && error.contains("--http-listen"),
+            "{error}"
+        );
+        drop(listening);
+    }
+
+    #[test]
+    fn addresses_are_written_whole() {
+        // Scenario: addresses without an admin service. Expectation: JSON with three fields, and no partial file left.
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("addresses.json");
+        let grpc = "127.0.0.1:1".parse().expect("an address");
+        let http = "[::1]:2".parse().expect("an address");
+        Addresses {
+            grpc,
+            http,
+            admin: None,
+        }
+        .write(&path)
+        .expect("write");
+        let text = std::fs::read_to_string(&path).expect("read");
+        assert_eq!(text, r#"{"grpc":"127.0.0.1:1","http":"[::1]:2","admin":null}"#);
+        assert_eq!(std::fs::read_dir(directory.path()).expect("list").count(), 1);
+    }
+}

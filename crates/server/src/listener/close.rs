@@ -1,0 +1,193 @@
+//! Decisions of the daemon to close connections, counted and logged by reason.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use std::sync::{Mutex, PoisonError};
+
+use crate::caller::CallerKey;
+
+/// Minimum interval between log lines of a port.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Why a connection is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CloseReason {
+    /// No protocol started in time.
+    Handshake,
+    /// A request's head did not arrive in time.
+    Head,
+    /// A request's body did not arrive in time.
+    Body,
+    /// The client does not read its responses.
+    Send,
+    /// No request for too long.
+    Idle,
+    /// Its maximum age is reached.
+    Age,
+    /// Many bytes but hardly any requests, or many cancelled requests.
+    Flood,
+    /// Closed for a new connection.
+    Evicted,
+    /// The port was full.
+    Refused,
+}
+
+impl CloseReason {
+    const ALL: [Self; 9] = [
+        Self::Handshake,
+        Self::Head,
+        Self::Body,
+        Self::Send,
+        Self::Idle,
+        Self::Age,
+        Self::Flood,
+        Self::Evicted,
+        Self::Refused,
+    ];
+
+    /// The word in metrics and logs.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Handshake => "handshake",
+            Self::Head => "head",
+            Self::Body => "body",
+            Self::Send => "send",
+            Self::Idle => "idle",
+            Self::Age => "age",
+            Self::Flood => "flood",
+            Self::Evicted => "evicted",
+            Self::Refused => "refused",
+        }
+    }
+
+    /// Whether it is normal and not logged.
+    fn is_ordinary(self) -> bool {
+        matches!(self, Self::Idle | Self::Age)
+    }
+}
+
+/// How a connection is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CloseDecision {
+    /// Gracefully: no further requests are accepted, and it closes when those in flight are answered.
+    GoAway(CloseReason),
+    /// At once.
+    Close(CloseReason),
+}
+
+/// Above the codes of [`CloseDecision::GoAway`].
+const CLOSE: u8 = 0x80;
+
+impl CloseDecision {
+    pub(super) fn reason(self) -> CloseReason {
+        match self {
+            Self::GoAway(reason) | Self::Close(reason) => reason,
+        }
+    }
+
+    pub(super) fn closes(self) -> bool {
+        matches!(self, Self::Close(_))
+    }
+
+    /// The decision as a number other than 0.
+    pub(super) fn code(self) -> u8 {
+        let index = CloseReason::ALL
+            .iter()
+            .position(|reason| *reason == self.reason());
+        let code = index.and_then(|index| u8::try_from(index + 1).ok()).unwrap_or(1);
+        if self.closes() { code | CLOSE } else { code }
+    }
+
+    pub(super) fn of(code: u8) -> Option<Self> {
+        let index = usize::from(code & !CLOSE).checked_sub(1)?;
+        let reason = *CloseReason::ALL.get(index)?;
+        Some(if code & CLOSE == 0 {
+            Self::GoAway(reason)
+        } else {
+            Self::Close(reason)
+        })
+    }
+}
+
+/// Counts and logs what one port closes.
+#[derive(Debug)]
+pub(super) struct CloseCounters {
+    transport: &'static str,
+    counters: [IntCounter; CloseReason::ALL.len()],
+    /// Connections since the last log line.
+    unsaid: AtomicU64,
+    last_line: Mutex<Option<Instant>>,
+}
+
+/// The metric, for all ports.
+pub(super) fn metric(registry: &Registry) -> Result<IntCounterVec, prometheus::Error> {
+    let closed = IntCounterVec::new(
+        Opts::new(
+            "ringfetch_connections_closed_total",
+            "Connections that the daemon closed, by reason.",
+        ),
+        &["transport", "reason"],
+    )?;
+    registry.register(Box::new(closed.clone()))?;
+    Ok(closed)
+}
+
+impl CloseCounters {
+    pub(super) fn new(metric: &IntCounterVec, transport: &'static str) -> Arc<Self> {
+        Arc::new(Self {
+            transport,
+            counters: CloseReason::ALL.map(|reason| metric.with_label_values(&[transport, reason.as_str()])),
+            unsaid: AtomicU64::new(0),
+            last_line: Mutex::default(),
+        })
+    }
+
+    /// Counts a connection.
+    pub(super) fn count(&self, reason: CloseReason, caller: CallerKey) {
+        if let Some(counter) = CloseReason::ALL
+            .iter()
+            .position(|known| *known == reason)
+            .and_then(|index| self.counters.get(index))
+        {
+            counter.inc();
+        }
+        if reason.is_ordinary() {
+            return;
+        }
+        let unsaid = self.unsaid.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut last = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| last.elapsed() < LOG_INTERVAL) {
+            return;
+        }
+        *last = Some(Instant::now());
+        drop(last);
+        self.unsaid.store(0, Ordering::Relaxed);
+        tracing::warn!(
+            transport = self.transport,
+            reason = reason.as_str(),
+            %caller,
+            connections = unsaid,
+            "connections were closed by a limit"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decisions_are_encoded_as_numbers() {
+        // Scenario: each verdict as a number and back, and numbers that are none. Expectation: the same verdict, or none.
+        for reason in CloseReason::ALL {
+            for decision in [CloseDecision::GoAway(reason), CloseDecision::Close(reason)] {
+                assert_eq!(CloseDecision::of(decision.code()), Some(decision));
+            }
+        }
+        assert_eq!(CloseDecision::of(0), None);
+        assert_eq!(CloseDecision::of(0x7f), None);
+    }
+}

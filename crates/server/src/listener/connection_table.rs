@@ -1,0 +1,223 @@
+//! The connections of a port, and which one is closed for a new one when the port is full.
+//!
+//! First one that never sent a complete request, then an idle one; of the caller with the most connections, and of those the
+//! oldest. If all are busy, a caller with more than half of the connections loses its oldest to another caller. Otherwise
+//! the new connection is refused.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::close::{CloseDecision, CloseReason};
+use super::progress::{Activity, Progress};
+use crate::caller::CallerKey;
+
+/// Most connections examined by a search: the oldest ones of the callers with the most.
+const LOOKS_MAX: usize = 4096;
+
+/// The connections of a port that are not closing.
+#[derive(Debug, Default)]
+pub(super) struct ConnectionTable {
+    /// By age: numbers grow.
+    callers: HashMap<CallerKey, BTreeMap<u64, Arc<Progress>>>,
+    /// Their numbers of connections.
+    sizes: BTreeSet<(usize, CallerKey)>,
+    taken: usize,
+    next: u64,
+}
+
+/// The port is full, and no connection may be closed for the new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PortFull;
+
+impl ConnectionTable {
+    /// The number of connections.
+    pub(super) fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Adds a connection of this caller, with at most `most` in all; returns its number.
+    ///
+    /// # Errors
+    /// The port is full.
+    pub(super) fn take(
+        &mut self,
+        caller: CallerKey,
+        progress: &Arc<Progress>,
+        most: usize,
+    ) -> Result<u64, PortFull> {
+        while self.taken >= most {
+            let (idle_victim, number) = self
+                .idle_victim()
+                .or_else(|| self.over_share(caller))
+                .ok_or(PortFull)?;
+            self.close(idle_victim, number);
+        }
+        let number = self.next;
+        self.next += 1;
+        self.change(caller, |connections| {
+            connections.insert(number, Arc::clone(progress));
+        });
+        Ok(number)
+    }
+
+    /// Removes a connection; it may have been evicted before.
+    pub(super) fn leave(&mut self, caller: CallerKey, number: u64) {
+        self.change(caller, |connections| {
+            connections.remove(&number);
+        });
+    }
+
+    /// Closes an inactive connection, if there is one.
+    pub(super) fn evict(&mut self) -> bool {
+        let idle_victim = self.idle_victim();
+        if let Some((caller, number)) = idle_victim {
+            self.close(caller, number);
+        }
+        idle_victim.is_some()
+    }
+
+    fn close(&mut self, caller: CallerKey, number: u64) {
+        self.change(caller, |connections| {
+            if let Some(progress) = connections.remove(&number) {
+                progress.decide(CloseDecision::Close(CloseReason::Evicted));
+            }
+        });
+    }
+
+    /// All connections.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Progress>> {
+        self.callers.values().flat_map(BTreeMap::values)
+    }
+
+    /// An unproven or idle connection.
+    fn idle_victim(&self) -> Option<(CallerKey, u64)> {
+        let mut idle = None;
+        let mut looks = 0;
+        for (_, caller) in self.sizes.iter().rev() {
+            for (number, progress) in self.callers.get(caller).into_iter().flatten() {
+                match progress.activity() {
+                    Activity::Unproven => return Some((*caller, *number)),
+                    Activity::Idle if idle.is_none() => idle = Some((*caller, *number)),
+                    Activity::Idle | Activity::Busy => {}
+                }
+                looks += 1;
+                if looks == LOOKS_MAX {
+                    return idle;
+                }
+            }
+        }
+        idle
+    }
+
+    /// The oldest connection of a caller with more than half of the connections, unless it is this caller.
+    fn over_share(&self, newcomer: CallerKey) -> Option<(CallerKey, u64)> {
+        let (count, caller) = *self.sizes.last()?;
+        let (number, _) = self.callers.get(&caller)?.first_key_value()?;
+        (count > self.taken / 2 && caller != newcomer).then_some((caller, *number))
+    }
+
+    /// Changes a caller's connections and updates the counts.
+    fn change(&mut self, caller: CallerKey, change: impl FnOnce(&mut BTreeMap<u64, Arc<Progress>>)) {
+        let connections = self.callers.entry(caller).or_default();
+        let before = connections.len();
+        change(connections);
+        let after = connections.len();
+        if after == 0 {
+            self.callers.remove(&caller);
+        }
+        self.taken = self.taken.saturating_sub(before).saturating_add(after);
+        self.sizes.remove(&(before, caller));
+        if after > 0 {
+            self.sizes.insert((after, caller));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::progress::{ConnectionEvent, SeenEvents};
+    use futures_util::FutureExt as _;
+
+    fn caller(last: u8) -> CallerKey {
+        CallerKey::of([192, 0, 2, last].into())
+    }
+
+    fn is_closed(progress: &Progress) -> bool {
+        let mut seen = SeenEvents::default();
+        let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen)).now_or_never();
+        event == Some(ConnectionEvent::Close(CloseDecision::Close(CloseReason::Evicted)))
+    }
+
+    fn unproven() -> Arc<Progress> {
+        Arc::default()
+    }
+
+    fn idle() -> Arc<Progress> {
+        let progress = Arc::default();
+        drop(Progress::open(&progress, true));
+        progress
+    }
+
+    /// Busy for as long as the test runs.
+    fn busy() -> Arc<Progress> {
+        let progress = Arc::default();
+        std::mem::forget(Progress::open(&progress, true));
+        progress
+    }
+
+    #[test]
+    fn a_new_connection_evicts_the_least_useful_one() {
+        // Scenario: a caller with two busy connections, an idle and a half-open one; another with an older half-open and an
+        // older idle one. Newcomers one after the other. Expectation: the half-open one of the caller with most, the other
+        // caller's, then idle ones; then, with all busy, only what is above half of the places, and for others alone.
+        let mut table = ConnectionTable::default();
+        let (few, many, third) = (caller(1), caller(2), caller(3));
+        let (few_half, few_idle) = (unproven(), idle());
+        let (many_half, many_idle, many_busy) = (unproven(), idle(), [busy(), busy(), busy()]);
+        for (caller, progress) in [(few, &few_half), (few, &few_idle), (many, &many_busy[0])] {
+            table.take(caller, progress, 7).unwrap();
+        }
+        for progress in [&many_busy[1], &many_busy[2], &many_idle, &many_half] {
+            table.take(many, progress, 7).unwrap();
+        }
+        assert_eq!(table.taken(), 7);
+        for idle_victim in [&many_half, &few_half, &many_idle, &few_idle] {
+            assert!(!is_closed(idle_victim));
+            table.take(third, &busy(), 7).unwrap();
+            assert!(is_closed(idle_victim));
+            assert_eq!(table.taken(), 7);
+        }
+        // Now 3 of many, 4 of third, all busy.
+        assert_eq!(table.take(third, &busy(), 7), Err(PortFull));
+        table.take(few, &busy(), 7).unwrap();
+        assert_eq!(table.take(few, &busy(), 7), Err(PortFull));
+        assert!(many_busy.iter().all(|busy| !is_closed(busy)));
+    }
+
+    #[test]
+    fn a_lower_bound_is_reached_with_the_next_newcomer() {
+        // Scenario: five idle connections, and a bound of two. Expectation: the next one closes four.
+        let mut table = ConnectionTable::default();
+        let idle: Vec<_> = (0..5).map(|_| idle()).collect();
+        for progress in &idle {
+            table.take(caller(1), progress, 5).unwrap();
+        }
+        table.take(caller(1), &busy(), 2).unwrap();
+        assert_eq!(table.taken(), 2);
+        assert_eq!(idle.iter().filter(|progress| is_closed(progress)).count(), 4);
+        assert!(!is_closed(&idle[4]));
+    }
+
+    #[test]
+    fn removed_connections_leave_nothing_behind() {
+        // Scenario: one caller takes the only place from another; both give it back. Expectation: nothing is remembered.
+        let mut table = ConnectionTable::default();
+        let number = table.take(caller(1), &unproven(), 1).unwrap();
+        let other = table.take(caller(2), &unproven(), 1).unwrap();
+        table.leave(caller(1), number);
+        table.leave(caller(2), other);
+        assert_eq!((table.taken(), table.callers.len(), table.sizes.len()), (0, 0, 0));
+        assert!(!table.evict());
+    }
+}

@@ -1,0 +1,191 @@
+//! Checks every request on a port and passes it to the fast path or the router.
+//!
+//! Host names and media types are checked because pages in browsers can send requests to any port that their visitor can
+//! reach. Routing, extracting parameters and passing the layers cost a fifth of a small response (ADR 0012); a fast path
+//! avoids that for requests it recognizes by their head, and must give the router's responses.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::future::RouteFuture;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use tower::Service as _;
+
+use super::Role;
+use super::bodies::RequestBody;
+use super::hosts::{AllowedHosts, HostError};
+use super::progress::Exchange;
+use crate::caller::Connection;
+use crate::http::refusal;
+
+/// The response to a request.
+pub type ResponseFuture = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+/// Serves some requests in the router's place.
+pub trait FastPath: std::fmt::Debug + Send + Sync {
+    /// Whether it serves this request.
+    fn accepts(&self, request: &Request<RequestBody>) -> bool;
+
+    /// Serves a request that it accepts.
+    fn call(&self, request: Request<RequestBody>, connection: &Arc<Connection>) -> ResponseFuture;
+}
+
+/// Serves the requests of a port: by the fast path if there is one and it accepts the request, else by the router.
+#[derive(Debug)]
+pub(super) struct RequestDispatcher {
+    pub(super) router: Router,
+    pub(super) fast_path: Option<Arc<dyn FastPath>>,
+    pub(super) hosts: Option<AllowedHosts>,
+    pub(super) role: Role,
+    pub(super) refusals: RefusalCounters,
+}
+
+/// Counts requests refused before the router.
+#[derive(Debug)]
+pub(super) struct RefusalCounters {
+    host: IntCounter,
+    content_type: IntCounter,
+    draining: IntCounter,
+}
+
+/// The metric, for all ports.
+pub(super) fn metric(registry: &Registry) -> Result<IntCounterVec, prometheus::Error> {
+    let refused = IntCounterVec::new(
+        Opts::new(
+            "ringfetch_requests_refused_total",
+            "Requests that a port refused before routing, by reason.",
+        ),
+        &["transport", "reason"],
+    )?;
+    registry.register(Box::new(refused.clone()))?;
+    Ok(refused)
+}
+
+impl RefusalCounters {
+    pub(super) fn new(metric: &IntCounterVec, transport: &str) -> Self {
+        let counter = |reason| metric.with_label_values(&[transport, reason]);
+        Self {
+            host: counter("host"),
+            content_type: counter("content_type"),
+            draining: counter("draining"),
+        }
+    }
+}
+
+/// The response future of a dispatched request.
+pub(super) enum DispatchFuture {
+    Refused(Option<Box<Response<Body>>>),
+    Fast(ResponseFuture),
+    /// Boxed, to keep the other variants small.
+    Routed(Box<RouteFuture<Infallible>>),
+}
+
+impl RequestDispatcher {
+    /// Serves a request. `is_late`: its connection was made while the daemon drained.
+    pub(super) fn call(
+        &self,
+        request: Request<Incoming>,
+        connection: &Arc<Connection>,
+        exchange: &Arc<Exchange>,
+        is_late: bool,
+    ) -> DispatchFuture {
+        if let Some(refused) = self.refused(&request, is_late) {
+            return DispatchFuture::Refused(Some(Box::new(refused)));
+        }
+        let mut request = request.map(|body| RequestBody::new(body, Arc::clone(exchange)));
+        match &self.fast_path {
+            Some(fast_path) if fast_path.accepts(&request) => {
+                DispatchFuture::Fast(fast_path.call(request, connection))
+            }
+            Some(_) | None => {
+                request.extensions_mut().insert(connection.clone());
+                // A router is always ready.
+                DispatchFuture::Routed(Box::new(self.router.clone().call(request)))
+            }
+        }
+    }
+}
+
+impl RequestDispatcher {
+    /// The response to a request that is refused.
+    fn refused<B>(&self, request: &Request<B>, is_late: bool) -> Option<Response<Body>> {
+        let path = request.uri().path();
+        let refuse = |status, slug, detail: &str| Some(refusal(status, slug, detail.to_owned(), path));
+        match self.hosts.as_ref().map_or(Ok(()), |hosts| hosts.check(request)) {
+            Ok(()) => {}
+            Err(HostError::Missing) => {
+                self.refusals.host.inc();
+                let detail = "Host: missing, or more than one";
+                return refuse(StatusCode::BAD_REQUEST, "malformed", detail);
+            }
+            Err(HostError::Foreign) => {
+                self.refusals.host.inc();
+                let detail = "Host: not a name of this daemon; list the names that clients use in http.hosts";
+                return refuse(StatusCode::MISDIRECTED_REQUEST, "misdirected", detail);
+            }
+        }
+        match self.role {
+            Role::Control if !is_grpc(request) => {
+                self.refusals.content_type.inc();
+                let detail = "this port answers POST requests of content-type application/grpc";
+                refuse(
+                    StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                    "unsupported-media-type",
+                    detail,
+                )
+            }
+            Role::DataAndProbes(is_probe) if is_late && !is_probe(path) => {
+                self.refusals.draining.inc();
+                refuse(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "draining",
+                    "draining: the daemon takes no further requests",
+                )
+            }
+            Role::Control | Role::DataAndProbes(_) | Role::Data => None,
+        }
+    }
+}
+
+/// Whether a request is a gRPC call, which a page in a browser cannot send without a CORS preflight.
+fn is_grpc<B>(request: &Request<B>) -> bool {
+    let media_type = request.headers().get(header::CONTENT_TYPE);
+    let rest = media_type.and_then(|value| value.as_bytes().strip_prefix(b"application/grpc"));
+    // Not application/grpc-web, which is for browsers.
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
+        && request.method() == http::Method::POST
+}
+
+impl Future for DispatchFuture {
+    type Output = Result<Response<Body>, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            // Futures are not polled after completion.
+            Self::Refused(answer) => answer
+                .take()
+                .map_or(Poll::Pending, |answer| Poll::Ready(Ok(*answer))),
+            Self::Fast(answer) => answer.as_mut().poll(cx).map(|response| Ok(with_length(response))),
+            Self::Routed(answer) => Pin::new(answer).poll(cx),
+        }
+    }
+}
+
+/// Sets Content-Length if the length is known, as the router does.
+fn with_length(mut response: Response<Body>) -> Response<Body> {
+    if let Some(length) = response.body().size_hint().exact() {
+        response
+            .headers_mut()
+            .entry(header::CONTENT_LENGTH)
+            .or_insert_with(|| HeaderValue::from(length));
+    }
+    response
+}

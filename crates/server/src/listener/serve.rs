@@ -1,0 +1,210 @@
+//! Serves one connection on its core.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::body::{Body as _, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use tokio::net::TcpStream;
+
+use super::bodies::ResponseOrStall;
+use super::close::{CloseCounters, CloseDecision};
+use super::coalesce::CoalescingIo;
+use super::connection_limits::ConnectionLimits;
+use super::dispatch::RequestDispatcher;
+use super::progress::{ConnectionEvent, Progress, SeenEvents};
+use super::socket::Socket;
+use super::timeouts::{TimeoutTracker, WatchGuard};
+use super::{CONNECTION_WINDOW_BYTES, ConnectionGuard, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
+use crate::caller::Connection;
+
+/// Time for a silent connection to send a request when the daemon drains, so that it gets a response and not a reset.
+const LAST_WORD: Duration = Duration::from_millis(500);
+const SEND_BUFFER_BYTES: usize = 1 << 20;
+const HTTP1_BUFFER_BYTES: usize = 64 << 10;
+
+/// Serves the connections of one port.
+#[derive(Debug)]
+pub(super) struct PortServer {
+    pub(super) transport: &'static str,
+    pub(super) dispatcher: RequestDispatcher,
+    pub(super) http2_only: bool,
+    pub(super) connection_limits: ConnectionLimits,
+    pub(super) close_counters: Arc<CloseCounters>,
+}
+
+/// An accepted connection.
+#[derive(Debug)]
+pub(super) struct AcceptedConnection {
+    pub(super) connection: Arc<Connection>,
+    pub(super) progress: Arc<Progress>,
+    /// Held until the connection ends.
+    pub(super) guard: ConnectionGuard,
+}
+
+/// The next step of a connection.
+enum Next<E> {
+    Ended(Result<(), E>),
+    Event(ConnectionEvent),
+    /// It drains, and has no responses to send.
+    Drained,
+}
+
+impl PortServer {
+    /// Serves a connection until it ends, is closed, or, while draining, its requests are answered. Runs on a core. Not an
+    /// `async fn`, whose future would store each argument twice: its size is what an idle connection costs.
+    pub(super) fn serve_connection(
+        self: Arc<Self>,
+        stream: std::net::TcpStream,
+        accepted: AcceptedConnection,
+    ) -> impl Future<Output = ()> {
+        let caller = accepted.connection.caller().key();
+        let stream = TcpStream::from_std(stream);
+        let watch = TimeoutTracker::new(accepted.guard.number());
+        let watched = WatchGuard::start(
+            watch,
+            &accepted.progress,
+            &self.close_counters,
+            caller,
+            &self.connection_limits,
+        );
+        async move {
+            let Ok(stream) = stream else { return };
+            // Captured completely, so that both live to the end.
+            let (accepted, _watched) = (&accepted, &watched);
+            let progress = &accepted.progress;
+            let mut is_counted = false;
+            let mut count = |decision: CloseDecision| {
+                if !std::mem::replace(&mut is_counted, true) {
+                    self.close_counters.count(decision.reason(), caller);
+                }
+            };
+            let mut seen = SeenEvents::default();
+            // Readable first: a client that has sent something gets a response below; closing here would reset it.
+            let event = poll_fn(|cx| match stream.poll_read_ready(cx) {
+                Poll::Ready(_readable_or_gone) => Poll::Ready(None),
+                Poll::Pending => progress.poll_event(cx, &mut seen).map(Some),
+            });
+            match event.await {
+                None => {}
+                Some(ConnectionEvent::Close(decision)) => return count(decision),
+                // It may have connected just now and not sent its request yet.
+                Some(ConnectionEvent::Drain) => {
+                    let readable = tokio::time::timeout(LAST_WORD, stream.readable());
+                    if Box::pin(readable).await.is_err() {
+                        return;
+                    }
+                    seen = SeenEvents::default();
+                }
+            }
+            let service = {
+                let (port, progress) = (Arc::clone(&self), Arc::clone(progress));
+                let connection = Arc::clone(&accepted.connection);
+                service_fn(move |request: http::Request<Incoming>| {
+                    let exchange = progress.open(request.body().is_end_stream());
+                    let answer = port
+                        .dispatcher
+                        .call(request, &connection, &exchange, progress.is_late());
+                    ResponseOrStall::new(answer, exchange)
+                })
+            };
+            let (stream, flusher) = CoalescingIo::new(
+                TokioIo::new(Socket::new(stream, Arc::clone(progress))),
+                Arc::clone(progress),
+            );
+            // Owned and boxed, so that the connection keeps neither the builder nor space for both protocols.
+            let mut connection = Box::pin(self.protocol().serve_connection(stream, service).into_owned());
+            let mut drained = None;
+            let ended = loop {
+                let next = {
+                    let mut driven = pin!(flusher.drive(connection.as_mut()));
+                    // The connection first: if it shuts down before it has read anything, it closes without a response.
+                    let next = poll_fn(|cx| {
+                        if let Poll::Ready(ended) = driven.as_mut().poll(cx) {
+                            return Poll::Ready(Next::Ended(ended));
+                        }
+                        if let Poll::Ready(event) = progress.poll_event(cx, &mut seen) {
+                            return Poll::Ready(Next::Event(event));
+                        }
+                        poll_option(&mut drained, cx).map(|()| Next::Drained)
+                    });
+                    next.await
+                };
+                match next {
+                    Next::Ended(ended) => break ended,
+                    Next::Event(ConnectionEvent::Close(decision)) => {
+                        count(decision);
+                        if decision.closes() {
+                            return;
+                        }
+                    }
+                    Next::Event(ConnectionEvent::Drain) => drained = Some(Box::pin(progress.drained())),
+                    Next::Drained => return,
+                }
+                connection.as_mut().graceful_shutdown();
+            };
+            drop(connection);
+            if let Err(error) = ended {
+                // Mostly clients that went away.
+                tracing::debug!(
+                    transport = self.transport,
+                    error,
+                    "connection ended with an error"
+                );
+            }
+            let Some(socket) = flusher.into_io() else { return };
+            let mut closed = Box::pin(socket.into_inner().close());
+            let decision = poll_fn(|cx| {
+                if closed.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(None);
+                }
+                loop {
+                    match progress.poll_event(cx, &mut seen) {
+                        Poll::Ready(ConnectionEvent::Close(decision)) => return Poll::Ready(Some(decision)),
+                        Poll::Ready(ConnectionEvent::Drain) => {}
+                        Poll::Pending => return Poll::Pending,
+                    }
+                }
+            });
+            if let Some(decision) = decision.await {
+                count(decision);
+            }
+        }
+    }
+
+    fn protocol(&self) -> auto::Builder<TokioExecutor> {
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        if self.http2_only {
+            builder = builder.http2_only();
+        }
+        builder
+            .http1()
+            .keep_alive(true)
+            // `timeouts` enforces the times of connections, without a timer for each request.
+            .header_read_timeout(None)
+            // No `pipeline_flush`: with it hyper copies bodies into an unbounded buffer.
+            .max_buf_size(HTTP1_BUFFER_BYTES);
+        builder
+            .http2()
+            // No pings, which would wake the core for each connection. TCP keepalive finds lost peers, `timeouts` stalled ones.
+            .max_header_list_size(HEADER_LIST_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .adaptive_window(false)
+            .max_concurrent_streams(self.connection_limits.streams())
+            .max_send_buf_size(SEND_BUFFER_BYTES);
+        builder
+    }
+}
+
+/// Polls a future if there is one.
+fn poll_option<F: Future + Unpin>(future: &mut Option<F>, cx: &mut Context<'_>) -> Poll<F::Output> {
+    future
+        .as_mut()
+        .map_or(Poll::Pending, |future| Pin::new(future).poll(cx))
+}

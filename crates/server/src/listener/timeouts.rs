@@ -1,0 +1,532 @@
+//! Timeouts of connections, checked once a tick for all connections of a core.
+//!
+//! There are no timers per connection or request, which cost a system call each (ADR 0012): a core with connections checks
+//! their counters (`progress`) once a tick. So a timeout is precise to a tick.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slab::Slab;
+use tokio::time::Instant;
+
+use super::close::{CloseCounters, CloseDecision, CloseReason};
+use super::connection_limits::ConnectionLimits;
+use super::progress::{PREFACE_BYTES, Progress};
+use crate::caller::CallerKey;
+use crate::config::Timeouts;
+
+/// Bounds of a tick, which is a quarter of the shortest timeout.
+const TICK_MIN: Duration = Duration::from_millis(10);
+const TICK_MAX: Duration = Duration::from_secs(1);
+/// A connection that is shutting down and idle is closed after this time.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// Requests that a client may cancel per second, unless most of its requests complete.
+const CANCELLED_PER_S_MAX: u32 = 1000;
+
+/// Whether a timeout has passed; zero means no timeout.
+fn is_over(time: Duration, limit: Duration) -> bool {
+    !limit.is_zero() && time >= limit
+}
+
+/// Detects a counter that does not grow by `least` within a timeout although it should.
+#[derive(Debug, Default)]
+struct StallDetector(Option<(Instant, u64)>);
+
+impl StallDetector {
+    fn lasts(&mut self, now: Instant, ought: bool, count: u64, least: u64, limit: Duration) -> bool {
+        let (since, before) = *self.0.get_or_insert((now, count));
+        if !ought || count.saturating_sub(before) >= least {
+            self.0 = ought.then_some((now, count));
+            return false;
+        }
+        is_over(now - since, limit)
+    }
+}
+
+/// State of an exchange between ticks.
+#[derive(Debug, Default)]
+pub(super) struct ExchangeStalls {
+    body: StallDetector,
+    send: StallDetector,
+}
+
+/// State of a connection between ticks.
+#[derive(Debug)]
+pub(super) struct TimeoutTracker {
+    opened: Instant,
+    last: Instant,
+    /// Spread over a fifth of the age, so that connections made together do not close together.
+    age_permille: u32,
+    greeted: Option<Instant>,
+    head: Option<Instant>,
+    /// When the connection became idle, and the number of its requests by then.
+    idle: Option<(Instant, u64)>,
+    send: StallDetector,
+    cancelled: u64,
+    begun: u64,
+    leaving: Option<(Instant, CloseReason)>,
+    quiet: Option<Instant>,
+}
+
+/// The result of a check.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct CheckResult {
+    decision: Option<CloseDecision>,
+    /// Requests aborted because their bodies stalled.
+    stalled_bodies: u32,
+}
+
+impl TimeoutTracker {
+    /// A new connection; `salt` spreads the ages of connections made together.
+    pub(super) fn new(salt: u64) -> Self {
+        let now = Instant::now();
+        // 900 to 1099, well spread for consecutive numbers.
+        let spread = u32::try_from(salt.wrapping_mul(0x9e37_79b9) % 200).unwrap_or_default();
+        Self {
+            opened: now,
+            last: now,
+            age_permille: 900 + spread,
+            greeted: None,
+            head: None,
+            idle: None,
+            send: StallDetector::default(),
+            cancelled: 0,
+            begun: 0,
+            leaving: None,
+            quiet: None,
+        }
+    }
+
+    /// Checks the counters once a tick.
+    pub(super) fn check(&mut self, times: &Timeouts, progress: &Progress) -> CheckResult {
+        let now = Instant::now();
+        let tick = now - self.last;
+        self.last = now;
+        let mut look = CheckResult {
+            decision: self.flood(tick, progress),
+            stalled_bodies: 0,
+        };
+        let mut stalls_here = false;
+        progress.each_exchange(|exchange, marks| {
+            let waits = exchange.waits_for_body();
+            let received = exchange.received_bytes();
+            if marks
+                .body
+                .lasts(now, waits, received, times.body_bytes_min, times.body)
+            {
+                exchange.stall();
+                look.stalled_bodies += 1;
+            }
+            let sent = exchange.sent_bytes();
+            stalls_here |= marks
+                .send
+                .lasts(now, exchange.owes(), sent, times.send_bytes_min, times.send);
+        });
+        let written = progress.written_bytes();
+        let stalls = self
+            .send
+            .lasts(now, progress.owes(), written, times.send_bytes_min, times.send);
+        if stalls {
+            look.decision
+                .get_or_insert(CloseDecision::Close(CloseReason::Send));
+        }
+        let waits = match self.leaving {
+            Some((since, reason)) => self.leave(now, since, reason, times, progress),
+            None if is_over(now - self.opened, times.connection_age * self.age_permille / 1000) => {
+                Some(CloseDecision::GoAway(CloseReason::Age))
+            }
+            None if progress.begun() == 0 => self.greet(now, times, progress),
+            None => self.next(now, times, progress),
+        };
+        look.decision = look.decision.or(waits);
+        // Other requests continue: the connection ends when they complete, or when its grace is over.
+        if stalls_here && self.leaving.is_none() {
+            look.decision
+                .get_or_insert(CloseDecision::GoAway(CloseReason::Send));
+        }
+        if let (Some(CloseDecision::GoAway(reason)), None) = (look.decision, self.leaving) {
+            self.leaving = Some((now, reason));
+        }
+        look
+    }
+
+    fn flood(&mut self, tick: Duration, progress: &Progress) -> Option<CloseDecision> {
+        progress.allow_more(tick);
+        let (cancelled, begun) = (progress.cancelled(), progress.begun());
+        let more = cancelled - self.cancelled;
+        let others = (begun - self.begun).saturating_sub(more);
+        (self.cancelled, self.begun) = (cancelled, begun);
+        let most = tick.as_millis() * u128::from(CANCELLED_PER_S_MAX) / 1000;
+        let floods = u128::from(more) > most.max(100) && more > others;
+        floods.then_some(CloseDecision::Close(CloseReason::Flood))
+    }
+
+    /// During a graceful shutdown.
+    fn leave(
+        &mut self,
+        now: Instant,
+        since: Instant,
+        reason: CloseReason,
+        times: &Timeouts,
+        progress: &Progress,
+    ) -> Option<CloseDecision> {
+        if progress.is_idle() && !progress.owes() {
+            let quiet = *self.quiet.get_or_insert(now);
+            if is_over(now - quiet, GOODBYE) {
+                return Some(CloseDecision::Close(reason));
+            }
+        } else {
+            self.quiet = None;
+        }
+        is_over(now - since, times.connection_age_grace).then_some(CloseDecision::Close(reason))
+    }
+
+    /// Before the first request.
+    fn greet(&mut self, now: Instant, times: &Timeouts, progress: &Progress) -> Option<CloseDecision> {
+        if progress.read_bytes() < PREFACE_BYTES {
+            return is_over(now - self.opened, times.handshake)
+                .then_some(CloseDecision::Close(CloseReason::Handshake));
+        }
+        let greeted = *self.greeted.get_or_insert(now);
+        let late = is_over(now - greeted, times.head);
+        late.then_some(if progress.is_http2() {
+            CloseDecision::GoAway(CloseReason::Head)
+        } else {
+            CloseDecision::Close(CloseReason::Head)
+        })
+    }
+
+    /// Between requests.
+    fn next(&mut self, now: Instant, times: &Timeouts, progress: &Progress) -> Option<CloseDecision> {
+        let begun = progress.begun();
+        let is_idle = progress.is_idle() && !progress.owes();
+        if !is_idle || self.idle.is_some_and(|(_, before)| before != begun) {
+            (self.idle, self.head) = (None, None);
+        }
+        if !is_idle {
+            return None;
+        }
+        let (since, _) = *self.idle.get_or_insert((now, begun));
+        // With HTTP/2 these may be pings; an incomplete head ends with the idle connection.
+        if !progress.is_http2() && progress.head_bytes() > 0 {
+            let begins = *self.head.get_or_insert(now);
+            if is_over(now - begins, times.head) {
+                return Some(CloseDecision::Close(CloseReason::Head));
+            }
+        }
+        is_over(now - since, times.idle).then_some(CloseDecision::GoAway(CloseReason::Idle))
+    }
+}
+
+/// A connection that its core checks.
+struct WatchedConnection {
+    watch: TimeoutTracker,
+    progress: Arc<Progress>,
+    close_counters: Arc<CloseCounters>,
+    caller: CallerKey,
+}
+
+/// The connections of a core.
+#[derive(Default)]
+struct CoreConnections {
+    watched: Slab<WatchedConnection>,
+    ticks: bool,
+}
+
+thread_local! {
+    static CORE: RefCell<CoreConnections> = RefCell::default();
+}
+
+/// The calling core checks a connection while this exists. Made and dropped on that core.
+#[derive(Debug)]
+pub(super) struct WatchGuard {
+    key: usize,
+}
+
+impl WatchGuard {
+    /// Starts checking a connection.
+    pub(super) fn start(
+        watch: TimeoutTracker,
+        progress: &Arc<Progress>,
+        close_counters: &Arc<CloseCounters>,
+        caller: CallerKey,
+        connection_limits: &ConnectionLimits,
+    ) -> Self {
+        CORE.with_borrow_mut(|core| {
+            let key = core.watched.insert(WatchedConnection {
+                watch,
+                progress: Arc::clone(progress),
+                close_counters: Arc::clone(close_counters),
+                caller,
+            });
+            if !std::mem::replace(&mut core.ticks, true) {
+                tokio::spawn(tick(connection_limits.clone()));
+            }
+            Self { key }
+        })
+    }
+}
+
+impl Drop for WatchGuard {
+    fn drop(&mut self) {
+        // At the end of the thread the connections are already gone.
+        let _gone = CORE.try_with(|core| {
+            if let Ok(mut core) = core.try_borrow_mut() {
+                core.watched.try_remove(self.key);
+            }
+        });
+    }
+}
+
+/// The time between two checks.
+fn period(times: &Timeouts) -> Duration {
+    let limits = [
+        times.handshake,
+        times.head,
+        times.body,
+        times.send,
+        times.idle,
+        times.connection_age,
+        times.connection_age_grace,
+    ];
+    let shortest = limits.into_iter().filter(|limit| !limit.is_zero()).min();
+    shortest.map_or(TICK_MAX, |shortest| (shortest / 4).clamp(TICK_MIN, TICK_MAX))
+}
+
+/// Checks all connections of a core periodically, while it has any.
+async fn tick(connection_limits: ConnectionLimits) {
+    loop {
+        let times = connection_limits.timeouts();
+        tokio::time::sleep(period(&times)).await;
+        let goes_on = CORE.with_borrow_mut(|core| {
+            for (_, watched) in &mut core.watched {
+                let CheckResult {
+                    decision,
+                    stalled_bodies,
+                } = watched.watch.check(&times, &watched.progress);
+                for _ in 0..stalled_bodies {
+                    watched.close_counters.count(CloseReason::Body, watched.caller);
+                }
+                if let Some(decision) = decision {
+                    watched.progress.decide(decision);
+                }
+            }
+            if core.watched.is_empty() {
+                core.watched.shrink_to_fit();
+                core.ticks = false;
+            }
+            core.ticks
+        });
+        if !goes_on {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::Poll;
+
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const HEAD: &[u8] = b"GET /v1/datasets HTTP/1.1\r\n";
+
+    /// Checks once a second, at most so many times, until there is a decision; returns when, and which.
+    async fn until_decided(
+        watch: &mut TimeoutTracker,
+        times: &Timeouts,
+        progress: &Progress,
+        most: u64,
+    ) -> Option<(u64, CloseDecision)> {
+        for second in 1..=most {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            if let Some(decision) = watch.check(times, progress).decision {
+                return Some((second, decision));
+            }
+        }
+        None
+    }
+
+    fn times() -> Timeouts {
+        let seconds = Duration::from_secs;
+        Timeouts {
+            handshake: seconds(5),
+            head: seconds(10),
+            body: seconds(20),
+            body_bytes_min: 100,
+            send: seconds(20),
+            send_bytes_min: 100,
+            idle: seconds(50),
+            connection_age: seconds(1000),
+            connection_age_grace: seconds(30),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_does_not_begin_is_closed() {
+        // Scenario: 23 bytes; a head of HTTP/1 that stays half; a preface without a request. Expectation: closed for the
+        // handshake; for the head; told to go away for the head.
+        let mut watch = TimeoutTracker::new(0);
+        let progress = Progress::default();
+        progress.read(&PREFACE[..23]);
+        let decided = until_decided(&mut watch, &times(), &progress, 60).await;
+        assert_eq!(decided, Some((5, CloseDecision::Close(CloseReason::Handshake))));
+        for (bytes, decision) in [
+            (HEAD, CloseDecision::Close(CloseReason::Head)),
+            (PREFACE, CloseDecision::GoAway(CloseReason::Head)),
+        ] {
+            let mut watch = TimeoutTracker::new(0);
+            let progress = Progress::default();
+            progress.read(bytes);
+            let decided = until_decided(&mut watch, &times(), &progress, 60).await;
+            assert_eq!(decided, Some((11, decision)));
+        }
+        // Without limits, never.
+        let off = Timeouts {
+            handshake: Duration::ZERO,
+            ..times()
+        };
+        let mut watch = TimeoutTracker::new(0);
+        assert_eq!(
+            until_decided(&mut watch, &off, &Progress::default(), 800).await,
+            None
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_later_head_has_its_own_time_and_an_idle_connection_another() {
+        // Scenario: a request, then nothing; the same, then half a head. Expectation: told to go away, then closed; closed.
+        let progress = Arc::new(Progress::default());
+        progress.read(HEAD);
+        let mut watch = TimeoutTracker::new(0);
+        drop(progress.open(true));
+        let decided = until_decided(&mut watch, &times(), &progress, 60).await;
+        assert_eq!(decided, Some((51, CloseDecision::GoAway(CloseReason::Idle))));
+        let decided = until_decided(&mut watch, &times(), &progress, 60).await;
+        assert_eq!(decided, Some((3, CloseDecision::Close(CloseReason::Idle))));
+
+        let mut watch = TimeoutTracker::new(0);
+        assert_eq!(until_decided(&mut watch, &times(), &progress, 5).await, None);
+        progress.read(HEAD);
+        let decided = until_decided(&mut watch, &times(), &progress, 60).await;
+        assert_eq!(decided, Some((11, CloseDecision::Close(CloseReason::Head))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_must_bring_bytes_and_a_stream_may_pause() {
+        // Scenario: a body that brings 10 bytes a second; one that brings 4; one whose answer has begun. Expectation: only
+        // the second is given up.
+        for (bytes_per_s, has_answer, stalls) in [(10, false, false), (4, false, true), (0, true, false)] {
+            let progress = Arc::new(Progress::default());
+            progress.read(HEAD);
+            let mut watch = TimeoutTracker::new(0);
+            let exchange = progress.open(false);
+            if has_answer {
+                exchange.has_answer();
+            }
+            let mut stalled = 0;
+            for _ in 0..60 {
+                tokio::time::advance(Duration::from_secs(1)).await;
+                exchange.received(bytes_per_s);
+                std::future::poll_fn(|cx| {
+                    exchange.wants_body(cx);
+                    Poll::Ready(())
+                })
+                .await;
+                let look = watch.check(&times(), &progress);
+                assert_eq!(look.decision, None);
+                stalled += look.stalled_bodies;
+            }
+            assert_eq!((stalled, exchange.is_stalled()), (u32::from(stalls), stalls));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_must_be_taken() {
+        // Scenario: an answer that is taken at 10 bytes a second, at 4, at 4 beside another one that is taken fast, and a
+        // blocked socket. Expectation: goes on; closed; told to go away, and closed when its grace is over; closed.
+        for (bytes_per_s, fast, expected) in [
+            (10, 0, None),
+            (4, 0, Some((21, CloseDecision::Close(CloseReason::Send)))),
+            (4, 1000, Some((21, CloseDecision::GoAway(CloseReason::Send)))),
+        ] {
+            let progress = Arc::new(Progress::default());
+            progress.read(PREFACE);
+            let mut watch = TimeoutTracker::new(0);
+            let (slow, other) = (progress.open(true), progress.open(true));
+            slow.produced(1 << 20);
+            other.produced(if fast > 0 { 1 << 20 } else { 0 });
+            let mut decided = Vec::new();
+            for second in 1..=60 {
+                tokio::time::advance(Duration::from_secs(1)).await;
+                slow.sent(bytes_per_s);
+                other.sent(fast);
+                progress.wrote(&Poll::Ready(Ok::<_, ()>(bytes_per_s + fast)));
+                decided.extend(
+                    watch
+                        .check(&times(), &progress)
+                        .decision
+                        .map(|decision| (second, decision)),
+                );
+            }
+            assert_eq!(decided.first().copied(), expected, "{decided:?}");
+            if fast > 0 {
+                assert_eq!(
+                    decided.get(1),
+                    Some(&(51, CloseDecision::Close(CloseReason::Send)))
+                );
+            }
+        }
+        let progress = Arc::new(Progress::default());
+        progress.read(PREFACE);
+        let _open = progress.open(true);
+        progress.wrote(&Poll::<Result<usize, ()>>::Pending);
+        let mut watch = TimeoutTracker::new(0);
+        let decided = until_decided(&mut watch, &times(), &progress, 60).await;
+        assert_eq!(decided, Some((21, CloseDecision::Close(CloseReason::Send))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_connection_leaves_and_gets_its_grace() {
+        // Scenario: connections with a request that never ends. Expectation: told to go away at an age that is not the same
+        // for all, and closed once the grace is over.
+        let mut ages = Vec::new();
+        for salt in 0..20 {
+            let progress = Arc::new(Progress::default());
+            progress.read(HEAD);
+            let mut watch = TimeoutTracker::new(salt);
+            let _stream = progress.open(true);
+            let (age, decision) = until_decided(&mut watch, &times(), &progress, 1200)
+                .await
+                .unwrap();
+            assert_eq!(decision, CloseDecision::GoAway(CloseReason::Age));
+            assert!((900..1101).contains(&age), "{age}");
+            ages.push(age);
+            let decided = until_decided(&mut watch, &times(), &progress, 60).await;
+            assert_eq!(decided, Some((30, CloseDecision::Close(CloseReason::Age))));
+        }
+        ages.sort_unstable();
+        ages.dedup();
+        assert!(ages.len() > 10, "{ages:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_are_given_up_by_the_thousand_are_a_flood() {
+        // Scenario: 500 requests a second that are given up; 5000, half of them answered; 5000. Expectation: only the last
+        // is a flood.
+        for (given_up, answered, expected) in [
+            (500, 0, None),
+            (2500, 2500, None),
+            (5000, 0, Some(CloseDecision::Close(CloseReason::Flood))),
+        ] {
+            let progress = Arc::new(Progress::default());
+            progress.read(PREFACE);
+            let mut watch = TimeoutTracker::new(0);
+            (0..given_up).for_each(|_| drop(progress.open(true)));
+            (0..answered).for_each(|_| progress.open(true).has_answer());
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert_eq!(watch.check(&times(), &progress).decision, expected, "{given_up}");
+        }
+    }
+}

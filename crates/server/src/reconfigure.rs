@@ -1,0 +1,348 @@
+//! Changes of a serving daemon: backend switches and configuration reloads.
+//!
+//! Changes run one at a time; a few may wait, more are refused. A failed change leaves everything as it was. Reads continue
+//! during a change: a request keeps the dataset it found, a batch its shard. The work runs on the blocking pool, and
+//! completes even if the caller leaves.
+
+mod changes;
+mod metrics;
+mod reload;
+mod retire;
+mod switches;
+
+use crate::catalogue::Catalogue;
+use crate::config::{Config, Inputs, Loaded, Setting};
+use crate::fetch::{FetchError, Fetcher};
+use crate::lifecycle::{Lifecycle, ReloadSignals, State};
+use crate::listener::ConnectionLimits;
+use crate::telemetry::Telemetry;
+use metrics::Metrics;
+use retire::RetiredDatasets;
+use ringfetch_engine::config::BackendKind;
+use ringfetch_engine::engine::{BackendStatus, StartError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+use tokio::task::JoinError;
+
+pub use changes::ConfigChange;
+pub use reload::{LastReload, ReloadError, ReloadOutcome, ReloadProblem};
+
+/// Changes that may run or wait.
+const TURNS: usize = 8;
+
+/// What a [`Reconfigurer`] needs.
+#[derive(Debug)]
+pub struct ReconfigurerParts {
+    /// The inputs of the configuration.
+    pub inputs: Inputs,
+    /// The configuration in force.
+    pub loaded: Loaded,
+    /// The open datasets, served by the fetcher.
+    pub catalogue: Catalogue,
+    /// Serves the datasets.
+    pub fetcher: Fetcher,
+    /// Changes are made only while serving.
+    pub lifecycle: Lifecycle,
+    /// The log filter and the metrics registry.
+    pub telemetry: Telemetry,
+    /// The limits of connections.
+    pub connection_limits: ConnectionLimits,
+}
+
+/// Changes a daemon while it serves. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Reconfigurer {
+    inner: Arc<Inner>,
+    turns: Arc<Semaphore>,
+    /// Runs the work: cores must not block, and end before the process.
+    runtime: Handle,
+}
+
+#[derive(Debug)]
+struct Inner {
+    inputs: Inputs,
+    fetcher: Fetcher,
+    lifecycle: Lifecycle,
+    telemetry: Telemetry,
+    connection_limits: ConnectionLimits,
+    metrics: Metrics,
+    /// Locked during a change.
+    active: Mutex<ActiveConfig>,
+    last: Mutex<Option<LastReload>>,
+    lame_duck: Mutex<Duration>,
+    drain_timeout: Mutex<Duration>,
+    retired: Arc<RetiredDatasets>,
+}
+
+/// The configuration in force, as far as a reload needs it.
+#[derive(Debug)]
+struct ActiveConfig {
+    settings: Vec<Setting>,
+    backend: BackendKind,
+    dataset_backends: BTreeMap<String, BackendKind>,
+    catalogue: Catalogue,
+}
+
+/// A completed switch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SwitchOutcome {
+    /// The backend before.
+    pub previous: BackendStatus,
+    /// The backend now.
+    pub now: BackendStatus,
+    /// Datasets not switched because they have a backend of their own.
+    pub datasets_with_own: Vec<String>,
+}
+
+/// Why a switch failed. The old backend remains.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SwitchError {
+    /// The daemon is not serving.
+    #[error("the daemon is {0}: nothing is switched")]
+    NotServing(State),
+    /// Too many changes are waiting.
+    #[error("{TURNS} changes are running or waiting: retry after a moment")]
+    Busy,
+    /// There is no such dataset.
+    #[error(transparent)]
+    NoDataset(#[from] FetchError),
+    /// The backend is unavailable.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The change panicked: a defect.
+    #[error("the switch failed: {0}")]
+    Broken(String),
+}
+
+impl Reconfigurer {
+    /// Must be called inside a tokio runtime, which runs the work.
+    ///
+    /// # Errors
+    /// A metric's name is taken.
+    pub fn new(parts: ReconfigurerParts) -> Result<Self, prometheus::Error> {
+        let ReconfigurerParts {
+            inputs,
+            loaded,
+            catalogue,
+            fetcher,
+            lifecycle,
+            telemetry,
+            connection_limits,
+        } = parts;
+        let metrics = Metrics::new(telemetry.registry())?;
+        let retired = Arc::new(RetiredDatasets::default());
+        let Loaded { config, settings } = loaded;
+        let active = ActiveConfig {
+            settings,
+            backend: config.engine.backend,
+            dataset_backends: config.dataset_backends,
+            catalogue,
+        };
+        let inner = Inner {
+            inputs,
+            fetcher,
+            lifecycle,
+            telemetry,
+            connection_limits,
+            metrics,
+            active: Mutex::new(active),
+            last: Mutex::new(None),
+            lame_duck: Mutex::new(config.lame_duck),
+            drain_timeout: Mutex::new(config.drain_timeout),
+            retired,
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+            turns: Arc::new(Semaphore::new(TURNS)),
+            runtime: Handle::current(),
+        })
+    }
+
+    /// Switches all datasets without a backend of their own, until the next reload.
+    ///
+    /// # Errors
+    /// See [`SwitchError`].
+    ///
+    /// # Cancel safety
+    /// The switch is completed even if the future is dropped.
+    pub async fn set_backend(&self, backend: BackendKind) -> Result<SwitchOutcome, SwitchError> {
+        self.switch(move |inner| {
+            let engine = inner.fetcher.engine();
+            let previous = engine.backend();
+            let now = inner.count_switch(backend, || engine.set_backend(backend))?;
+            let datasets = inner.fetcher.datasets();
+            let mut names: Vec<String> = datasets.iter().map(|dataset| dataset.name().to_owned()).collect();
+            names.retain(|name| inner.fetcher.own_backend(name).is_some());
+            Ok(SwitchOutcome {
+                previous,
+                now,
+                datasets_with_own: names,
+            })
+        })
+        .await
+    }
+
+    /// Sets or clears (`None`) a dataset's own backend until the next reload.
+    ///
+    /// # Errors
+    /// See [`SwitchError`].
+    ///
+    /// # Cancel safety
+    /// The switch is completed even if the future is dropped.
+    pub async fn set_backend_of(
+        &self,
+        dataset: &str,
+        backend: Option<BackendKind>,
+    ) -> Result<SwitchOutcome, SwitchError> {
+        let name = dataset.to_owned();
+        self.switch(move |inner| {
+            let dataset = inner.fetcher.dataset(&name)?;
+            let previous = inner.fetcher.backend_of(&dataset).status;
+            let asked = backend.unwrap_or_else(|| inner.fetcher.engine().backend().requested);
+            let now = inner.count_switch(asked, || inner.fetcher.set_backend_of(&dataset, backend))?;
+            Ok(SwitchOutcome {
+                previous,
+                now,
+                datasets_with_own: Vec::new(),
+            })
+        })
+        .await
+    }
+
+    async fn switch(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<SwitchOutcome, SwitchError> + Send + 'static,
+    ) -> Result<SwitchOutcome, SwitchError> {
+        let turn = self.turn().map_err(|_| SwitchError::Busy)?;
+        let done = self.in_turn(turn, move |inner, _in_force| match inner.lifecycle.state() {
+            State::Serving => work(inner),
+            state @ (State::Starting | State::LameDuck | State::Draining | State::Ended) => {
+                Err(SwitchError::NotServing(state))
+            }
+        });
+        let broken = |error: JoinError| Err(SwitchError::Broken(error.to_string()));
+        done.await.unwrap_or_else(broken)
+    }
+
+    /// Reloads the configuration: applies what can change, or nothing if there is an error.
+    ///
+    /// # Errors
+    /// See [`ReloadError`].
+    ///
+    /// # Cancel safety
+    /// The reload is completed even if the future is dropped.
+    pub async fn reload(&self) -> Result<ReloadOutcome, ReloadError> {
+        let turn = self.turn().map_err(|_| ReloadError::Busy)?;
+        self.reload_in(turn).await
+    }
+
+    async fn reload_in(&self, turn: OwnedSemaphorePermit) -> Result<ReloadOutcome, ReloadError> {
+        let runtime = self.runtime.clone();
+        let done = self.in_turn(turn, move |inner, active| {
+            let result = inner.reload(active);
+            inner.retired.watch(&runtime, inner.fetcher.engine());
+            result
+        });
+        let broken = |error: JoinError| Err(self.inner.failed(ReloadError::Broken(error.to_string())));
+        done.await.unwrap_or_else(broken)
+    }
+
+    /// Reloads on each SIGHUP.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the signal without effect.
+    pub async fn reload_on_signal(self, mut reload_signals: ReloadSignals) {
+        while reload_signals.next().await.is_some() {
+            // A signal cannot be refused, so it waits. The semaphore is never closed.
+            let Ok(turn) = Arc::clone(&self.turns).acquire_owned().await else {
+                return;
+            };
+            tracing::info!(signal = "SIGHUP", "reading the configuration again");
+            // The outcome is logged there.
+            let _logged = self.reload_in(turn).await;
+        }
+    }
+
+    /// The last reload, if there was one.
+    pub fn last_reload(&self) -> Option<LastReload> {
+        lock(&self.inner.last).clone()
+    }
+
+    /// How long requests are served after readiness has ended.
+    pub fn lame_duck(&self) -> Duration {
+        *lock(&self.inner.lame_duck)
+    }
+
+    /// How long a drain may take.
+    pub fn drain_timeout(&self) -> Duration {
+        *lock(&self.inner.drain_timeout)
+    }
+
+    /// A permit to run or wait.
+    fn turn(&self) -> Result<OwnedSemaphorePermit, TryAcquireError> {
+        Arc::clone(&self.turns).try_acquire_owned()
+    }
+
+    /// Runs work on the blocking pool when it is its turn.
+    async fn in_turn<T: Send + 'static>(
+        &self,
+        turn: OwnedSemaphorePermit,
+        work: impl FnOnce(&Inner, &mut ActiveConfig) -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let inner = Arc::clone(&self.inner);
+        let done = self.runtime.spawn_blocking(move || {
+            let _turn = turn;
+            work(&inner, &mut lock(&inner.active))
+        });
+        done.await
+    }
+}
+
+impl Inner {
+    /// Makes, counts and logs a switch.
+    fn count_switch(
+        &self,
+        backend: BackendKind,
+        switch: impl FnOnce() -> Result<BackendStatus, StartError>,
+    ) -> Result<BackendStatus, SwitchError> {
+        let result = switch();
+        self.metrics.switched(backend, result.is_ok());
+        match &result {
+            Ok(now) => tracing::info!(backend = %now.backend, reason = now.reason, "backend switched"),
+            Err(error) => tracing::warn!(%backend, %error, "backend switch failed; the old one stays"),
+        }
+        result.map_err(|error| SwitchError::Unavailable(error.to_string()))
+    }
+}
+
+/// Sets the own backends of datasets in the configuration, before they are served. Blocks.
+///
+/// # Errors
+/// A backend is unavailable, and falling back is not allowed.
+pub fn start_own_backends(fetcher: &Fetcher, config: &Config) -> Result<(), StartError> {
+    for dataset in fetcher.datasets() {
+        let name = dataset.name();
+        let Some(&backend) = config.dataset_backends.get(name) else {
+            continue;
+        };
+        let status = fetcher
+            .choose_backend_of(&dataset, backend)
+            .map_err(|error| StartError(format!("datasets.{name}.backend: {error}")))?;
+        if status.is_fallback() {
+            let BackendStatus {
+                backend,
+                requested,
+                reason,
+            } = status;
+            tracing::warn!(dataset = name, %requested, %backend, reason, "fallback");
+        }
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,72 @@
+//! Datasets that are no longer served but still read. Once the last reader is gone, a task frees what the engine holds for
+//! them. The task runs only while there are any.
+
+use ringfetch_engine::dataset::Dataset;
+use ringfetch_engine::engine::Engine;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// The first check; the interval doubles up to the longest.
+const LOOK_FIRST: Duration = Duration::from_millis(20);
+const LOOK_LONGEST: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Default)]
+struct State {
+    datasets: Vec<Weak<Dataset>>,
+    watched: bool,
+}
+
+/// The retired datasets.
+#[derive(Debug, Default)]
+pub(super) struct RetiredDatasets {
+    state: Mutex<State>,
+}
+
+impl RetiredDatasets {
+    /// Adds a dataset that is no longer served.
+    pub(super) fn add(&self, dataset: &Arc<Dataset>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.datasets.push(Arc::downgrade(dataset));
+    }
+
+    /// Starts the task, unless it runs or there are no datasets.
+    pub(super) fn watch(self: &Arc<Self>, runtime: &Handle, engine: &Engine) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.watched || state.datasets.is_empty() {
+            return;
+        }
+        state.watched = true;
+        runtime.spawn(Arc::clone(self).sweep(engine.clone()));
+    }
+
+    async fn sweep(self: Arc<Self>, engine: Engine) {
+        let mut wait = LOOK_FIRST;
+        let mut again = false;
+        loop {
+            tokio::time::sleep(wait).await;
+            let some = self.drop_gone();
+            if some || again {
+                engine.sweep();
+                wait = LOOK_FIRST;
+            } else {
+                wait = (wait * 2).min(LOOK_LONGEST);
+            }
+            // Sweep once more, for shards whose inbox was full.
+            again = some;
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if state.datasets.is_empty() && !again {
+                state.watched = false;
+                return;
+            }
+        }
+    }
+
+    /// Removes datasets without readers; whether there were any.
+    fn drop_gone(&self) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = state.datasets.len();
+        state.datasets.retain(|dataset| dataset.strong_count() > 0);
+        state.datasets.len() < before
+    }
+}

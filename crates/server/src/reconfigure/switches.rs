@@ -1,0 +1,192 @@
+//! The backend switches of a reload, all or none: if one fails, the earlier ones are rolled back.
+
+use super::changes::ConfigChange;
+use super::{ActiveConfig, Inner};
+use crate::catalogue::{Catalogue, CatalogueDiff};
+use crate::config::Config;
+use crate::fetch::{DatasetBackend, Fetcher};
+use ringfetch_engine::config::{BackendKind, OnUnavailable};
+use ringfetch_engine::dataset::Dataset;
+use ringfetch_engine::engine::{BackendStatus, StartError};
+use std::sync::Arc;
+
+/// How to undo a switch.
+#[derive(Debug)]
+enum Undo {
+    Engine(BackendStatus),
+    Dataset(Arc<Dataset>, DatasetBackend),
+    /// A dataset that is not served yet.
+    New(String),
+}
+
+/// The switches that were made.
+#[derive(Debug)]
+pub(super) struct BackendSwitches<'a> {
+    inner: &'a Inner,
+    pub(super) applied: Vec<ConfigChange>,
+    pub(super) notes: Vec<String>,
+    undo: Vec<Undo>,
+}
+
+impl<'a> BackendSwitches<'a> {
+    /// Makes the switches that the configuration requires.
+    ///
+    /// # Errors
+    /// A backend is unavailable; nothing has changed.
+    pub(super) fn make(
+        inner: &'a Inner,
+        active: &ActiveConfig,
+        config: &Config,
+        catalogue: &Catalogue,
+        difference: &CatalogueDiff,
+    ) -> Result<Self, StartError> {
+        let mut switches = Self {
+            inner,
+            applied: Vec::new(),
+            notes: Vec::new(),
+            undo: Vec::new(),
+        };
+        match switches.make_all(active, config, catalogue, difference) {
+            Ok(()) => Ok(switches),
+            Err(error) => {
+                switches.roll_back();
+                Err(error)
+            }
+        }
+    }
+
+    fn fetcher(&self) -> &'a Fetcher {
+        &self.inner.fetcher
+    }
+
+    fn make_all(
+        &mut self,
+        active: &ActiveConfig,
+        config: &Config,
+        catalogue: &Catalogue,
+        difference: &CatalogueDiff,
+    ) -> Result<(), StartError> {
+        let is_new = |dataset: &Arc<Dataset>| {
+            let name = dataset.name();
+            difference.added.iter().any(|added| added == name)
+        };
+        let wanted = |dataset: &Arc<Dataset>| config.dataset_backends.get(dataset.name()).copied();
+        let (new, served): (Vec<_>, Vec<_>) = catalogue.datasets().into_iter().partition(is_new);
+        // New datasets first: they have no readers yet.
+        for dataset in &new {
+            if let Some(wanted) = wanted(dataset) {
+                self.undo.push(Undo::New(dataset.name().to_owned()));
+                self.count_switch(wanted, || self.fetcher().set_backend_of(dataset, Some(wanted)))
+                    .map_err(|error| of_dataset(dataset, &error))?;
+            }
+        }
+        self.engine(config.engine.backend, active.backend)?;
+        for dataset in &served {
+            let before = active.dataset_backends.get(dataset.name()).copied();
+            self.dataset(dataset, wanted(dataset), before)?;
+        }
+        Ok(())
+    }
+
+    /// `configured` is the previous configuration. If it is unchanged, this only reverts a switch made at run time, and a
+    /// backend that fell back at the start may fall back again: that is not a mistake in the new configuration.
+    fn engine(&mut self, wanted: BackendKind, configured: BackendKind) -> Result<(), StartError> {
+        let engine = self.fetcher().engine();
+        let before = engine.backend();
+        if before.requested == wanted {
+            return Ok(());
+        }
+        let may_fall_back = wanted == configured && engine.config().on_unavailable == OnUnavailable::Mmap;
+        let now = match self.count_switch(wanted, || engine.set_backend(wanted)) {
+            Ok(now) => now,
+            Err(error) if may_fall_back => {
+                self.notes.push(format!(
+                    "engine.backend: {wanted} is unavailable, mmap is used: {error}"
+                ));
+                if before.backend == BackendKind::Mmap {
+                    return Ok(());
+                }
+                engine.set_backend(BackendKind::Mmap)?
+            }
+            Err(error) => return Err(StartError(format!("engine.backend: {error}"))),
+        };
+        let change = ConfigChange::new("engine.backend", before.requested, now.backend);
+        self.applied.push(change);
+        self.undo.push(Undo::Engine(before));
+        Ok(())
+    }
+
+    /// As [`Self::engine`], for a dataset's own backend.
+    fn dataset(
+        &mut self,
+        dataset: &Arc<Dataset>,
+        wanted: Option<BackendKind>,
+        configured: Option<BackendKind>,
+    ) -> Result<(), StartError> {
+        let name = dataset.name();
+        let (before, undo) = (
+            self.fetcher().own_backend(name),
+            self.fetcher().backend_of(dataset),
+        );
+        if before == wanted {
+            return Ok(());
+        }
+        let asked = wanted.unwrap_or_else(|| self.fetcher().engine().backend().requested);
+        let now = self.count_switch(asked, || match wanted {
+            Some(wanted) if configured == Some(wanted) => self.fetcher().choose_backend_of(dataset, wanted),
+            wanted => self.fetcher().set_backend_of(dataset, wanted),
+        });
+        let now = now.map_err(|error| of_dataset(dataset, &error))?;
+        let key = format!("datasets.{name}.backend");
+        if wanted.is_some() && now.is_fallback() {
+            let (requested, reason) = (now.requested, &now.reason);
+            self.notes.push(format!(
+                "{key}: {requested} is unavailable, {} is used: {reason}",
+                now.backend
+            ));
+        }
+        let word = |backend: Option<BackendKind>| backend.map_or("inherit", BackendKind::as_str);
+        self.applied
+            .push(ConfigChange::new(key, word(before), word(wanted)));
+        self.undo.push(Undo::Dataset(Arc::clone(dataset), undo));
+        Ok(())
+    }
+
+    fn count_switch<T>(
+        &self,
+        backend: BackendKind,
+        switch: impl FnOnce() -> Result<T, StartError>,
+    ) -> Result<T, StartError> {
+        let result = switch();
+        self.inner.metrics.switched(backend, result.is_ok());
+        result
+    }
+
+    /// Undoes the switches, last first.
+    fn roll_back(self) {
+        let fetcher = self.fetcher();
+        for undo in self.undo.into_iter().rev() {
+            let taken_back = match undo {
+                Undo::New(name) => {
+                    fetcher.retire(&name);
+                    continue;
+                }
+                // The requested backend may be unavailable; the one in use is available.
+                Undo::Engine(before) => fetcher.engine().set_backend(before.backend),
+                Undo::Dataset(dataset, DatasetBackend { status, own: true }) if status.is_fallback() => {
+                    fetcher.choose_backend_of(&dataset, status.requested)
+                }
+                Undo::Dataset(dataset, DatasetBackend { status, own }) => {
+                    fetcher.set_backend_of(&dataset, own.then_some(status.requested))
+                }
+            };
+            if let Err(error) = taken_back {
+                tracing::error!(%error, "a backend could not be switched back");
+            }
+        }
+    }
+}
+
+fn of_dataset(dataset: &Dataset, error: &StartError) -> StartError {
+    StartError(format!("datasets.{}.backend: {error}", dataset.name()))
+}
