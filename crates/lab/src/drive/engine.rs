@@ -176,9 +176,12 @@ fn dataset(job: &Job) -> Result<Dataset, String> {
 fn configuration(job: &Job, choice: Choice) -> EngineConfig {
     let threads = |count: usize, most: u32| u32::try_from(count).unwrap_or(most).clamp(1, most);
     let depth = threads(job.setup.depth, 4096);
-    // A read takes whole pages, and up to as much again where it is not aligned (scratch memory).
-    let read = 2 * (job.read_bytes() as u64).next_multiple_of(4096);
-    let memory = read.saturating_mul(2 * u64::from(depth));
+    // A read that is not whole pages takes them, and up to as much again of scratch memory.
+    let bytes = job.read_bytes() as u64;
+    let read = bytes.next_multiple_of(4096) * if bytes.is_multiple_of(4096) { 1 } else { 2 };
+    // A batch may have a quarter; 64 reads of 4 MiB get 320 MiB.
+    let batches = read.saturating_mul(4 * choice.batch as u64);
+    let memory = batches.max(read.saturating_mul(u64::from(depth)) / 4 * 5);
     let memory = memory.next_multiple_of(1 << 20);
     let mut config = EngineConfig {
         backend: choice.backend,

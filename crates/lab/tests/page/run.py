@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "server/tests/page"))
-from browser import Browser  # noqa: E402
+from browser import Browser
 
 STUDY = "strategies --repetitions 2 --force --size 4MiB --step 10ms --warm-bytes 2MiB --profiles buffered --depths 1,4,16"
 
