@@ -1,7 +1,7 @@
 //! What is said of the machine in every report: kernel, file system, device, memory; and the device's own counters.
 
 use crate::quantity::size;
-use ringfetch_engine::device::{DeviceFacts, device_facts};
+use ringfetch_host::block::Device;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const SECTOR_BYTES: u64 = 512;
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     /// `None`: no single block device beneath it.
-    pub(crate) device: Option<DeviceFacts>,
+    pub(crate) device: Option<Device>,
     /// Type, mount point and options, as the kernel lists them.
     pub(crate) file_system: String,
     /// Whether it is memory under another name.
@@ -38,7 +38,7 @@ impl Place {
             mounted(&mounts, &format!("{major}:{minor}")).unwrap_or_else(|| "unknown".to_owned())
         });
         Self {
-            device: device_facts(file.as_fd()),
+            device: Device::of_file(file.as_fd()),
             file_system: if is_device {
                 "none (block device)".to_owned()
             } else {
@@ -68,7 +68,7 @@ impl Place {
             "not rotational"
         };
         let tags = device
-            .queue_tags
+            .queue_tags()
             .map_or("unknown".to_owned(), |tags| tags.to_string());
         let polls = if device.poll_queues { 1 } else { 0 };
         lines.extend([
@@ -237,7 +237,7 @@ pub(crate) fn host() -> Vec<(String, String)> {
         }
         Err(refusal) => format!("unavailable: {refusal}"),
     };
-    let cpus = ringfetch_engine::cpus::usable_cpus().len();
+    let cpus = ringfetch_host::cpus::usable_cpus().len();
     [
         ("kernel", kernel()),
         ("machine", names.machine().to_string_lossy().into_owned()),

@@ -8,7 +8,7 @@ use crate::material::Material;
 use crate::walk::Walk;
 use hdrhistogram::Histogram;
 use ringfetch_baselines::{Usage, usage};
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};

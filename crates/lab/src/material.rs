@@ -6,7 +6,7 @@
 use crate::error::LabError;
 use crate::facts::Place;
 use crate::quantity::{approximate, exact_size, size};
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::{self, File};

@@ -1,9 +1,9 @@
 //! A daemon's stand-in on a port of its own: pattern data straight from its definition, with one byte flipped where a
 //! test says so. It keeps no limits and no files; the real one is tested elsewhere.
 
-use ringfetch_client::wire;
 use ringfetch_engine::dataset::Dtype;
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
+use ringfetch_proto::v1 as wire;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use tokio_stream::wrappers::TcpListenerStream;

@@ -21,7 +21,7 @@ pub(super) static STRATEGY: Strategy = Strategy {
 
 fn run(job: &Arc<Job>) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(ringfetch_engine::cpus::usable_cpus().len())
+        .worker_threads(ringfetch_host::cpus::usable_cpus().len())
         .max_blocking_threads(job.setup.depth.max(1))
         .build();
     runtime.map_err(|error| error.to_string())?.block_on(async {

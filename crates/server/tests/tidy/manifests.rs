@@ -3,20 +3,43 @@
 use super::tree::{Source, hold};
 
 /// Our crates, and the crates of ours that each may stand on.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("ringfetch-proto", &[]),
-    ("ringfetch-engine", &[]),
-    ("ringfetch-server", &["ringfetch-engine", "ringfetch-proto"]),
+    ("ringfetch-command", &[]),
+    ("ringfetch-host", &[]),
+    ("ringfetch-engine", &["ringfetch-host"]),
+    ("ringfetch-pattern", &["ringfetch-engine"]),
+    (
+        "ringfetch-server",
+        &[
+            "ringfetch-command",
+            "ringfetch-engine",
+            "ringfetch-host",
+            "ringfetch-pattern",
+            "ringfetch-proto",
+        ],
+    ),
     ("ringfetch-client", &["ringfetch-proto"]),
     ("ringfetch-baselines", &[]),
-    ("ringfetch-lab", &["ringfetch-baselines", "ringfetch-engine"]),
+    (
+        "ringfetch-lab",
+        &[
+            "ringfetch-baselines",
+            "ringfetch-command",
+            "ringfetch-engine",
+            "ringfetch-host",
+            "ringfetch-pattern",
+        ],
+    ),
     (
         "ringfetch-cli",
         &[
             "ringfetch-client",
+            "ringfetch-command",
             "ringfetch-engine",
+            "ringfetch-host",
             "ringfetch-lab",
-            "ringfetch-proto",
+            "ringfetch-pattern",
         ],
     ),
     // A disk for tests: others may have it only among their dev-dependencies.
@@ -90,8 +113,9 @@ fn arrows_between_our_crates_point_one_way() {
     };
     let manifest = |body: &str| Source::new("crates/x/Cargo.toml", body);
     hold(
-        "A crate may stand only on those below it (server -> engine, proto; client -> proto; cli -> client, engine, \
-         lab; lab -> engine, baselines), so that the engine can be read, tested and replaced without the network, and a client carries no server.",
+        "A crate may stand only on those below it (engine -> host; pattern -> engine; server -> engine, proto; client -> proto; \
+         cli -> client, engine, lab; lab -> engine, pattern, baselines), \
+         so that the engine can be read, tested and replaced without the network, and a client carries no server.",
         rule,
         &[
             manifest(
