@@ -1,15 +1,13 @@
 //! The daemon's process from outside: memory, CPU time, whether it is still the same one.
 
+use procfs::process::ClearRefs;
 use serde::Serialize;
-use std::path::PathBuf;
-use std::{fs, io};
+use std::io;
+use std::sync::Arc;
 
 /// A process, as /proc shows it.
 #[derive(Debug, Clone)]
-pub struct Process {
-    directory: PathBuf,
-    started: u64,
-}
+pub struct Process(Arc<procfs::process::Process>);
 
 /// What it uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -33,9 +31,10 @@ impl Process {
     /// # Errors
     /// It does not exist.
     pub fn new(pid: u32) -> io::Result<Self> {
-        let directory = PathBuf::from(format!("/proc/{pid}"));
-        let started = started(&fs::read_to_string(directory.join("stat"))?)?.0;
-        Ok(Self { directory, started })
+        let pid = i32::try_from(pid).map_err(io::Error::other)?;
+        procfs::process::Process::new(pid)
+            .map(|process| Self(Arc::new(process)))
+            .map_err(io::Error::other)
     }
 
     /// What it uses now.
@@ -43,30 +42,17 @@ impl Process {
     /// # Errors
     /// It has ended, or its number belongs to another process now.
     pub fn usage(&self) -> io::Result<Usage> {
-        let (started, ticks) = started(&fs::read_to_string(self.directory.join("stat"))?)?;
-        if started != self.started {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended"));
-        }
-        let status = fs::read_to_string(self.directory.join("status"))?;
-        let mib = |key: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(key));
-            let kib = line.and_then(|line| {
-                line.trim_start_matches(':')
-                    .trim()
-                    .split(' ')
-                    .next()?
-                    .parse::<f64>()
-                    .ok()
-            });
-            kib.unwrap_or(0.0) / 1024.0
-        };
+        // The directory of a process that has ended answers nothing, whoever has its number now.
+        let stat = self.0.stat().map_err(io::Error::other)?;
+        let status = self.0.status().map_err(io::Error::other)?;
+        let mib = |kib: Option<u64>| approximate(kib.unwrap_or(0)) / 1024.0;
         Ok(Usage {
-            resident_mib: mib("VmRSS"),
-            resident_peak_mib: mib("VmHWM"),
-            anonymous_mib: mib("RssAnon"),
+            resident_mib: mib(status.vmrss),
+            resident_peak_mib: mib(status.vmhwm),
+            anonymous_mib: mib(status.rssanon),
             // USER_HZ is 100 on every architecture of Linux that we run on.
-            cpu_seconds: ticks / 100.0,
-            descriptors: fs::read_dir(self.directory.join("fd"))?.count(),
+            cpu_seconds: approximate(stat.utime + stat.stime) / 100.0,
+            descriptors: self.0.fd_count().map_err(io::Error::other)?,
         })
     }
 
@@ -75,24 +61,13 @@ impl Process {
     /// # Errors
     /// The process belongs to another user, or has ended.
     pub fn forget_peak(&self) -> io::Result<()> {
-        fs::write(self.directory.join("clear_refs"), "5")
+        self.0.clear_refs(ClearRefs::PeakRSS).map_err(io::Error::other)
     }
 }
 
-/// When it began, and the ticks it has used: fields 22, 14 and 15 of proc_pid_stat(5).
-fn started(stat: &str) -> io::Result<(u64, f64)> {
-    // The name before the last parenthesis may hold anything.
-    let fields: Vec<&str> = stat
-        .rsplit_once(')')
-        .map_or("", |(_, rest)| rest)
-        .split_whitespace()
-        .collect();
-    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
-    let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
-    let found = number(22).zip(ticks(14).zip(ticks(15)));
-    found
-        .map(|(began, (user, system))| (began, user + system))
-        .ok_or(io::ErrorKind::InvalidData.into())
+#[expect(clippy::cast_precision_loss, reason = "for display")]
+fn approximate(number: u64) -> f64 {
+    number as f64
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 //! dataset is checked by the command.
 
 use crate::quantity::{parse_duration, parse_size};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
+use ringfetch_engine::dataset::{Dtype, Layout};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -125,11 +127,11 @@ pub(crate) enum Make {
         /// The file.
         path: PathBuf,
         /// Length of the file (10GiB, ...).
-        #[arg(long, value_parser = parse_size)]
+        #[arg(long, value_parser = at_least_1)]
         size: u64,
         /// Block length that the printed configuration names.
-        #[arg(long, value_parser = parse_size, default_value = "4KiB")]
-        block_bytes: u64,
+        #[arg(long, value_parser = parse_block_bytes, default_value = "4KiB")]
+        block_bytes: u32,
         #[command(flatten)]
         how: MakeHow,
     },
@@ -138,17 +140,17 @@ pub(crate) enum Make {
         /// The file.
         path: PathBuf,
         /// Vectors.
-        #[arg(long)]
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
         count: u64,
         /// Elements of a vector.
-        #[arg(long)]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
         dim: u32,
         /// Element type. Default: what the layout fixes, else f32.
-        #[arg(long, value_enum)]
-        dtype: Option<DtypeArg>,
+        #[arg(long, value_parser = dtypes())]
+        dtype: Option<Dtype>,
         /// File layout. Default: by the file's suffix, else raw.
-        #[arg(long, value_enum)]
-        layout: Option<LayoutArg>,
+        #[arg(long, value_parser = layouts())]
+        layout: Option<Layout>,
         #[command(flatten)]
         how: MakeHow,
     },
@@ -157,10 +159,10 @@ pub(crate) enum Make {
         /// The directory.
         path: PathBuf,
         /// Objects.
-        #[arg(long)]
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
         count: u64,
         /// Shortest object. The first two are empty and of one byte all the same.
-        #[arg(long, value_parser = parse_size, default_value = "1KiB")]
+        #[arg(long, value_parser = at_least_1, default_value = "1KiB")]
         length_min: u64,
         /// Longest object.
         #[arg(long, value_parser = parse_size, default_value = "64KiB")]
@@ -183,25 +185,41 @@ pub(crate) struct MakeHow {
     pub(crate) name: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DtypeArg {
-    F32,
-    F16,
-    U8,
-    I8,
-    I32,
+fn at_least_1(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        0 => Err("use at least one byte".to_owned()),
+        size => Ok(size),
+    }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LayoutArg {
-    Raw,
-    Fvecs,
-    Bvecs,
-    Ivecs,
-    Npy,
-    Fbin,
-    U8bin,
-    I8bin,
+fn parse_block_bytes(text: &str) -> Result<u32, String> {
+    u32::try_from(at_least_1(text)?).map_err(|_| format!("use 1 to {}", u32::MAX))
+}
+
+const DTYPES: [Dtype; 5] = [Dtype::F32, Dtype::F16, Dtype::U8, Dtype::I8, Dtype::I32];
+const LAYOUTS: [Layout; 8] = [
+    Layout::Raw,
+    Layout::Fvecs,
+    Layout::Bvecs,
+    Layout::Ivecs,
+    Layout::Npy,
+    Layout::Fbin,
+    Layout::U8bin,
+    Layout::I8bin,
+];
+
+/// The layout that a word names, as on the command line and as a file's suffix.
+pub(crate) fn layout(word: &str) -> Option<Layout> {
+    LAYOUTS.into_iter().find(|layout| layout.as_str() == word)
+}
+
+fn layouts() -> impl TypedValueParser<Value = Layout> {
+    PossibleValuesParser::new(LAYOUTS.map(Layout::as_str)).map(|word| layout(&word).unwrap_or(Layout::Raw))
+}
+
+fn dtypes() -> impl TypedValueParser<Value = Dtype> {
+    let dtype = |word: String| DTYPES.into_iter().find(|dtype| dtype.as_str() == word);
+    PossibleValuesParser::new(DTYPES.map(Dtype::as_str)).map(move |word| dtype(word).unwrap_or(Dtype::F32))
 }
 
 #[derive(Debug, Args)]

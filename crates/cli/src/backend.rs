@@ -2,12 +2,12 @@
 
 use crate::args::Global;
 use crate::daemon::admin;
-use crate::inspect::backend_name;
 use crate::outcome::Failure;
 use crate::sink::{Sink, print_json};
 use crate::table::Table;
-use clap::{Subcommand, ValueEnum};
-use ringfetch_client::{Error, wire};
+use clap::Subcommand;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use ringfetch_client::{Backend, DatasetStatus, Error, Status, Switched};
 use serde_json::{Value, json};
 use std::io::Write as _;
 
@@ -21,10 +21,10 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum Switch {
     /// Read by this backend from now on, until the daemon's next reload or restart. Fails, and changes nothing, where it
-    /// cannot be had.
+    /// is unavailable.
     Set {
         /// The backend.
-        #[arg(value_enum)]
+        #[arg(value_parser = backends())]
         backend: Backend,
         /// Only this dataset. Without it: the engine's, for every dataset that has none of its own.
         #[arg(long, value_name = "NAME")]
@@ -38,23 +38,8 @@ enum Switch {
     },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Backend {
-    Uring,
-    Mmap,
-    Auto,
-    Pread,
-}
-
-impl Backend {
-    fn wire(self) -> wire::Backend {
-        match self {
-            Self::Uring => wire::Backend::Uring,
-            Self::Mmap => wire::Backend::Mmap,
-            Self::Auto => wire::Backend::Auto,
-            Self::Pread => wire::Backend::Pread,
-        }
-    }
+fn backends() -> impl TypedValueParser<Value = Backend> {
+    PossibleValuesParser::new(Backend::ALL.map(Backend::as_str)).try_map(|word| word.parse::<Backend>())
 }
 
 pub(crate) async fn run(global: &Global, args: &Args) -> Result<(), Failure> {
@@ -74,11 +59,13 @@ async fn show(global: &Global) -> Result<(), Failure> {
     let mut out = Sink::open(None)?;
     if global.json {
         let datasets: Vec<Value> = status.datasets.iter().map(dataset_json).collect();
-        let engine = json!({
-            "backend": backend_name(status.backend),
-            "requested": backend_name(status.requested),
-            "reason": status.reason,
-        });
+        let Status {
+            backend,
+            requested,
+            reason,
+            ..
+        } = &status;
+        let engine = json!({ "backend": backend, "requested": requested, "reason": reason });
         print_json(&mut out, &json!({ "engine": engine, "datasets": datasets }))?;
     } else {
         table(&status).write(&mut out)?;
@@ -86,11 +73,11 @@ async fn show(global: &Global) -> Result<(), Failure> {
     out.finish()
 }
 
-fn table(status: &wire::GetStatusResponse) -> Table {
+fn table(status: &Status) -> Table {
     let mut table = Table::new(&[]);
     table.row(["DATASET", "BACKEND", "ASKED FOR", "BY", "WHY"]);
-    let mut row = |name: &str, backend, requested, by: &str, reason: &str| {
-        table.row([name, backend_name(backend), backend_name(requested), by, reason]);
+    let mut row = |name: &str, backend: Backend, requested: Backend, by: &str, reason: &str| {
+        table.row([name, backend.as_str(), requested.as_str(), by, reason]);
     };
     row("(engine)", status.backend, status.requested, "-", &status.reason);
     for dataset in &status.datasets {
@@ -101,16 +88,16 @@ fn table(status: &wire::GetStatusResponse) -> Table {
     table
 }
 
-fn name_of(status: &wire::DatasetStatus) -> &str {
+fn name_of(status: &DatasetStatus) -> &str {
     status.dataset.as_ref().map_or("", |dataset| &dataset.name)
 }
 
-fn dataset_json(dataset: &wire::DatasetStatus) -> Value {
+fn dataset_json(dataset: &DatasetStatus) -> Value {
     let path = dataset.read_path.clone().unwrap_or_default();
     json!({
         "name": name_of(dataset),
-        "backend": backend_name(path.backend),
-        "requested": backend_name(path.requested),
+        "backend": path.backend,
+        "requested": path.requested,
         "own": path.own_backend,
         "reason": path.reason,
     })
@@ -118,29 +105,19 @@ fn dataset_json(dataset: &wire::DatasetStatus) -> Value {
 
 async fn set(global: &Global, backend: Backend, dataset: Option<&str>) -> Result<(), Failure> {
     let answer = admin(global)?
-        .set_backend(backend.wire(), dataset)
+        .set_backend(backend, dataset)
         .await
         .map_err(failed(global))?;
-    let mut out = Sink::open(None)?;
-    let (previous, now) = (backend_name(answer.previous), backend_name(answer.backend));
-    if global.json {
-        let told = json!({
-            "dataset": dataset,
-            "previous": previous,
-            "backend": now,
-            "reason": answer.reason,
-            "datasets_with_own": answer.datasets_with_own,
-        });
-        print_json(&mut out, &told)?;
-    } else {
-        let what = dataset.unwrap_or("engine");
-        writeln!(out, "{what}: {now} (was: {previous}); until the next reload")?;
-        if !answer.datasets_with_own.is_empty() {
-            let names = answer.datasets_with_own.join(", ");
-            writeln!(out, "as before, by a backend of their own: {names}")?;
-        }
+    let Switched {
+        previous, backend, ..
+    } = answer;
+    let what = dataset.unwrap_or("engine");
+    let mut text = format!("{what}: {backend} (was: {previous}); until the next reload\n");
+    if !answer.datasets_with_own.is_empty() {
+        let names = answer.datasets_with_own.join(", ");
+        text.push_str(&format!("as before, by a backend of their own: {names}\n"));
     }
-    out.finish()
+    tell(global, dataset, &answer, &text)
 }
 
 async fn clear(global: &Global, dataset: &str) -> Result<(), Failure> {
@@ -148,21 +125,21 @@ async fn clear(global: &Global, dataset: &str) -> Result<(), Failure> {
         .clear_backend(dataset)
         .await
         .map_err(failed(global))?;
+    let Switched {
+        previous, backend, ..
+    } = answer;
+    let text = format!("{dataset}: {backend}, the engine's (was: {previous}); until the next reload\n");
+    tell(global, Some(dataset), &answer, &text)
+}
+
+fn tell(global: &Global, dataset: Option<&str>, answer: &Switched, text: &str) -> Result<(), Failure> {
     let mut out = Sink::open(None)?;
-    let (previous, now) = (backend_name(answer.previous), backend_name(answer.backend));
     if global.json {
-        let told = json!({
-            "dataset": dataset,
-            "previous": previous,
-            "backend": now,
-            "reason": answer.reason,
-        });
+        let mut told = serde_json::to_value(answer)?;
+        told["dataset"] = json!(dataset);
         print_json(&mut out, &told)?;
     } else {
-        writeln!(
-            out,
-            "{dataset}: {now}, the engine's (was: {previous}); until the next reload"
-        )?;
+        out.write_all(text.as_bytes())?;
     }
     out.finish()
 }

@@ -24,15 +24,15 @@ use crate::args::Global;
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::exact_size;
-use crate::sink::{PartFile, Sink};
+use crate::sink::{Sink, part_beside};
 use args::Calibrate;
 use measure::Bench;
 use report::{Circumstances, Report};
-use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 use target::Target;
+use tempfile::NamedTempFile;
 use tokio::sync::watch;
 
 pub(crate) async fn run(global: &Global, args: &Calibrate) -> Result<(), Failure> {
@@ -44,7 +44,7 @@ pub(crate) async fn run(global: &Global, args: &Calibrate) -> Result<(), Failure
     // Before the minute, not after it: a place that cannot be written to.
     let yaml_file = Output::open("--out", args.out.as_deref(), args.force)?;
     let plot_file = Output::open("--plot", args.plot.as_deref(), args.force)?;
-    let cpus = ringfetch_engine::cpus::usable_cpus().len();
+    let cpus = ringfetch_host::cpus::usable_cpus().len();
     let (stopper, stop) = watch::channel(false);
     let on_ctrl_c = tokio::spawn(async move {
         if tokio::signal::ctrl_c().await.is_ok() {
@@ -145,7 +145,10 @@ fn labels(report: &Report<'_>) -> plot::Labels {
             }
         ),
         axis: if ring { "queue depth" } else { "threads of pread" },
-        tags: target.device.as_ref().and_then(|device| device.queue_tags),
+        tags: target
+            .device
+            .as_ref()
+            .and_then(ringfetch_host::block::Device::queue_tags),
     }
 }
 
@@ -153,8 +156,8 @@ fn labels(report: &Report<'_>) -> plot::Labels {
 #[derive(Debug)]
 struct Output {
     flag: &'static str,
-    file: File,
-    part: PartFile,
+    file: NamedTempFile,
+    path: PathBuf,
 }
 
 impl Output {
@@ -173,15 +176,20 @@ impl Output {
                 )));
             }
         }
-        let part = PartFile::beside(path);
-        let file = File::create(part.path())
+        let file = part_beside(path)
             .map_err(|error| Failure::Failed(format!("{flag}: cannot write {shown}: {error}")))?;
-        Ok(Some(Self { flag, file, part }))
+        Ok(Some(Self {
+            flag,
+            file,
+            path: path.to_owned(),
+        }))
     }
 
     fn write(mut self, text: &str) -> Result<(), Failure> {
         let written = self.file.write_all(text.as_bytes());
-        let committed = written.and_then(|()| self.part.commit());
-        committed.map_err(|error| Failure::Failed(format!("{}: {error}", self.flag)))
+        let committed = written.and_then(|()| Ok(self.file.persist(self.path)?));
+        committed
+            .map(drop)
+            .map_err(|error| Failure::Failed(format!("{}: {error}", self.flag)))
     }
 }

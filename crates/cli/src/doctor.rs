@@ -1,24 +1,21 @@
 //! `ringfetch doctor`: what this host, and the device beneath each path, can do for the daemon, and why not.
 //!
-//! Owns the order of the checks and the exit code. What is read from /proc and /sys goes through a [`view::View`], so
+//! Owns the order of the checks and the exit code. What is read from /proc and /sys goes through a [`View`], so
 //! that other hosts' trees can be put in its place; what can only be known by trying is tried, through the engine.
 //! Invariants: nothing is changed and nothing is written; a *problem* is only what keeps io_uring from working or a path
 //! from being read, since scripts go by it. Absent: the daemon's configuration (`ringfetchd check-config --open` opens
 //! what that names; here are paths), and any measurement of speed.
 
 mod block;
-mod cgroup;
 mod finding;
 mod host;
 mod limits;
-mod mounts;
 mod paths;
 mod report;
 mod ring;
 mod summary;
 #[cfg(test)]
 mod tests;
-mod view;
 
 use crate::args::Global;
 use crate::outcome::Failure;
@@ -27,8 +24,9 @@ use crate::sink::{Sink, print_json};
 use clap::Args;
 use finding::Verdict;
 use report::Report;
+use ringfetch_host::View;
+use ringfetch_host::cgroup::Cgroup;
 use std::path::PathBuf;
-use view::View;
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
@@ -78,14 +76,14 @@ pub(crate) fn run(global: &Global, doctor: &Doctor) -> Result<(), Failure> {
 
 fn examine(doctor: &Doctor) -> Report {
     let view = View::real();
-    let usable = u32::try_from(ringfetch_engine::cpus::usable_cpus().len()).unwrap_or(u32::MAX);
+    let usable = u32::try_from(ringfetch_host::cpus::usable_cpus().len()).unwrap_or(u32::MAX);
     let needs = Needs {
         memory_budget_bytes: doctor.memory_budget,
         cores: doctor.cores.unwrap_or(usable),
         paths: doctor.paths.len() as u64,
     };
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let group = cgroup::Cgroup::of_this_process(&view);
+    let group = Cgroup::of_this_process(&view);
     let tried = ring::Tried::now(needs);
 
     let mut checks = vec![

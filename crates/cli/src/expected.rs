@@ -3,7 +3,7 @@
 
 use ringfetch_client::Dtype;
 use ringfetch_engine::dataset::Dtype as EngineDtype;
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 
 /// Bytes that are not the pattern's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

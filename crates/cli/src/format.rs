@@ -1,4 +1,4 @@
-//! Bytes and numbers as text: hex dumps, vectors in lines, .npy headers. Pure.
+//! Bytes and numbers as text: hex dumps, vectors in lines.
 
 use ringfetch_client::Dtype;
 use std::fmt::Write as _;
@@ -71,32 +71,6 @@ pub(crate) fn elements(dtype: Dtype, bytes: &[u8]) -> Vec<String> {
     }
 }
 
-/// The header of a .npy file of shape (rows, dim), C order: version 1.0 of
-/// <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>, padded so that data begins at a multiple
-/// of 64.
-pub(crate) fn npy_header(dtype: Dtype, rows: usize, dim: u32) -> Vec<u8> {
-    let descr = match dtype {
-        Dtype::F32 => "<f4",
-        Dtype::F16 => "<f2",
-        Dtype::U8 => "|u1",
-        Dtype::I8 => "|i1",
-        Dtype::I32 => "<i4",
-        // NumPy's raw bytes.
-        _ => "|V1",
-    };
-    let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {dim}), }}");
-    // Magic and version 8 bytes, length 2, text, newline 1: a shape of (3, 2) has 58 of text, so 59 spaces make 128.
-    let used = 8 + 2 + text.len() + 1;
-    text.extend(std::iter::repeat_n(' ', used.next_multiple_of(64) - used));
-    text.push('\n');
-    // At most 2 x 20 digits: far below 65536.
-    let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
-    let mut header = b"\x93NUMPY\x01\x00".to_vec();
-    header.extend(length.to_le_bytes());
-    header.extend(text.bytes());
-    header
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,20 +87,6 @@ mod tests {
             00000010: 2065 6e64                                 end\n\
             000001f0: 6f64 64                                  odd\n";
         assert_eq!(String::from_utf8(out).unwrap(), want);
-    }
-
-    #[test]
-    fn an_npy_header_is_what_numpy_writes() {
-        // Scenario: the header of a (3, 2) array of f32, and of the largest shape.
-        // Expected: numpy's bytes; data begins at a multiple of 64.
-        let header = npy_header(Dtype::F32, 3, 2);
-        let text = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), }";
-        assert_eq!(header.len(), 128);
-        assert_eq!(header[..10], *b"\x93NUMPY\x01\x00\x76\x00");
-        assert_eq!(header[10..10 + text.len()], *text.as_bytes());
-        assert!(header[10 + text.len()..127].iter().all(|&b| b == b' '));
-        assert_eq!(header[127], b'\n');
-        assert_eq!(npy_header(Dtype::U8, usize::MAX, u32::MAX).len() % 64, 0);
     }
 
     #[test]

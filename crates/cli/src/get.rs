@@ -3,9 +3,10 @@
 
 use crate::args::{Format, Get, Global, Out};
 use crate::daemon::client;
+use crate::expected::engine_dtype;
 use crate::format;
 use crate::outcome::Failure;
-use crate::sink::Sink;
+use crate::sink::{Sink, print_json};
 use bytes::Bytes;
 use ringfetch_client::{ByteRange, Client, Dtype, ItemError, Items, ObjectPart};
 use serde_json::{Value, json};
@@ -188,8 +189,9 @@ impl Printer {
                 return Err(self.failure());
             }
             if let (Shape::Npy, Some((dtype, dim))) = (self.shape, vectors) {
-                self.sink
-                    .write_all(&format::npy_header(dtype, items.len(), dim))?;
+                let rows = u64::try_from(items.len()).unwrap_or(u64::MAX);
+                let header = ringfetch_pattern::npy_header(engine_dtype(dtype), dim, rows);
+                self.sink.write_all(&header)?;
             }
             for piece in items.pieces() {
                 self.sink.write_all(piece)?;
@@ -244,8 +246,7 @@ impl Printer {
 
     fn finish(mut self) -> Result<(), Failure> {
         if self.shape == Shape::Json {
-            serde_json::to_writer_pretty(&mut self.sink, &json!({ "items": self.json }))?;
-            writeln!(self.sink)?;
+            print_json(&mut self.sink, &json!({ "items": self.json }))?;
         }
         let outcome = if self.failures.is_empty() {
             Ok(())

@@ -18,7 +18,6 @@ mod get;
 mod inspect;
 mod load;
 mod make;
-mod manual;
 mod outcome;
 mod progress;
 mod quantity;
@@ -28,14 +27,22 @@ mod table;
 mod verify;
 
 use args::DatasetCommand;
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use commands::{Cli, Command};
-use outcome::Failure;
+use outcome::{EXIT_STATUS, Failure};
+use ringfetch_command::manual::{Manual, completions};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 /// As the daemon's: the load generator shares its machine.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const MANUAL: Manual<'_> = Manual {
+    section: "1",
+    more: &[("EXIT STATUS", EXIT_STATUS)],
+    see_also: &[("ringfetchd", "8")],
+};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -61,8 +68,31 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::LoadMerge(merge) => load::merge(global, merge),
             Command::Doctor(doctor) => doctor::run(global, doctor),
             Command::Calibrate(calibrate) => calibrate::run(global, calibrate).await,
-            Command::Completions { shell } => manual::completions(*shell),
-            Command::Man { directory } => manual::write_pages(directory),
+            Command::Completions { shell } => {
+                io::stdout().write_all(&completions(&mut Cli::command(), *shell))?;
+                Ok(())
+            }
+            Command::Man { directory } => Ok(MANUAL.write(Cli::command(), directory)?),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_its_page() {
+        // Scenario: the manual. Expectation: a page for the program, with its exit codes, and one for each command, with
+        // the version.
+        let pages = tempfile::tempdir().unwrap();
+        MANUAL.write(Cli::command(), pages.path()).unwrap();
+        let text = |name: &str| std::fs::read_to_string(pages.path().join(name)).unwrap();
+        assert!(text("ringfetch.1").contains("EXIT STATUS"));
+        for command in Cli::command().get_subcommands() {
+            let page = text(&format!("ringfetch-{}.1", command.get_name()));
+            assert!(page.contains(env!("CARGO_PKG_VERSION")), "{page}");
+        }
+        assert!(text("ringfetch-dataset-make-blocks.1").contains("Length of the file"));
+    }
 }

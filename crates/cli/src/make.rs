@@ -1,13 +1,13 @@
 //! `ringfetch dataset make`: pattern data of any size, and the configuration that serves it. A file appears under its
 //! name when it is whole.
 
-use crate::args::{DtypeArg, Global, LayoutArg, Make, MakeHow};
+use crate::args::{Global, Make, MakeHow};
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::exact_size;
-use crate::sink::{PartFile, Sink};
+use crate::sink::{Sink, print_json};
 use ringfetch_engine::dataset::{Dtype, Layout};
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use serde_json::json;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -96,21 +96,10 @@ impl Plan {
         match *make {
             Make::Blocks {
                 size, block_bytes, ..
-            } => {
-                if block_bytes == 0 || u32::try_from(block_bytes).is_err() {
-                    return Err(Failure::Usage(format!(
-                        "--block-bytes {block_bytes}: use 1 to {}",
-                        u32::MAX
-                    )));
-                }
-                if size == 0 {
-                    return Err(Failure::Usage("--size 0: use at least one byte".to_owned()));
-                }
-                Ok(Self::Blocks {
-                    length_bytes: size,
-                    block_bytes,
-                })
-            }
+            } => Ok(Self::Blocks {
+                length_bytes: size,
+                block_bytes: block_bytes.into(),
+            }),
             Make::Vectors {
                 ref path,
                 count,
@@ -119,18 +108,15 @@ impl Plan {
                 layout,
                 ..
             } => {
-                let layout = layout.map_or_else(|| layout_of(path), engine_layout);
-                let dtype = dtype
-                    .map(engine_dtype)
-                    .or(layout.fixed_dtype())
-                    .unwrap_or(Dtype::F32);
+                let suffix = path.extension().and_then(|suffix| suffix.to_str());
+                let layout = layout
+                    .or_else(|| crate::args::layout(suffix?))
+                    .unwrap_or(Layout::Raw);
+                let dtype = dtype.or(layout.fixed_dtype()).unwrap_or(Dtype::F32);
                 if layout.fixed_dtype().is_some_and(|fixed| fixed != dtype) {
                     return Err(Failure::Usage(format!(
                         "--dtype {dtype}: layout {layout} has a type of its own"
                     )));
-                }
-                if dim == 0 || count == 0 {
-                    return Err(Failure::Usage("--count and --dim must be at least 1".to_owned()));
                 }
                 Ok(Self::Vectors {
                     layout,
@@ -146,8 +132,8 @@ impl Plan {
                 ref how,
                 ..
             } => {
-                if count == 0 || length_min == 0 || length_min > length_max {
-                    let problem = "--count must be at least 1, and 1 <= --length-min <= --length-max";
+                if length_min > length_max {
+                    let problem = "--length-min is above --length-max";
                     return Err(Failure::Usage(problem.to_owned()));
                 }
                 let length = |index| pattern::object_length(how.seed, index, length_min, length_max);
@@ -194,21 +180,13 @@ impl Plan {
 
     fn write(&self, path: &Path, seed: u64, progress: pattern::Progress<'_>) -> io::Result<()> {
         match *self {
-            Self::Blocks { length_bytes, .. } => {
-                let part = PartFile::beside(path);
-                pattern::write_blocks(part.path(), seed, length_bytes, progress)?;
-                part.commit()
-            }
+            Self::Blocks { length_bytes, .. } => pattern::write_blocks(path, seed, length_bytes, progress),
             Self::Vectors {
                 layout,
                 dtype,
                 dim,
                 count,
-            } => {
-                let part = PartFile::beside(path);
-                pattern::write_vectors(part.path(), seed, layout, dtype, dim, count, progress)?;
-                part.commit()
-            }
+            } => pattern::write_vectors(path, seed, layout, dtype, dim, count, progress),
             // A directory has no moment at which it is whole: objects appear one by one.
             Self::Objects {
                 count,
@@ -308,8 +286,7 @@ fn tell(global: &Global, plan: &Plan, path: &Path, how: &MakeHow) -> Result<(), 
             "path": absolute, "name": name, "kind": plan.kind(), "seed": how.seed,
             "length_bytes": plan.length_bytes(), "yaml": yaml,
         });
-        serde_json::to_writer_pretty(&mut out, &made)?;
-        writeln!(out)?;
+        print_json(&mut out, &made)?;
     } else {
         write!(
             out,
@@ -338,42 +315,6 @@ fn name_of(path: &Path) -> String {
         "made".to_owned()
     } else {
         name.to_owned()
-    }
-}
-
-fn layout_of(path: &Path) -> Layout {
-    match path.extension().and_then(|suffix| suffix.to_str()) {
-        Some("fvecs") => Layout::Fvecs,
-        Some("bvecs") => Layout::Bvecs,
-        Some("ivecs") => Layout::Ivecs,
-        Some("npy") => Layout::Npy,
-        Some("fbin") => Layout::Fbin,
-        Some("u8bin") => Layout::U8bin,
-        Some("i8bin") => Layout::I8bin,
-        _ => Layout::Raw,
-    }
-}
-
-fn engine_layout(layout: LayoutArg) -> Layout {
-    match layout {
-        LayoutArg::Raw => Layout::Raw,
-        LayoutArg::Fvecs => Layout::Fvecs,
-        LayoutArg::Bvecs => Layout::Bvecs,
-        LayoutArg::Ivecs => Layout::Ivecs,
-        LayoutArg::Npy => Layout::Npy,
-        LayoutArg::Fbin => Layout::Fbin,
-        LayoutArg::U8bin => Layout::U8bin,
-        LayoutArg::I8bin => Layout::I8bin,
-    }
-}
-
-fn engine_dtype(dtype: DtypeArg) -> Dtype {
-    match dtype {
-        DtypeArg::F32 => Dtype::F32,
-        DtypeArg::F16 => Dtype::F16,
-        DtypeArg::U8 => Dtype::U8,
-        DtypeArg::I8 => Dtype::I8,
-        DtypeArg::I32 => Dtype::I32,
     }
 }
 

@@ -4,6 +4,17 @@ use ringfetch_client::Error;
 use std::io;
 use std::process::ExitCode;
 
+/// The exit codes, for the manual.
+pub(crate) const EXIT_STATUS: &[(&str, &str)] = &[
+    ("0", "Done."),
+    ("1", "It was tried and failed."),
+    ("2", "Wrong usage: the arguments make no sense."),
+    (
+        "3",
+        "It was done and measured, and a condition of the caller (load --require) was not met.",
+    ),
+];
+
 /// Why a command did not do what it was asked.
 #[derive(Debug)]
 pub(crate) enum Failure {

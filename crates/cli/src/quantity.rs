@@ -2,45 +2,17 @@
 
 use std::time::Duration;
 
-/// Binary units, as the daemon's configuration takes them. Decimal ones are refused there and here: 16MB means two
-/// things.
-const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+pub(crate) use ringfetch_command::size::{exact as exact_size, rounded as size};
 
 /// `4096`, `64KiB`, `10GiB`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let split = |(unit, shift): &(&str, u32)| Some((text.strip_suffix(unit)?.trim_end(), *shift));
-    let (digits, shift) = UNITS.iter().find_map(split).unwrap_or((text, 0));
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| "use bytes or a binary unit: 4096, 64KiB, 16MiB, 10GiB, 1TiB".to_owned())?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| "does not fit 64 bits".to_owned())
+    ringfetch_command::size::parse(text)
+        .map_err(|problem| format!("{problem}; use bytes or a binary unit: 4096, 64KiB, 16MiB, 10GiB, 1TiB"))
 }
 
 /// `500ms`, `10s`, `2m`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; use 500ms, 10s, 2m"))
-}
-
-/// A size in the largest unit that keeps it exact, for configuration: `4KiB`, `10GiB`, `4097`.
-pub(crate) fn exact_size(bytes: u64) -> String {
-    let unit = UNITS
-        .iter()
-        .find(|(_, shift)| *shift > 0 && bytes > 0 && bytes.is_multiple_of(1 << shift));
-    unit.map_or_else(
-        || bytes.to_string(),
-        |(unit, shift)| format!("{}{unit}", bytes >> shift),
-    )
-}
-
-/// A size for people: `512 B`, `1.5 GiB`.
-pub(crate) fn size(bytes: u64) -> String {
-    let unit = UNITS.iter().find(|(_, shift)| *shift > 0 && bytes >> shift > 0);
-    unit.map_or_else(
-        || format!("{bytes} B"),
-        |(unit, shift)| format!("{:.1} {unit}", approximate(bytes) / approximate(1 << shift)),
-    )
 }
 
 /// A number in groups of three digits: `1 234 567`.
@@ -98,36 +70,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_the_configuration_reads_them() {
-        // Scenario: bytes, every unit, and what is ambiguous, empty, negative, fractional or too large.
-        // Expected: bytes; an error for the others.
-        for (text, bytes) in [
-            ("0", 0),
-            ("4096", 4096),
-            ("12B", 12),
-            ("64KiB", 65_536),
-            ("10 GiB", 10 << 30),
-            ("1TiB", 1 << 40),
-        ] {
-            assert_eq!(parse_size(text), Ok(bytes), "{text}");
-        }
-        for wrong in ["", "KiB", "16MB", "1k", "-1", "1.5GiB", "99999999TiB", "1GiBGiB"] {
-            assert!(parse_size(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
     fn quantities_are_written_for_people() {
         // Scenario: numbers around every boundary.
         // Expected: what a person would write.
-        assert_eq!(
-            [0, 1023, 1536, 10 << 30].map(size),
-            ["0 B", "1023 B", "1.5 KiB", "10.0 GiB"]
-        );
-        assert_eq!(
-            [0, 4096, 4097, 10 << 30].map(exact_size),
-            ["0", "4KiB", "4097", "10GiB"]
-        );
         assert_eq!(
             [0, 999, 1000, 1_234_567].map(grouped),
             ["0", "999", "1 000", "1 234 567"]

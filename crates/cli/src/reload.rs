@@ -4,8 +4,7 @@ use crate::args::Global;
 use crate::daemon::admin;
 use crate::outcome::Failure;
 use crate::sink::{Sink, print_json};
-use ringfetch_client::wire;
-use serde_json::{Value, json};
+use ringfetch_client::{ConfigChange, LastReload, Reloaded};
 use std::io::Write as _;
 
 pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
@@ -15,16 +14,7 @@ pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
         .map_err(|error| Failure::call(&error, "admin", &global.admin))?;
     let mut out = Sink::open(None)?;
     if global.json {
-        let told = json!({
-            "applied": changes_json(&answer.applied),
-            "needs_restart": changes_json(&answer.needs_restart),
-            "datasets_added": answer.datasets_added,
-            "datasets_removed": answer.datasets_removed,
-            "datasets_replaced": answer.datasets_replaced,
-            "datasets_unchanged": answer.datasets_unchanged,
-            "notes": answer.notes,
-        });
-        print_json(&mut out, &told)?;
+        print_json(&mut out, &answer)?;
     } else {
         let lines = lines(&answer);
         if lines.is_empty() {
@@ -38,11 +28,10 @@ pub(crate) async fn run(global: &Global) -> Result<(), Failure> {
 }
 
 /// One line a thing that came of it.
-fn lines(answer: &wire::ReloadResponse) -> Vec<String> {
-    let of_changes = |what: &'static str, changes: &[wire::ConfigChange]| {
-        let line = move |change: &wire::ConfigChange| {
-            let wire::ConfigChange { key, before, after } = change;
-            format!("{what}: {key} {before} -> {after}")
+fn lines(answer: &Reloaded) -> Vec<String> {
+    let of_changes = |what: &'static str, changes: &[ConfigChange]| {
+        let line = move |change: &ConfigChange| {
+            format!("{what}: {} {} -> {}", change.key, change.before, change.after)
         };
         changes.iter().map(line).collect::<Vec<_>>()
     };
@@ -61,23 +50,8 @@ fn lines(answer: &wire::ReloadResponse) -> Vec<String> {
     .concat()
 }
 
-fn changes_json(changes: &[wire::ConfigChange]) -> Value {
-    let change = |change: &wire::ConfigChange| json!({ "key": change.key, "before": change.before, "after": change.after });
-    changes.iter().map(change).collect()
-}
-
-/// The last reload, as the status has it.
-pub(crate) fn last_json(last: &wire::LastReload) -> Value {
-    json!({
-        "successful": last.successful,
-        "at_unix_ms": last.at_unix_ms,
-        "problem": last.problem,
-        "needs_restart": changes_json(&last.needs_restart),
-    })
-}
-
-/// The same as one line: what is wrong, or waits, comes to the eye.
-pub(crate) fn last_line(last: &wire::LastReload) -> String {
+/// The last reload as one line.
+pub(crate) fn last_line(last: &LastReload) -> String {
     if !last.successful {
         return format!("RELOAD FAILED, nothing has changed: {}", last.problem);
     }

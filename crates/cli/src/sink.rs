@@ -1,17 +1,21 @@
 //! Where a result goes: stdout, or a file that is there whole or not at all.
 
 use crate::outcome::Failure;
-use serde_json::Value;
-use std::ffi::OsString;
-use std::fs::File;
+use serde::Serialize;
+use std::fs::Permissions;
 use std::io::{self, BufWriter, IsTerminal as _, StdoutLock, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
 /// A place for a command's result. Nothing is there for certain before [`Sink::finish`].
 #[derive(Debug)]
 pub(crate) enum Sink {
     Stdout(BufWriter<StdoutLock<'static>>),
-    File { out: BufWriter<File>, part: PartFile },
+    File {
+        out: BufWriter<NamedTempFile>,
+        path: PathBuf,
+    },
 }
 
 impl Sink {
@@ -20,12 +24,11 @@ impl Sink {
         let Some(path) = path else {
             return Ok(Self::Stdout(BufWriter::new(io::stdout().lock())));
         };
-        let part = PartFile::beside(path);
-        let file = File::create(part.path())
+        let part = part_beside(path)
             .map_err(|error| Failure::Failed(format!("--out: cannot write {}: {error}", path.display())))?;
         Ok(Self::File {
-            out: BufWriter::new(file),
-            part,
+            out: BufWriter::new(part),
+            path: path.to_owned(),
         })
     }
 
@@ -41,17 +44,17 @@ impl Sink {
     pub(crate) fn finish(self) -> Result<(), Failure> {
         match self {
             Self::Stdout(mut out) => out.flush()?,
-            Self::File { mut out, part } => {
-                out.flush()?;
-                part.commit()?;
+            Self::File { out, path } => {
+                let part = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+                part.persist(path).map_err(io::Error::from)?;
             }
         }
         Ok(())
     }
 }
 
-/// Writes a value as JSON, for people too.
-pub(crate) fn print_json(out: &mut Sink, value: &Value) -> Result<(), Failure> {
+/// Writes a value as indented JSON.
+pub(crate) fn print_json(out: &mut Sink, value: &impl Serialize) -> Result<(), Failure> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)?;
     Ok(())
@@ -73,45 +76,11 @@ impl Write for Sink {
     }
 }
 
-/// A file that is being written beside its final name. Dropped before [`PartFile::commit`], it is removed.
-#[derive(Debug)]
-pub(crate) struct PartFile {
-    part: Option<PathBuf>,
-    path: PathBuf,
-}
-
-impl PartFile {
-    /// `DIR/NAME.part` for `DIR/NAME`.
-    pub(crate) fn beside(path: &Path) -> Self {
-        let mut part = OsString::from(path);
-        part.push(".part");
-        Self {
-            part: Some(part.into()),
-            path: path.to_owned(),
-        }
-    }
-
-    /// Where to write.
-    pub(crate) fn path(&self) -> &Path {
-        self.part.as_deref().unwrap_or(&self.path)
-    }
-
-    /// Gives the file its final name.
-    pub(crate) fn commit(mut self) -> io::Result<()> {
-        match self.part.take() {
-            Some(part) => std::fs::rename(&part, &self.path).inspect_err(|_| {
-                let _ = std::fs::remove_file(&part);
-            }),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for PartFile {
-    fn drop(&mut self) {
-        if let Some(part) = &self.part {
-            // It may never have been created.
-            let _ = std::fs::remove_file(part);
-        }
-    }
+/// A new file in the directory of `path`, so that a rename gives it that name; removed when dropped before.
+pub(crate) fn part_beside(path: &Path) -> io::Result<NamedTempFile> {
+    // A bare name has an empty parent. The permissions are cut by the umask, as any new file's.
+    let directory = Path::new(".").join(path.parent().unwrap_or(path));
+    tempfile::Builder::new()
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(directory)
 }

@@ -7,7 +7,7 @@ use crate::expected::{Wrong, check_elements, check_stream, object_seed};
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::{grouped, size};
-use crate::sink::Sink;
+use crate::sink::{Sink, print_json};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use ringfetch_client::{Client, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart};
 use serde_json::json;
@@ -27,12 +27,14 @@ pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
     } else {
         records(&client, &dataset, args).await
     };
+    let mut out = Sink::open(None)?;
     let checked = match outcome {
         Ok(checked) => checked,
         Err(Stopped::Call(error)) => return Err(call(error)),
         Err(Stopped::Found(found)) if global.json => {
             let found = json!({ "dataset": args.dataset, "seed": args.seed, "ok": false, "problem": found });
-            print_json(&found)?;
+            print_json(&mut out, &found)?;
+            out.finish()?;
             return Err(Failure::Failed(format!(
                 "{} is not the pattern of seed {}",
                 args.dataset, args.seed
@@ -42,25 +44,19 @@ pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
     };
     let kind = dataset.kind.as_str();
     if global.json {
-        return print_json(&json!({
+        let found = json!({
             "dataset": args.dataset, "kind": kind, "seed": args.seed, "ok": true,
             "items_checked": checked.items, "items": checked.of, "bytes_checked": checked.bytes,
-        }));
+        });
+        print_json(&mut out, &found)?;
+        return out.finish();
     }
-    let mut out = Sink::open(None)?;
     let (items, of, bytes) = (grouped(checked.items), grouped(checked.of), size(checked.bytes));
     writeln!(
         out,
         "{}: {items} of {of} {kind} ({bytes}) hold the pattern of seed {}",
         args.dataset, args.seed
     )?;
-    out.finish()
-}
-
-fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
-    let mut out = Sink::open(None)?;
-    serde_json::to_writer_pretty(&mut out, value)?;
-    writeln!(out)?;
     out.finish()
 }
 

@@ -1,8 +1,10 @@
-//! Operating a daemon, over its admin listener, in wire messages.
+//! Operating a daemon over its admin listener.
 
 use crate::builder::Builder;
 use crate::client::Client;
 use crate::error::Error;
+use crate::status::{Backend, FromWire, Reloaded, Status, Switched};
+use prost::Message;
 use ringfetch_proto::v1 as wire;
 
 /// A client of the daemon's admin listener.
@@ -24,17 +26,16 @@ impl AdminClient {
     /// State, backend and why, memory, shards, rates.
     ///
     /// # Errors
-    /// Whatever fails the call.
+    /// What failed the call.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the call up.
-    pub async fn status(&self) -> Result<wire::GetStatusResponse, Error> {
-        self.client
-            .call::<wire::GetStatusResponse>(
-                "/ringfetch.v1.AdminService/GetStatus",
-                &wire::GetStatusRequest {},
-            )
-            .await
+    /// Dropping the future cancels the call.
+    pub async fn status(&self) -> Result<Status, Error> {
+        self.call::<wire::GetStatusResponse, _>(
+            "/ringfetch.v1.AdminService/GetStatus",
+            &wire::GetStatusRequest {},
+        )
+        .await
     }
 
     /// Replaces the daemon's log filter until its next reload or restart; returns the one before.
@@ -48,10 +49,8 @@ impl AdminClient {
         let request = wire::SetLogLevelRequest {
             filter: filter.to_owned(),
         };
-        let answer = self
-            .client
-            .call::<wire::SetLogLevelResponse>("/ringfetch.v1.AdminService/SetLogLevel", &request)
-            .await?;
+        let path = "/ringfetch.v1.AdminService/SetLogLevel";
+        let answer: wire::SetLogLevelResponse = self.client.unary(path, &request).await?;
         Ok(answer.previous)
     }
 
@@ -59,22 +58,17 @@ impl AdminClient {
     /// has none of its own.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION where the backend cannot be had, NOT_FOUND for a dataset that is not served; then nothing has
-    /// changed.
+    /// FAILED_PRECONDITION where the backend is unavailable, NOT_FOUND for a dataset that is not served. Nothing has changed
+    /// then.
     ///
     /// # Cancel safety
     /// Dropping the future leaves open whether the switch was made.
-    pub async fn set_backend(
-        &self,
-        backend: wire::Backend,
-        dataset: Option<&str>,
-    ) -> Result<wire::SetBackendResponse, Error> {
+    pub async fn set_backend(&self, backend: Backend, dataset: Option<&str>) -> Result<Switched, Error> {
         let request = wire::SetBackendRequest {
-            backend: backend.into(),
+            backend: backend.number(),
             dataset: dataset.map(str::to_owned),
         };
-        self.client
-            .call::<wire::SetBackendResponse>("/ringfetch.v1.AdminService/SetBackend", &request)
+        self.call::<wire::SetBackendResponse, _>("/ringfetch.v1.AdminService/SetBackend", &request)
             .await
     }
 
@@ -85,27 +79,40 @@ impl AdminClient {
     ///
     /// # Cancel safety
     /// As [`Self::set_backend`].
-    pub async fn clear_backend(&self, dataset: &str) -> Result<wire::ClearBackendResponse, Error> {
+    pub async fn clear_backend(&self, dataset: &str) -> Result<Switched, Error> {
         let request = wire::ClearBackendRequest {
             dataset: dataset.to_owned(),
         };
-        self.client
-            .call::<wire::ClearBackendResponse>("/ringfetch.v1.AdminService/ClearBackend", &request)
-            .await
+        let path = "/ringfetch.v1.AdminService/ClearBackend";
+        let answer: wire::ClearBackendResponse = self.client.unary(path, &request).await?;
+        Ok(Switched {
+            previous: Backend::from_wire(answer.previous),
+            backend: Backend::from_wire(answer.backend),
+            reason: answer.reason,
+            datasets_with_own: Vec::new(),
+        })
     }
 
     /// Makes the daemon read its configuration file again and apply what can change while it serves.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with what is wrong with the configuration, FAILED_PRECONDITION for a backend that cannot be had or
-    /// a daemon without a file; then nothing has changed.
+    /// INVALID_ARGUMENT with what is wrong with the configuration, FAILED_PRECONDITION for a backend that is unavailable
+    /// or a daemon without a file. Nothing has changed then.
     ///
     /// # Cancel safety
     /// Dropping the future leaves open whether the reload was made.
-    pub async fn reload(&self) -> Result<wire::ReloadResponse, Error> {
-        self.client
-            .call::<wire::ReloadResponse>("/ringfetch.v1.AdminService/Reload", &wire::ReloadRequest {})
+    pub async fn reload(&self) -> Result<Reloaded, Error> {
+        self.call::<wire::ReloadResponse, _>("/ringfetch.v1.AdminService/Reload", &wire::ReloadRequest {})
             .await
+    }
+
+    async fn call<M: Message + Default, T: FromWire<M>>(
+        &self,
+        path: &'static str,
+        request: &impl Message,
+    ) -> Result<T, Error> {
+        let answer: M = self.client.unary(path, request).await?;
+        Ok(T::from_wire(answer))
     }
 }
 

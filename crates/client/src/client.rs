@@ -275,7 +275,7 @@ impl Client {
         self.unary(path, request).await
     }
 
-    async fn unary<M: Message + Default>(
+    pub(crate) async fn unary<M: Message + Default>(
         &self,
         path: &'static str,
         request: &impl Message,

@@ -1,4 +1,4 @@
-//! What the server says of its datasets.
+//! What the server tells about its datasets.
 
 use crate::vectors::Dtype;
 use ringfetch_proto::v1 as wire;
@@ -31,6 +31,7 @@ impl Kind {
 
 /// A dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Dataset {
     /// By which it is asked for.
@@ -51,11 +52,13 @@ pub struct Dataset {
 
 /// What vectors look like.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct VectorShape {
     /// Elements of one vector.
     pub dim: u32,
     /// Element type; `None` for one that this client does not know.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::status::dtype"))]
     pub dtype: Option<Dtype>,
     /// raw, fvecs, bvecs, ivecs, npy, fbin, u8bin or i8bin.
     pub layout: String,

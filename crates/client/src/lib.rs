@@ -39,11 +39,11 @@
 //! A slice kept alive keeps its whole buffer, up to 256 KiB: copy what you keep.
 //!
 //! # Features
-//! `wire` adds `AdminClient`, `Client::call` and the generated messages as `wire`. It ties your code to prost and to the
-//! protocol's messages; without it neither is part of this crate's API.
+//! `serde` makes what the server tells about itself and its datasets serializable. `wire` adds `Client::call` and the
+//! generated messages as `wire`. It ties your code to prost and to the protocol's messages; without it neither is part of
+//! this crate's API.
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "wire")]
 mod admin;
 mod builder;
 mod call;
@@ -59,10 +59,10 @@ mod pool;
 mod request;
 mod retry;
 mod scores;
+mod status;
 mod stream;
 mod vectors;
 
-#[cfg(feature = "wire")]
 pub use admin::AdminClient;
 pub use builder::Builder;
 pub use client::Client;
@@ -73,6 +73,9 @@ pub use items::{Blocks, ItemError, Items};
 pub use request::{Answer, ByteRange, ObjectPart, Request};
 pub use retry::{RetryBudget, RetryPolicy};
 pub use scores::{Metric, Ranking, ScoreRequest, Scores};
+pub use status::{
+    Backend, ConfigChange, DatasetStatus, LastReload, ReadPath, Reloaded, ShardStatus, Status, Switched,
+};
 pub use stream::FetchStream;
 pub use vectors::{Dtype, Vectors};
 

@@ -123,7 +123,7 @@ pub struct EngineConfig {
     /// Pinned network threads; each has a runtime and, with uring, a ring. At least 1.
     pub cores: u32,
     /// Pin core N to the Nth CPU this process may use, unless a quota gives it fewer CPUs than its affinity mask holds (see
-    /// [`crate::cpus::cpus_to_pin`]).
+    /// [`ringfetch_host::cpus::cpus_to_pin`]).
     pub pin: bool,
     /// Response memory of the whole daemon. A multiple of 4096.
     pub memory_budget_bytes: u64,

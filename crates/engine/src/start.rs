@@ -105,7 +105,7 @@ pub(crate) fn cores(
 
 /// The CPUs to pin cores to; `None` leaves the placement to the scheduler.
 fn cpus_to_pin() -> Vec<usize> {
-    crate::cpus::cpus_to_pin().unwrap_or_else(|| {
+    ringfetch_host::cpus::cpus_to_pin().unwrap_or_else(|| {
         tracing::info!(
             "cores are not pinned: a CPU quota, not a cpuset, limits this process, and other containers with a quota would \
              pin to the same CPUs"

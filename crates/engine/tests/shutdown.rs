@@ -12,8 +12,8 @@ use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailabl
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_engine::error::ReadError;
-use ringfetch_engine::pattern;
 use ringfetch_engine::sim::{Fault, FaultPlan, SimControl};
+use ringfetch_pattern as pattern;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};

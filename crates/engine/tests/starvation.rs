@@ -12,7 +12,7 @@ use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use std::cell::Cell;
 use std::path::Path;
 use std::process::{Command, Stdio};

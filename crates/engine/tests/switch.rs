@@ -10,7 +10,7 @@ use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};

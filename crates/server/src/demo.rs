@@ -13,7 +13,7 @@ use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::{Dataset, Dtype, Kind, Layout};
 use ringfetch_engine::engine::BackendStatus;
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use serde_yaml::{Mapping, Value};
 
 use crate::config::GRPC_PORT;

@@ -20,8 +20,8 @@ use anyhow::Context;
 use clap::Parser;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
-use ringfetch_engine::device::queue_tags;
 use ringfetch_engine::engine::{Engine, StartError};
+use ringfetch_host::block::Device;
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
@@ -382,7 +382,9 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 /// Tags of the device with the fewest: all rings together must stay below (TRAPS 15).
 fn fewest_tags(datasets: &[Arc<Dataset>]) -> Option<u32> {
     let paths = datasets.iter().flat_map(|dataset| &dataset.spec().paths);
-    paths.filter_map(|path| queue_tags(File::open(path).ok()?)).min()
+    paths
+        .filter_map(|path| Device::of_file(File::open(path).ok()?)?.queue_tags())
+        .min()
 }
 
 /// Connections and open objects are files; the soft limit is 1024 on most systems, for the sake of programs that use

@@ -1,24 +1,16 @@
 //! Manual pages and shell completions, generated from the definition of the command line. Sections that it lacks (signals,
 //! files) are here. Nothing generated is checked in.
 
-use std::fs::File;
-use std::io::Write as _;
 use std::path::Path;
 
-use anyhow::Context as _;
 use clap::CommandFactory as _;
 use clap_complete::Shell;
-use clap_mangen::Man;
-use clap_mangen::roff::{Roff, bold, roman};
+use ringfetch_command::manual::{Manual, Section};
 
 use crate::cli::{Cli, EXIT_CODES};
 
-const NAME: &str = "ringfetchd";
-/// Daemons' pages are in section 8.
-const SECTION: &str = "8";
-
-/// Additional sections of the daemon's page: heading, then (term, text).
-const SECTIONS: [(&str, &[(&str, &str)]); 3] = [
+/// Additional sections of the daemon's page, after the exit codes.
+const SECTIONS: [Section<'_>; 3] = [
     (
         "SIGNALS",
         &[
@@ -56,8 +48,7 @@ const SECTIONS: [(&str, &[(&str, &str)]); 3] = [
 
 /// The completions for a shell, to be sourced by it.
 pub(crate) fn completions(shell: Shell) -> String {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), NAME, &mut script);
+    let script = ringfetch_command::manual::completions(&mut Cli::command(), shell);
     String::from_utf8_lossy(&script).into_owned()
 }
 
@@ -66,60 +57,23 @@ pub(crate) fn completions(shell: Shell) -> String {
 /// # Errors
 /// The directory or a file cannot be written.
 pub(crate) fn write_pages(directory: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-    let mut command = Cli::command()
-        .disable_help_subcommand(true)
-        // The exit codes: here they have a section of their own.
-        .after_help(None::<&str>);
-    command.build();
-    let version = command.get_version().unwrap_or_default().to_owned();
-    let write = |command: clap::Command, main: bool| -> anyhow::Result<()> {
-        let man = Man::new(command)
-            .section(SECTION)
-            .source(format!("{NAME} {version}"))
-            .manual("Ringfetch");
-        let path = directory.join(man.get_filename());
-        let mut page = Vec::new();
-        man.render(&mut page)?;
-        if main {
-            more().to_writer(&mut page)?;
-        }
-        File::create(&path)
-            .and_then(|mut file| file.write_all(&page))
-            .with_context(|| path.display().to_string())
+    let codes: Vec<(&str, &str)> = EXIT_CODES
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.trim().split_once(' '))
+        .map(|(code, text)| (code, text.trim_start()))
+        .collect();
+    let mut more: Vec<Section<'_>> = vec![("EXIT STATUS", &codes)];
+    more.extend(SECTIONS);
+    let manual = Manual {
+        // Daemons' pages are in section 8.
+        section: "8",
+        more: &more,
+        see_also: &[("ringfetch", "1"), ("systemd.service", "5")],
     };
-    for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
-        write(subcommand.clone(), false)?;
-    }
-    write(command, true)
-}
-
-fn more() -> Roff {
-    let mut roff = Roff::new();
-    roff.control("SH", ["EXIT STATUS"]);
-    for line in EXIT_CODES.lines().skip(1) {
-        if let Some((code, text)) = line.trim_start().split_once(' ') {
-            roff.control("TP", []);
-            roff.text([bold(code)]);
-            roff.text([roman(text.trim_start())]);
-        }
-    }
-    for (heading, entries) in SECTIONS {
-        roff.control("SH", [heading]);
-        for (term, text) in entries {
-            roff.control("TP", []);
-            roff.text([bold(*term)]);
-            roff.text([roman(*text)]);
-        }
-    }
-    roff.control("SH", ["SEE ALSO"]);
-    roff.text([
-        bold("ringfetch"),
-        roman("(1), "),
-        bold("systemd.service"),
-        roman("(5)"),
-    ]);
-    roff
+    // The exit codes have a section of their own.
+    manual.write(Cli::command().after_help(None::<&str>), directory)?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -135,8 +89,8 @@ mod tests {
         write_pages(&pages).expect("pages");
         let text = |name: &str| std::fs::read_to_string(pages.join(name)).expect(name);
         for command in Cli::command().get_subcommands() {
-            let page = text(&format!("{NAME}-{}.{SECTION}", command.get_name()));
-            let title = format!(".TH {NAME}\\-{}", command.get_name().replace('-', "\\-"));
+            let page = text(&format!("ringfetchd-{}.8", command.get_name()));
+            let title = format!(".TH ringfetchd\\-{}", command.get_name().replace('-', "\\-"));
             assert!(
                 page.replace("\\-", "-").contains(&title.replace("\\-", "-")),
                 "{page}"
@@ -166,7 +120,7 @@ mod tests {
             Shell::Zsh,
         ] {
             let script = completions(shell);
-            for word in [NAME, "check-config", "grpc-listen"] {
+            for word in ["ringfetchd", "check-config", "grpc-listen"] {
                 assert!(script.contains(word), "{shell}: {word}");
             }
         }

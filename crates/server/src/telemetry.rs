@@ -143,8 +143,8 @@ struct Process {
     threads: IntGauge,
     start_seconds: Gauge,
     page_faults: IntCounterVec,
-    /// Minor and major faults, by field number of `proc_pid_stat(5)`.
-    page_faults_of: [(usize, IntCounter); 2],
+    /// Minor and major faults.
+    page_faults_of: [IntCounter; 2],
 }
 
 impl Process {
@@ -168,8 +168,7 @@ impl Process {
                 "process_start_time_seconds",
                 "When the process started, seconds since 1970.",
             )?,
-            page_faults_of: [(10, "minor"), (12, "major")]
-                .map(|(field, kind)| (field, page_faults.with_label_values(&[kind]))),
+            page_faults_of: ["minor", "major"].map(|kind| page_faults.with_label_values(&[kind])),
             page_faults,
         };
         // Constant.
@@ -204,25 +203,23 @@ impl Process {
             // One of them is the directory being read.
             self.open_fds.set(signed(entries.count().saturating_sub(1)));
         }
-        if let Ok(stat) = std::fs::read_to_string("/proc/self/stat") {
-            for (field, counter) in &self.page_faults_of {
-                let now = stat_field(&stat, *field).unwrap_or(0);
-                counter.inc_by(now.saturating_sub(counter.get()));
-            }
-        }
-        let Ok(statm) = std::fs::read_to_string("/proc/self/statm") else {
+        let Ok(process) = procfs::process::Process::myself() else {
             return;
         };
-        // proc_pid_statm(5): size, resident, ... in pages.
-        let mut pages = statm
-            .split_ascii_whitespace()
-            .map(|field| field.parse::<usize>().unwrap_or(0));
-        let page_bytes = rustix::param::page_size();
-        for gauge in [&self.virtual_bytes, &self.resident_bytes] {
-            gauge.set(signed(pages.next().unwrap_or(0).saturating_mul(page_bytes)));
+        if let Ok(stat) = process.stat() {
+            for (now, counter) in [stat.minflt, stat.majflt].into_iter().zip(&self.page_faults_of) {
+                counter.inc_by(now.saturating_sub(counter.get()));
+            }
+            self.threads.set(stat.num_threads);
         }
-        if let Ok(threads) = std::fs::read_dir("/proc/self/task") {
-            self.threads.set(signed(threads.count()));
+        if let Ok(pages) = process.statm() {
+            for (gauge, pages) in [
+                (&self.virtual_bytes, pages.size),
+                (&self.resident_bytes, pages.resident),
+            ] {
+                let bytes = pages.saturating_mul(rustix::param::page_size() as u64);
+                gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+            }
         }
     }
 }
@@ -238,17 +235,9 @@ impl Collector for Process {
     }
 }
 
-/// A field of proc_pid_stat(5) after the command, numbered from 1 as there.
-fn stat_field(stat: &str, field: usize) -> Option<u64> {
-    // Field 2 is the command in parentheses and may contain blanks and parentheses; field 3 follows the last one.
-    let after_command = stat.rsplit_once(')')?.1;
-    let index = field.checked_sub(3)?;
-    after_command.split_ascii_whitespace().nth(index)?.parse().ok()
-}
-
-/// Start time of the process: boot time plus field 22 of proc_pid_stat(5), clock ticks after boot.
+/// Start time of the process: boot time plus its clock ticks after boot.
 fn started() -> Option<f64> {
-    let ticks = stat_field(&std::fs::read_to_string("/proc/self/stat").ok()?, 22)?;
+    let ticks = procfs::process::Process::myself().ok()?.stat().ok()?.starttime;
     let since_boot = seconds(clock_gettime(ClockId::Boottime));
     let age = since_boot - as_f64(ticks) / as_f64(rustix::param::clock_ticks_per_second());
     Some(now() - age)

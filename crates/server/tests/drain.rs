@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longest wait for anything; far more than a loaded machine needs.

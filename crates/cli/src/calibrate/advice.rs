@@ -33,7 +33,10 @@ fn advice(key: &'static str, value: impl ToString, why: impl Into<String>) -> Ad
 /// What to write into the configuration for this target.
 pub(super) fn advise(target: &Target, findings: &Findings) -> Vec<Advice> {
     advise_on(
-        target.device.as_ref().and_then(|device| device.queue_tags),
+        target
+            .device
+            .as_ref()
+            .and_then(ringfetch_host::block::Device::queue_tags),
         findings,
     )
 }

@@ -10,6 +10,7 @@ use super::walk::Walk;
 use crate::outcome::Failure;
 use crate::quantity::approximate;
 use hdrhistogram::Histogram;
+use procfs::process::Process;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::Dataset;
@@ -352,9 +353,8 @@ fn cpu_time() -> Duration {
 
 /// VmPin of this process; 0 where the kernel does not say.
 fn pinned_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
-    let kibibytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok());
+    let status = Process::myself().and_then(|process| process.status());
+    let kibibytes = status.ok().and_then(|status| status.vmpin);
     kibibytes.unwrap_or(0).saturating_mul(1024)
 }
 

@@ -72,7 +72,10 @@ impl<'a> Bench<'a> {
             pread_threads: defaults.pread.threads,
             batch: (BATCH_BYTES_MAX / target.block_bytes.max(1)).clamp(1, BATCH) as usize,
             asked: ASKED_MIN,
-            device_tags: target.device.as_ref().and_then(|device| device.queue_tags),
+            device_tags: target
+                .device
+                .as_ref()
+                .and_then(ringfetch_host::block::Device::queue_tags),
         };
         let mut bench = Self {
             target,

@@ -43,7 +43,7 @@ impl Report<'_> {
             return "not known: no single block device beneath (overlay, network or several)".to_owned();
         };
         let tags = device
-            .queue_tags
+            .queue_tags()
             .map_or_else(|| "tags not known".to_owned(), |tags| format!("{tags} tags"));
         let queues = match device.hardware_queues {
             1 => "one hardware queue".to_owned(),
@@ -224,7 +224,7 @@ impl Report<'_> {
         let device = target.device.as_ref().map(|device| {
             json!({
                 "name": device.name,
-                "queue_tags": device.queue_tags,
+                "queue_tags": device.queue_tags(),
                 "hardware_queues": device.hardware_queues,
                 "rotational": device.rotational,
                 "logical_block_bytes": device.logical_block_bytes,

@@ -9,7 +9,9 @@ use crate::outcome::Failure;
 use crate::quantity::size;
 use ringfetch_engine::config::DirectIo;
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
-use ringfetch_engine::device::{DeviceFacts, device_facts};
+use ringfetch_host::View;
+use ringfetch_host::block::Device;
+use ringfetch_host::cgroup::Cgroup;
 use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
@@ -42,7 +44,7 @@ pub(super) struct Target {
     pub(super) block_bytes: u32,
     pub(super) is_device: bool,
     /// What the block layer says; `None` where there is no single device beneath.
-    pub(super) device: Option<DeviceFacts>,
+    pub(super) device: Option<Device>,
     /// Whether it takes O_DIRECT, and why or why not.
     pub(super) direct: bool,
     pub(super) direct_reason: String,
@@ -101,15 +103,16 @@ impl Target {
         // that it does not get cold.
         let _synced = rustix::fs::fdatasync(&file);
         let _advised = rustix::fs::fadvise(&file, 0, None, Advice::Random);
+        let view = View::real();
         Ok(Self {
             path: path.to_owned(),
             length_bytes,
             block_bytes,
             is_device,
-            device: device_facts(&file),
+            device: Device::of_file(&file),
             direct: dataset.direct().direct,
             direct_reason: dataset.direct().reason.clone(),
-            memory_bytes: memory_bytes(),
+            memory_bytes: Cgroup::of_this_process(&view).available_bytes(&view),
             holes_share,
             file,
         })
@@ -208,42 +211,10 @@ fn open_dataset(path: &Path, block_bytes: u32, direct: bool) -> Result<Dataset, 
     Dataset::open(&spec).map_err(|error| Failure::Failed(error.problem))
 }
 
-/// What the kernel would give to the page cache, cut by the limits of this process's cgroup and those above it (v2).
-fn memory_bytes() -> Option<u64> {
-    let available = available_bytes(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
-    let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let own = cgroups.lines().find_map(|line| line.strip_prefix("0::/"));
-    let limits = own.into_iter().flat_map(|own| {
-        Path::new(own).ancestors().filter_map(|level| {
-            let file = Path::new("/sys/fs/cgroup").join(level).join("memory.max");
-            std::fs::read_to_string(file).ok()?.trim().parse().ok()
-        })
-    });
-    Some(limits.fold(available, u64::min))
-}
-
-/// MemAvailable of proc_meminfo(5).
-fn available_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
-    kibibytes.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Write as _;
-
-    #[test]
-    fn available_memory_is_read_from_meminfo() {
-        // Scenario: a meminfo, one without the line, one with another unit. Expected: bytes, nothing, nothing.
-        let text = "MemTotal:  100 kB\nMemAvailable:    2048 kB\n";
-        assert_eq!(available_bytes(text), Some(2 << 20));
-        assert_eq!(available_bytes("MemTotal: 100 kB\n"), None);
-        assert_eq!(available_bytes("MemAvailable: 2 MB\n"), None);
-    }
 
     #[test]
     fn a_file_is_made_warm_and_cold() {

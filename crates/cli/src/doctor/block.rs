@@ -1,192 +1,49 @@
-//! The block device beneath a path, through partitions, device-mapper, md and loop devices, and what its queue is set to.
-//! Source: Documentation/ABI/stable/sysfs-block of the kernel. Read from /sys only; nothing is opened.
+//! The block device below a path: its layers, and how its queue is set up.
 
 use super::Needs;
-use super::cgroup::Cgroup;
-use super::finding::{Check, Finding};
+use super::finding::{Check, Finding, checks};
 use super::host::chosen;
-use super::view::View;
-use std::path::{Path, PathBuf};
+use ringfetch_host::View;
+use ringfetch_host::block::{Device, Layer};
+use ringfetch_host::cgroup::Cgroup;
 
-const STACK: Check = Check {
-    id: "device.stack",
-    why: "each layer costs CPU a read, and the slowest sets the pace",
-};
-const ROTATIONAL: Check = Check {
-    id: "device.rotational",
-    why: "a disk that seeks does a few hundred random reads a second, whatever the engine",
-};
-const SCHEDULER: Check = Check {
-    id: "device.scheduler",
-    why: "a scheduler costs CPU a read, and helps devices that seek, or many users of one device",
-};
-const TAGS: Check = Check {
-    id: "device.tags",
-    why: "beyond its tags (nr_requests) a device makes io_uring_enter sleep, so all rings together stay below them",
-};
-const READ_AHEAD: Check = Check {
-    id: "device.read_ahead",
-    why: "buffered random reads pull in up to this much beside what was asked; direct reads and mappings do not",
-};
-const MAX_SECTORS: Check = Check {
-    id: "device.max_sectors",
-    why: "longer reads are split by the kernel, and each part takes a tag",
-};
-const POLL: Check = Check {
-    id: "device.poll_queues",
-    why: "polled completions (IORING_SETUP_IOPOLL) need queues of their own; the engine does not need polling",
-};
-const IO_LIMIT: Check = Check {
-    id: "device.io_limit",
-    why: "a limit of the control group throttles reads before the device sees them",
-};
-#[cfg(test)]
-pub(super) const CHECKS: &[Check] = &[
-    STACK,
-    ROTATIONAL,
-    SCHEDULER,
-    TAGS,
-    READ_AHEAD,
-    MAX_SECTORS,
-    POLL,
-    IO_LIMIT,
-];
+checks! {
+    STACK = "device.stack", "each layer costs CPU a read, and the slowest sets the pace";
+    ROTATIONAL = "device.rotational",
+        "a disk that seeks does a few hundred random reads a second, whatever the engine";
+    SCHEDULER = "device.scheduler",
+        "a scheduler costs CPU a read, and helps devices that seek, or many users of one device";
+    TAGS = "device.tags",
+        "beyond its tags (nr_requests) a device makes io_uring_enter sleep, so all rings together stay below them";
+    READ_AHEAD = "device.read_ahead",
+        "buffered random reads pull in up to this much beside what was asked; direct reads and mappings do not";
+    MAX_SECTORS = "device.max_sectors", "longer reads are split by the kernel, and each part takes a tag";
+    POLL = "device.poll_queues",
+        "polled completions (IORING_SETUP_IOPOLL) need queues of their own; the engine does not need polling";
+    IO_LIMIT = "device.io_limit", "a limit of the control group throttles reads before the device sees them";
+}
 
-const LEVELS_MAX: u32 = 8;
 /// engine.uring.queue_depth's default, and engine.plan.max_read's.
 const QUEUE_DEPTH: u32 = 128;
 const MAX_READ_KIB: u64 = 1024;
 /// VM_READAHEAD_PAGES: the kernel's default.
 const READ_AHEAD_KIB: u64 = 128;
 
-/// A whole device, and what it stands on.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Device {
-    /// Without `/dev/`.
-    pub(super) name: String,
-    /// `8:0`.
-    pub(super) number: String,
-    layer: Layer,
-    rotational: bool,
-    scheduler: Option<String>,
-    tags: Option<u32>,
-    read_ahead_kib: Option<u64>,
-    max_sectors_kib: Option<u64>,
-    max_hw_sectors_kib: Option<u64>,
-    poll: bool,
-    beneath: Vec<Device>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-enum Layer {
-    #[default]
-    Disk,
-    /// dm-crypt.
-    Crypt,
-    /// Another target of device-mapper: `LVM`, `mpath`, ...
-    Mapper(String),
-    /// `raid1`, ...
-    Array(String),
-    Loop {
-        file: String,
-        direct: bool,
-    },
-}
-
-/// The device with a number, and the partition's name if it is one.
-pub(super) fn device(view: &View, major: u32, minor: u32) -> Option<(Device, Option<String>)> {
-    let mut directory = view.resolved(format!("sys/dev/block/{major}:{minor}"))?;
-    let partition = whole(view, &mut directory);
-    Some((read(view, &directory, 0)?, partition))
-}
-
-/// From a partition's directory up to its disk's: `.../vda/vda1` -> `.../vda`.
-fn whole(view: &View, directory: &mut PathBuf) -> Option<String> {
-    if !view.exists(directory.join("partition")) {
-        return None;
-    }
-    let name = directory.file_name()?.to_str()?.to_owned();
-    directory.pop();
-    Some(name)
-}
-
-fn read(view: &View, directory: &Path, level: u32) -> Option<Device> {
-    if level == LEVELS_MAX {
-        return None;
-    }
-    let queue = directory.join("queue");
-    let uuid = view.text(directory.join("dm/uuid"));
-    let array = view.text(directory.join("md/level"));
-    let file = view.text(directory.join("loop/backing_file"));
-    let layer = match (uuid, array, file) {
-        (Some(uuid), _, _) => match uuid.split('-').next() {
-            Some("CRYPT") => Layer::Crypt,
-            Some("") | None => Layer::Mapper("device-mapper".to_owned()),
-            Some(target) => Layer::Mapper(target.to_owned()),
-        },
-        (None, Some(level), _) => Layer::Array(level),
-        (None, None, Some(file)) => Layer::Loop {
-            file,
-            direct: view.number(directory.join("loop/dio")) == Some(1_u8),
-        },
-        (None, None, None) => Layer::Disk,
+/// The layers by name, from the top.
+fn shown(device: &Device) -> String {
+    let name = &device.name;
+    let what = match &device.layer {
+        Layer::Disk => name.clone(),
+        Layer::Crypt => format!("{name} (dm-crypt)"),
+        Layer::Mapper(kind) | Layer::Array(kind) => format!("{name} ({kind})"),
+        Layer::Loop { file, .. } => format!("{name} (loop over {file})"),
     };
-    let beneath = view.names(directory.join("slaves")).into_iter();
-    let beneath = beneath.filter_map(|name| {
-        let mut slave = view.resolved(directory.join("slaves").join(name))?;
-        whole(view, &mut slave);
-        read(view, &slave, level + 1)
-    });
-    Some(Device {
-        name: directory.file_name()?.to_str()?.to_owned(),
-        number: view.text(directory.join("dev")).unwrap_or_default(),
-        layer,
-        rotational: view.number(queue.join("rotational")) == Some(1_u8),
-        scheduler: view.text(queue.join("scheduler")),
-        tags: view.number(queue.join("nr_requests")).filter(|tags| *tags > 0),
-        read_ahead_kib: view.number(queue.join("read_ahead_kb")),
-        max_sectors_kib: view.number(queue.join("max_sectors_kb")),
-        max_hw_sectors_kib: view.number(queue.join("max_hw_sectors_kb")),
-        poll: view.number(queue.join("io_poll")) == Some(1_u8),
-        beneath: beneath.collect(),
-    })
-}
-
-impl Device {
-    /// This device and all beneath it.
-    fn all(&self) -> Vec<&Device> {
-        let mut found = vec![self];
-        found.extend(self.beneath.iter().flat_map(Device::all));
-        found
-    }
-
-    /// Devices with nothing beneath.
-    fn disks(&self) -> Vec<&Device> {
-        let all = self.all().into_iter();
-        all.filter(|device| device.beneath.is_empty()).collect()
-    }
-
-    /// What limits requests in flight: its own tags, or the fewest beneath, as the engine has it.
-    fn queue_tags(&self) -> Option<u32> {
-        self.tags
-            .or_else(|| self.beneath.iter().filter_map(Device::queue_tags).min())
-    }
-
-    fn shown(&self) -> String {
-        let what = match &self.layer {
-            Layer::Disk => self.name.clone(),
-            Layer::Crypt => format!("{} (dm-crypt)", self.name),
-            Layer::Mapper(target) => format!("{} ({target})", self.name),
-            Layer::Array(level) => format!("{} ({level})", self.name),
-            Layer::Loop { file, .. } => format!("{} (loop over {file})", self.name),
-        };
-        match &self.beneath[..] {
-            [] => what,
-            [one] => format!("{what} on {}", one.shown()),
-            several => {
-                let names: Vec<_> = several.iter().map(Device::shown).collect();
-                format!("{what} on [{}]", names.join(", "))
-            }
+    match &device.beneath[..] {
+        [] => what,
+        [one] => format!("{what} on {}", shown(one)),
+        several => {
+            let names: Vec<_> = several.iter().map(shown).collect();
+            format!("{what} on [{}]", names.join(", "))
         }
     }
 }
@@ -220,8 +77,8 @@ pub(super) fn unseen() -> Finding {
 
 fn stack(device: &Device, partition: Option<&str>) -> Finding {
     let found = match partition {
-        Some(name) => format!("{name}, a partition of {}", device.shown()),
-        None => device.shown(),
+        Some(name) => format!("{name}, a partition of {}", shown(device)),
+        None => shown(device),
     };
     for layer in device.all() {
         if let Layer::Loop { direct: false, .. } = layer.layer {
@@ -353,7 +210,7 @@ fn max_sectors(device: &Device) -> Option<Finding> {
 }
 
 fn poll(view: &View, device: &Device) -> Finding {
-    if device.disks().iter().all(|disk| disk.poll) {
+    if device.disks().iter().all(|disk| disk.poll_queues) {
         return POLL.ok("there are some");
     }
     let driver = |name: &str| {
@@ -396,10 +253,10 @@ fn io_limit(group: &Cgroup, device: &Device) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cgroup::ReadLimit;
     use super::super::finding::Verdict;
-    use super::super::tests::{Tree, storage};
     use super::*;
+    use ringfetch_host::cgroup::ReadLimit;
+    use ringfetch_host::tree::{Tree, storage};
 
     fn needs(cores: u32) -> Needs {
         Needs {
@@ -410,14 +267,14 @@ mod tests {
     }
 
     fn at(tree: &Tree, major: u32, minor: u32) -> (Device, Option<String>) {
-        device(&tree.view(), major, minor).expect("device")
+        Device::numbered(&tree.view(), rustix::fs::makedev(major, minor)).expect("device")
     }
 
     #[test]
     fn stacks_are_walked_down_to_the_disks() {
         // Scenario: an nvme partition, dm-crypt on it, LVM on that, a mirror of two disks, loop devices with and without
-        // direct I/O, a device that is not there, one that is its own slave. Expectation: the layers by name, a warning
-        // for the loop device that caches twice, a note for encryption; no endless walk.
+        // direct I/O. Expectation: the layers by name, a warning for the loop device that caches twice, a note for
+        // encryption.
         let tree = storage();
         let told = |major, minor| {
             let (device, partition) = at(&tree, major, minor);
@@ -440,13 +297,6 @@ mod tests {
             (Verdict::Ok, "loop0 (loop over /images/a)".to_owned())
         );
         assert_eq!(told(7, 1).0, Verdict::Warning);
-        assert!(device(&tree.view(), 1, 1).is_none());
-
-        tree.link(
-            "sys/devices/virtual/block/dm-0",
-            "sys/devices/virtual/block/dm-0/slaves/dm-0",
-        );
-        assert!(at(&tree, 252, 0).0.all().len() <= 16);
     }
 
     #[test]
@@ -530,7 +380,5 @@ mod tests {
             Verdict::Note,
             "echo 1024 >/sys/block/md0/",
         );
-        // Its own queue has no tags: those of the disk with the fewest count.
-        assert_eq!(device.queue_tags(), Some(64));
     }
 }

@@ -1,10 +1,11 @@
 //! What a check says.
 
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::io::{self, Write};
 
 /// How a check came out, from best to worst.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
     Ok,
     /// Worth knowing; nothing is wrong.
@@ -37,12 +38,22 @@ impl Verdict {
 }
 
 /// A thing that is checked. `docs/DOCTOR.md` lists them all; ids are never reused.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Check {
     pub(super) id: &'static str,
     /// Why it matters.
     pub(super) why: &'static str,
 }
+
+/// The checks of one module: each a constant with its id and why it matters, all of them in `CHECKS`.
+macro_rules! checks {
+    ($($name:ident = $id:literal, $why:literal;)*) => {
+        $(const $name: Check = Check { id: $id, why: $why };)*
+        #[cfg(test)]
+        pub(super) const CHECKS: &[Check] = &[$($name),*];
+    };
+}
+pub(super) use checks;
 
 impl Check {
     pub(super) fn ok(self, found: impl Into<String>) -> Finding {
@@ -77,8 +88,9 @@ impl Check {
 }
 
 /// What a check found.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub(super) struct Finding {
+    #[serde(flatten)]
     pub(super) check: Check,
     /// The path it is about; `None`: the host.
     pub(super) path: Option<String>,
@@ -118,16 +130,5 @@ impl Finding {
             }
         }
         Ok(())
-    }
-
-    pub(super) fn json(&self) -> Value {
-        json!({
-            "id": self.check.id,
-            "path": self.path,
-            "verdict": self.verdict.as_str(),
-            "found": self.found,
-            "why": self.check.why,
-            "remedy": self.remedy,
-        })
     }
 }

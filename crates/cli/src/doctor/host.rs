@@ -1,26 +1,18 @@
 //! What the machine is: its kernel, what surrounds this process, its clock.
 
-use super::finding::{Check, Finding};
-use super::view::View;
+use super::finding::{Check, Finding, checks};
+use ringfetch_host::View;
 
-const KERNEL: Check = Check {
-    id: "kernel.release",
-    why: "newer kernels give the engine more to work with; the probes below say what works",
-};
-const ENVIRONMENT: Check = Check {
-    id: "host.environment",
-    why: "a container's runtime sets the seccomp profile and the limits, whatever the host allows",
-};
-const CLOCK: Check = Check {
-    id: "host.clock_source",
-    why: "every read is timed: where the clock is not read in user space, each look at it is a system call",
-};
-const HUGE_PAGES: Check = Check {
-    id: "memory.huge_pages",
-    why: "with `always`, scattered memory is backed by 2 MiB pages, and more is used than the process touches",
-};
-#[cfg(test)]
-pub(super) const CHECKS: &[Check] = &[KERNEL, ENVIRONMENT, CLOCK, HUGE_PAGES];
+checks! {
+    KERNEL = "kernel.release",
+        "newer kernels give the engine more to work with; the probes below say what works";
+    ENVIRONMENT = "host.environment",
+        "a container's runtime sets the seccomp profile and the limits, whatever the host allows";
+    CLOCK = "host.clock_source",
+        "every read is timed: where the clock is not read in user space, each look at it is a system call";
+    HUGE_PAGES = "memory.huge_pages",
+        "with `always`, scattered memory is backed by 2 MiB pages, and more is used than the process touches";
+}
 
 /// What came with which release, and what is lost without it. Sources: liburing's man pages io_uring_setup(2),
 /// io_uring_enter(2) and io_uring_register(2); statx(2); cachestat(2).

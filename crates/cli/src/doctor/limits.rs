@@ -1,49 +1,27 @@
 //! How much this process may have: CPUs, memory, threads, descriptors, mappings.
 
 use super::Needs;
-use super::cgroup::Cgroup;
-use super::finding::{Check, Finding};
-use super::view::View;
+use super::finding::{Check, Finding, checks};
 use crate::quantity::{grouped, size};
 use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
+use ringfetch_host::View;
+use ringfetch_host::cgroup::Cgroup;
 use rustix::process::{Resource, getrlimit};
 
-const CPUS: Check = Check {
-    id: "cpu.usable",
-    why: "the daemon starts a network thread a usable CPU, and a ring with each",
-};
-const QUOTA: Check = Check {
-    id: "cpu.quota",
-    why: "a group that has used up its quota is stopped until the next period, which shows as latency",
-};
-const MEMORY: Check = Check {
-    id: "memory.available",
-    why: "answers are held in engine.memory_budget, and what is left caches the data",
-};
-const GROUP: Check = Check {
-    id: "memory.cgroup",
-    why: "the page cache that this process fills counts against its group: mmap and auto are warm up to the limit",
-};
-const OVERCOMMIT: Check = Check {
-    id: "memory.overcommit",
-    why: "with vm.overcommit_memory=2 allocations fail early, before the memory is used",
-};
-const OPEN_FILES: Check = Check {
-    id: "limits.open_files",
-    why: "connections, files and rings are descriptors; the daemon raises its soft limit to the hard one",
-};
-const THREADS: Check = Check {
-    id: "limits.threads",
-    why: "cores, and the threads of mmap and pread, count against pids.max",
-};
-const MAPPINGS: Check = Check {
-    id: "limits.mappings",
-    why: "mmap and auto map each file and each cached object",
-};
-#[cfg(test)]
-pub(super) const CHECKS: &[Check] = &[
-    CPUS, QUOTA, MEMORY, GROUP, OVERCOMMIT, OPEN_FILES, THREADS, MAPPINGS,
-];
+checks! {
+    CPUS = "cpu.usable", "the daemon starts a network thread a usable CPU, and a ring with each";
+    QUOTA = "cpu.quota",
+        "a group that has used up its quota is stopped until the next period, which shows as latency";
+    MEMORY = "memory.available", "answers are held in engine.memory_budget, and what is left caches the data";
+    GROUP = "memory.cgroup",
+        "the page cache that this process fills counts against its group: mmap and auto are warm up to the limit";
+    OVERCOMMIT = "memory.overcommit",
+        "with vm.overcommit_memory=2 allocations fail early, before the memory is used";
+    OPEN_FILES = "limits.open_files",
+        "connections, files and rings are descriptors; the daemon raises its soft limit to the hard one";
+    THREADS = "limits.threads", "cores, and the threads of mmap and pread, count against pids.max";
+    MAPPINGS = "limits.mappings", "mmap and auto map each file and each cached object";
+}
 
 /// What the daemon takes beside its answer memory: code, connections, buffers of HTTP/2. A round figure to warn by, not
 /// a measured one.
@@ -125,11 +103,10 @@ fn quota(group: &Cgroup) -> Finding {
 }
 
 fn memory(view: &View, needs: Needs) -> Finding {
-    let (available, total) = (
-        view.kib_line("proc/meminfo", "MemAvailable:"),
-        view.kib_line("proc/meminfo", "MemTotal:"),
-    );
-    let (Some(available), Some(total)) = (available, total) else {
+    let meminfo = view.meminfo();
+    let Some((available, total)) =
+        meminfo.and_then(|meminfo| Some((meminfo.mem_available?, meminfo.mem_total)))
+    else {
         return MEMORY.note("unknown (is /proc mounted?)");
     };
     let wanted = needs.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES);
@@ -173,9 +150,10 @@ fn overcommit(view: &View, needs: Needs) -> Finding {
     let mode: Option<u8> = view.number("proc/sys/vm/overcommit_memory");
     match mode {
         Some(2) => {
-            let limit = view.kib_line("proc/meminfo", "CommitLimit:").unwrap_or(0);
-            let committed = view.kib_line("proc/meminfo", "Committed_AS:").unwrap_or(0);
-            let room = limit.saturating_sub(committed);
+            let room = view.meminfo().map_or(0, |meminfo| {
+                let limit = meminfo.commit_limit.unwrap_or(0);
+                limit.saturating_sub(meminfo.committed_as)
+            });
             let found = format!("vm.overcommit_memory is 2, with room for {}", size(room));
             if room < needs.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES) {
                 OVERCOMMIT.warning(
@@ -251,20 +229,16 @@ fn mappings(view: &View, needs: Needs) -> Finding {
 
 /// Bytes that could cache data: what is available to this process, less the answer memory. `None`: not told.
 pub(super) fn cache_room(view: &View, group: &Cgroup, needs: Needs) -> Option<u64> {
-    let available = view.kib_line("proc/meminfo", "MemAvailable:")?;
-    let limit = group
-        .memory
-        .as_ref()
-        .map_or(u64::MAX, |memory| memory.limit_bytes);
-    Some(available.min(limit).saturating_sub(needs.memory_budget_bytes))
+    let available = group.available_bytes(view)?;
+    Some(available.saturating_sub(needs.memory_budget_bytes))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::cgroup::{Memory, Pids};
     use super::super::finding::Verdict;
-    use super::super::tests::Tree;
     use super::*;
+    use ringfetch_host::cgroup::{Memory, Pids};
+    use ringfetch_host::tree::Tree;
 
     fn needs() -> Needs {
         Needs {
@@ -308,13 +282,8 @@ mod tests {
     fn memory_is_held_against_the_budget() {
         // Scenario: a budget of 256 MiB with 16 GiB and with 100 MiB available, in groups of 1 GiB and of 256 MiB, and
         // with strict overcommit with and without room. Expectation: ok or note where it fits, a warning where not.
-        let tree = Tree::new(&[
-            (
-                "proc/meminfo",
-                "MemTotal:  33554432 kB\nMemFree: 1 kB\nMemAvailable: 16777216 kB\n",
-            ),
-            ("proc/sys/vm/overcommit_memory", "0\n"),
-        ]);
+        let tree = Tree::new(&[("proc/sys/vm/overcommit_memory", "0\n")]);
+        tree.write_meminfo(&[("MemTotal", 32 << 20), ("MemAvailable", 16 << 20)]);
         let group = |limit_bytes| Cgroup {
             memory: Some(Memory {
                 limit_bytes,
@@ -337,14 +306,15 @@ mod tests {
         assert_eq!(group_memory(&group(1 << 30), needs()).verdict, Verdict::Note);
         assert_eq!(group_memory(&group(256 << 20), needs()).verdict, Verdict::Warning);
 
-        tree.write(
-            "proc/meminfo",
-            "MemTotal: 33554432 kB\nMemAvailable: 102400 kB\nCommitLimit: 20 kB\n",
-        );
+        tree.write_meminfo(&[
+            ("MemTotal", 32 << 20),
+            ("MemAvailable", 100 << 10),
+            ("CommitLimit", 20),
+        ]);
         tree.write("proc/sys/vm/overcommit_memory", "2\n");
         assert_eq!(memory(&tree.view(), needs()).verdict, Verdict::Warning);
         assert_eq!(overcommit(&tree.view(), needs()).verdict, Verdict::Warning);
-        tree.write("proc/meminfo", "CommitLimit: 20000000 kB\nCommitted_AS: 1 kB\n");
+        tree.write_meminfo(&[("CommitLimit", 20_000_000), ("Committed_AS", 1)]);
         assert_eq!(overcommit(&tree.view(), needs()).verdict, Verdict::Ok);
         assert_eq!(memory(&tree.view(), needs()).verdict, Verdict::Note);
     }

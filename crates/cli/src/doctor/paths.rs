@@ -6,14 +6,15 @@
 
 use super::Needs;
 use super::block;
-use super::cgroup::Cgroup;
-use super::finding::{Check, Finding, Verdict};
-use super::mounts::{Mount, mount_of, mounts};
-use super::view::View;
+use super::finding::{Check, Finding, Verdict, checks};
 use crate::quantity::size;
 use ringfetch_engine::config::{DirectIo, OBJECT_REVALIDATE_DEFAULT};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, DirectFacts, KindSpec, PartialTail};
 use ringfetch_engine::probe::{read_through_ring, resident_pages};
+use ringfetch_host::View;
+use ringfetch_host::block::Device;
+use ringfetch_host::cgroup::Cgroup;
+use ringfetch_host::mounts::{Mount, mount_of, mounts};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -21,28 +22,16 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-const OPEN: Check = Check {
-    id: "path.open",
-    why: "the daemon does not start with a dataset that it cannot open",
-};
-const FILE_SYSTEM: Check = Check {
-    id: "path.file_system",
-    why: "the file system decides on direct I/O, and what a read costs beside the device",
-};
-const DIRECT: Check = Check {
-    id: "path.direct_io",
-    why: "past the page cache a ring keeps the device busy; buffered, reads that miss are left to kernel threads",
-};
-const RING_READ: Check = Check {
-    id: "path.ring_read",
-    why: "backends uring and auto read this file so",
-};
-const RESIDENCY: Check = Check {
-    id: "path.residency",
-    why: "what is in the page cache is fastest by mmap, what is not by uring; auto asks for each read",
-};
-#[cfg(test)]
-pub(super) const CHECKS: &[Check] = &[OPEN, FILE_SYSTEM, DIRECT, RING_READ, RESIDENCY];
+checks! {
+    OPEN = "path.open", "the daemon does not start with a dataset that it cannot open";
+    FILE_SYSTEM = "path.file_system",
+        "the file system decides on direct I/O, and what a read costs beside the device";
+    DIRECT = "path.direct_io",
+        "past the page cache a ring keeps the device busy; buffered, reads that miss are left to kernel threads";
+    RING_READ = "path.ring_read", "backends uring and auto read this file so";
+    RESIDENCY = "path.residency",
+        "what is in the page cache is fastest by mmap, what is not by uring; auto asks for each read";
+}
 
 /// Objects of a directory that are looked at.
 const OBJECTS_SAMPLED: usize = 1000;
@@ -336,21 +325,18 @@ impl Opened {
         (RESIDENCY.ok(found), Some(resident_bytes))
     }
 
-    fn device(&self, view: &View, mount: Option<&Mount>) -> Option<(block::Device, Option<String>)> {
+    fn device(&self, view: &View, mount: Option<&Mount>) -> Option<(Device, Option<String>)> {
         let metadata = self.path.metadata().ok()?;
         let number = if self.is_device {
             metadata.rdev()
         } else {
             metadata.dev()
         };
-        let of = |number| block::device(view, rustix::fs::major(number), rustix::fs::minor(number));
         // btrfs and the like give their files numbers that no device has; the mount names one.
-        of(number).or_else(|| {
+        Device::numbered(view, number).or_else(|| {
             let source = Path::new(&mount?.source);
-            of(source
-                .starts_with("/dev")
-                .then(|| source.metadata().ok())??
-                .rdev())
+            let metadata = source.starts_with("/dev").then(|| source.metadata().ok())??;
+            Device::numbered(view, metadata.rdev())
         })
     }
 }
@@ -453,8 +439,8 @@ fn file_system(mount: &Mount) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Tree;
     use super::*;
+    use ringfetch_host::tree::Tree;
 
     #[test]
     fn file_systems_are_judged_by_their_kind() {

@@ -45,7 +45,7 @@ impl Report {
                 "check": name,
                 "remedy": remedy,
             })).collect::<Vec<_>>(),
-            "checks": self.checks.iter().map(Finding::json).collect::<Vec<_>>(),
+            "checks": self.checks,
         })
     }
 

@@ -1,45 +1,30 @@
 //! io_uring, by using it: the engine's probe, and each thing that the engine uses where it can.
 
 use super::Needs;
-use super::finding::{Check, Finding};
+use super::finding::{Check, Finding, checks};
 use super::host::in_user_namespace;
-use super::view::View;
 use crate::quantity::size;
 use ringfetch_engine::probe::{Abilities, UringFacts, UringRefusal, abilities, probe, register_memory};
+use ringfetch_host::View;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::io;
 
-const SETUP: Check = Check {
-    id: "io_uring.setup",
-    why: "backends uring and auto need it; without it the daemon runs on mmap, or does not start",
-};
-const SYSCTL: Check = Check {
-    id: "io_uring.sysctl",
-    why: "kernel.io_uring_disabled (kernel 6.6) forbids io_uring to some users or to all",
-};
-const SECCOMP: Check = Check {
-    id: "io_uring.seccomp",
-    why: "the default profiles of container runtimes forbid io_uring",
-};
-const FLAGS: Check = Check {
-    id: "io_uring.flags",
-    why: "with COOP_TASKRUN and SINGLE_ISSUER a ring interrupts its thread less; without it, reads still work",
-};
-const FILES: Check = Check {
-    id: "io_uring.registered_files",
-    why: "a registered file's descriptor is not looked up for every read; without it, reads still work",
-};
-const BUFFERS: Check = Check {
-    id: "io_uring.registered_buffers",
-    why: "memory that is registered with a ring need not be pinned anew for every read; without it, reads still work",
-};
-const MEMLOCK: Check = Check {
-    id: "limits.memlock",
-    why: "registered memory counts against RLIMIT_MEMLOCK, once a ring, and over all processes of the user",
-};
-#[cfg(test)]
-pub(super) const CHECKS: &[Check] = &[SETUP, SYSCTL, SECCOMP, FLAGS, FILES, BUFFERS, MEMLOCK];
+checks! {
+    SETUP = "io_uring.setup",
+        "backends uring and auto need it; without it the daemon runs on mmap, or does not start";
+    SYSCTL = "io_uring.sysctl",
+        "kernel.io_uring_disabled (kernel 6.6) forbids io_uring to some users or to all";
+    SECCOMP = "io_uring.seccomp", "the default profiles of container runtimes forbid io_uring";
+    FLAGS = "io_uring.flags",
+        "with COOP_TASKRUN and SINGLE_ISSUER a ring interrupts its thread less; without it, reads still work";
+    FILES = "io_uring.registered_files",
+        "a registered file's descriptor is not looked up for every read; without it, reads still work";
+    BUFFERS = "io_uring.registered_buffers",
+        "memory that is registered with a ring need not be pinned anew for every read; without it, reads still work";
+    MEMLOCK = "limits.memlock",
+        "registered memory counts against RLIMIT_MEMLOCK, once a ring, and over all processes of the user";
+}
 
 /// CAP_IPC_LOCK is bit 14 of a capability set (capabilities(7)).
 const CAP_IPC_LOCK: u64 = 1 << 14;
@@ -209,8 +194,8 @@ fn memlock(view: &View, tried: &Tried, needs: Needs) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::super::finding::Verdict;
-    use super::super::tests::Tree;
     use super::*;
+    use ringfetch_host::tree::Tree;
 
     fn needs() -> Needs {
         Needs {

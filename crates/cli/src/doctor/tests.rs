@@ -1,125 +1,8 @@
-//! Trees of other hosts, and what holds over all checks.
+//! What holds over all checks.
 
-use super::view::View;
 use super::*;
+use ringfetch_host::tree::Tree;
 use std::fs;
-
-/// A directory in place of `/`.
-pub(super) struct Tree(tempfile::TempDir);
-
-impl Tree {
-    pub(super) fn new(files: &[(&str, &str)]) -> Self {
-        let tree = Self(tempfile::tempdir().unwrap());
-        for (path, text) in files {
-            tree.write(path, text);
-        }
-        tree
-    }
-
-    pub(super) fn write(&self, path: &str, text: &str) {
-        let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
-
-    pub(super) fn link(&self, target: &str, path: &str) {
-        let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::os::unix::fs::symlink(self.0.path().join(target), path).unwrap();
-    }
-
-    pub(super) fn view(&self) -> View {
-        View::beneath(self.0.path())
-    }
-}
-
-/// A server's storage: an nvme disk with dm-crypt and LVM on its second partition, a mirror of two SATA disks, two loop
-/// devices.
-pub(super) fn storage() -> Tree {
-    let tree = Tree::new(&[("sys/module/nvme/parameters/poll_queues", "0\n")]);
-    let queue = |device: &str, files: &[(&str, &str)]| {
-        for (name, text) in files {
-            tree.write(&format!("sys/devices/{device}/queue/{name}"), text);
-        }
-    };
-    let nvme = "pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1";
-    queue(
-        nvme,
-        &[
-            ("rotational", "0\n"),
-            ("scheduler", "[none] mq-deadline kyber\n"),
-            ("nr_requests", "1023\n"),
-            ("read_ahead_kb", "128\n"),
-            ("max_sectors_kb", "1280\n"),
-            ("max_hw_sectors_kb", "2048\n"),
-            ("io_poll", "0\n"),
-        ],
-    );
-    tree.write(&format!("sys/devices/{nvme}/dev"), "259:0\n");
-    for (minor, name) in [(1, "nvme0n1p1"), (2, "nvme0n1p2")] {
-        tree.write(
-            &format!("sys/devices/{nvme}/{name}/partition"),
-            &format!("{minor}\n"),
-        );
-        tree.link(
-            &format!("sys/devices/{nvme}/{name}"),
-            &format!("sys/dev/block/259:{minor}"),
-        );
-    }
-    let disks = [
-        ("sda", "8:0", "mq-deadline kyber [bfq] none\n", "64\n"),
-        ("sdb", "8:16", "[mq-deadline] kyber none\n", "256\n"),
-    ];
-    for (name, number, scheduler, tags) in disks {
-        let device = format!("pci0000:00/ata1/block/{name}");
-        queue(
-            &device,
-            &[
-                ("rotational", "1\n"),
-                ("scheduler", scheduler),
-                ("nr_requests", tags),
-                ("io_poll", "0\n"),
-            ],
-        );
-        tree.write(&format!("sys/devices/{device}/dev"), &format!("{number}\n"));
-        let slave = format!("sys/devices/virtual/block/md0/slaves/{name}");
-        tree.link(&format!("sys/devices/{device}"), &slave);
-    }
-    queue(
-        "virtual/block/md0",
-        &[
-            ("rotational", "1\n"),
-            ("read_ahead_kb", "8192\n"),
-            ("max_sectors_kb", "512\n"),
-            ("max_hw_sectors_kb", "32767\n"),
-        ],
-    );
-    let stacked = [
-        ("md0", "9:0", "md/level", "raid1\n"),
-        ("dm-0", "252:0", "dm/uuid", "CRYPT-LUKS2-0123456789abcdef-data\n"),
-        ("dm-1", "252:1", "dm/uuid", "LVM-abcdef\n"),
-        ("loop0", "7:0", "loop/backing_file", "/images/a\n"),
-        ("loop1", "7:1", "loop/backing_file", "/images/b\n"),
-    ];
-    for (name, number, file, text) in stacked {
-        let device = format!("sys/devices/virtual/block/{name}");
-        tree.write(&format!("{device}/{file}"), text);
-        tree.write(&format!("{device}/dev"), &format!("{number}\n"));
-        tree.link(&device, &format!("sys/dev/block/{number}"));
-    }
-    let virtual_block = "sys/devices/virtual/block";
-    tree.link(
-        &format!("sys/devices/{nvme}/nvme0n1p2"),
-        &format!("{virtual_block}/dm-0/slaves/nvme0n1p2"),
-    );
-    tree.link(
-        &format!("{virtual_block}/dm-0"),
-        &format!("{virtual_block}/dm-1/slaves/dm-0"),
-    );
-    tree.write(&format!("{virtual_block}/loop0/loop/dio"), "1\n");
-    tree.write(&format!("{virtual_block}/loop1/loop/dio"), "0\n");
-    tree
-}
 
 #[test]
 fn the_document_lists_every_check() {
@@ -230,7 +113,7 @@ fn clocks_and_huge_pages() {
 fn a_host_that_tells_nothing_is_not_blamed() {
     // Scenario: /proc and /sys not mounted. Expectation: notes that say so, and nothing worse; no limit is made up.
     let tree = Tree::new(&[]);
-    let (view, group) = (tree.view(), cgroup::Cgroup::of_this_process(&tree.view()));
+    let (view, group) = (tree.view(), Cgroup::of_this_process(&tree.view()));
     let needs = Needs {
         memory_budget_bytes: 1 << 20,
         cores: 1,

@@ -3,7 +3,7 @@
 use super::report::{Cpu, Knee, LatencyMicros, Report};
 use crate::outcome::Failure;
 use crate::quantity::{grouped, latency, rate, size};
-use crate::sink::Sink;
+use crate::sink::{Sink, print_json};
 use crate::table::Table;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -30,8 +30,7 @@ pub(super) fn publish(
     }
     let mut out = Sink::open(None)?;
     if json {
-        serde_json::to_writer_pretty(&mut out, report)?;
-        writeln!(out)?;
+        print_json(&mut out, report)?;
     } else {
         write(report, &mut out)?;
     }

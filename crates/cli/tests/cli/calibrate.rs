@@ -3,7 +3,9 @@
 
 use crate::seccomp::{EPERM, without_io_uring};
 use crate::{failure, ringfetch};
-use ringfetch_engine::{cpus, pattern, probe};
+use ringfetch_engine::probe;
+use ringfetch_host::cpus;
+use ringfetch_pattern as pattern;
 use ringfetch_server::config::{self, Base, Inputs};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;

@@ -3,7 +3,7 @@
 
 use crate::server::{BLOCK_BYTES, BLOCKS, DIM, SEED, VECTORS};
 use ringfetch_engine::dataset::Dtype;
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

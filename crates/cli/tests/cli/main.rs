@@ -14,7 +14,7 @@ mod seccomp;
 mod server;
 
 use ringfetch_engine::dataset::Dtype;
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use serde_json::Value;
 use server::{Flaw, SEED, start};
 use std::net::SocketAddr;

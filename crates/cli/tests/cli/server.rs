@@ -1,9 +1,9 @@
 //! A daemon's stand-in on a port of its own: pattern data straight from its definition, with one byte flipped where a
 //! test says so. It keeps no limits and no files; the real one is tested elsewhere.
 
-use ringfetch_client::wire;
 use ringfetch_engine::dataset::Dtype;
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
+use ringfetch_proto::v1 as wire;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -256,6 +256,13 @@ impl FetchService for Server {
         self.vectors(request.get_ref()).map(Response::new)
     }
 
+    async fn score_vectors(
+        &self,
+        _: Request<wire::ScoreVectorsRequest>,
+    ) -> Result<Response<wire::ScoreVectorsResponse>, Status> {
+        Err(Status::unimplemented("no command asks for it"))
+    }
+
     async fn fetch_ranges(
         &self,
         request: Request<wire::FetchRangesRequest>,
@@ -297,7 +304,9 @@ impl FetchService for Server {
                 Some(StreamRequest::Objects(objects)) => {
                     server.objects(&objects).map(StreamResponse::Objects)
                 }
-                Some(StreamRequest::Cancel(_)) | None => Err(Status::invalid_argument("no request")),
+                Some(StreamRequest::Scores(_) | StreamRequest::Cancel(_)) | None => {
+                    Err(Status::invalid_argument("no request"))
+                }
             };
             let response = response.unwrap_or_else(|status| {
                 let (code, message) = (status.code().into(), status.message().to_owned());

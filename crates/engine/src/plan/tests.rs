@@ -19,7 +19,7 @@ struct World {
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     let directory = tempfile::tempdir().unwrap();
     let mut model = vec![0; FILE_BYTES];
-    crate::pattern::fill(7, 0, &mut model);
+    ringfetch_pattern::fill(7, 0, &mut model);
     let paths = vec![directory.path().join("a"), directory.path().join("b")];
     std::fs::write(&paths[0], &model[..20_480]).unwrap();
     std::fs::write(&paths[1], &model[20_480..]).unwrap();

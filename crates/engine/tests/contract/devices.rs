@@ -13,7 +13,7 @@ use ringfetch_engine::config::{BackendKind, DirectIo};
 use ringfetch_engine::dataset::{Dtype, KindSpec, Layout};
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use std::path::Path;
 use std::sync::Arc;
 

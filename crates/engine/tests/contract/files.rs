@@ -8,7 +8,7 @@ use ringfetch_engine::config::OBJECT_REVALIDATE_DEFAULT;
 use ringfetch_engine::dataset::{Dataset, KindSpec, OpenFile};
 use ringfetch_engine::engine::SubmitOptions;
 use ringfetch_engine::error::ReadError;
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -9,8 +9,8 @@ use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailabl
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, PartialTail};
 use ringfetch_engine::engine::{Engine, SubmitOptions, Ticket};
 use ringfetch_engine::error::{ItemError, ReadError};
-use ringfetch_engine::pattern;
 use ringfetch_engine::sim::SimControl;
+use ringfetch_pattern as pattern;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

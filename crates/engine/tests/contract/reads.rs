@@ -6,7 +6,7 @@ use crate::suite::{Test, on_every_variant};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::dataset::{Dtype, KindSpec, Layout};
 use ringfetch_engine::engine::SubmitOptions;
-use ringfetch_engine::pattern;
+use ringfetch_pattern as pattern;
 use std::sync::Arc;
 
 fn first_and_last_record(harness: &Harness) {

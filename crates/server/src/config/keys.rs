@@ -11,7 +11,7 @@ use ringfetch_engine::config::{
     BackendKind, DirectIo, EngineConfig, MmapConfig, OnUnavailable, Placement, PlanConfig, PreadConfig,
     UringConfig,
 };
-use ringfetch_engine::cpus::usable_cpus;
+use ringfetch_host::cpus::usable_cpus;
 
 use super::layers::{self, Base, Inputs};
 use super::problem::Problems;

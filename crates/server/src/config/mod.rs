@@ -8,7 +8,6 @@ mod keys;
 mod layers;
 mod print;
 mod problem;
-mod size;
 mod timeouts;
 mod walk;
 

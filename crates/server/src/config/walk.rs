@@ -12,9 +12,10 @@ use std::ops::RangeInclusive;
 
 use serde_yaml::Value;
 
+use ringfetch_command::size;
+
 use super::layers::{Content, Node, SECTION_ALLOWED, join};
 use super::problem::{Problem, Source};
-use super::size;
 
 /// One key's effective value.
 #[derive(Debug, Clone, PartialEq)]
@@ -327,7 +328,7 @@ impl<'w> Section<'w> {
         range: RangeInclusive<u64>,
         multiple: u64,
     ) -> Option<u64> {
-        let (from, to) = (size::format(*range.start()), size::format(*range.end()));
+        let (from, to) = (size::exact(*range.start()), size::exact(*range.end()));
         let of = if multiple > 1 {
             format!("a multiple of {multiple}, ")
         } else {
@@ -336,7 +337,9 @@ impl<'w> Section<'w> {
         let allowed = format!("{from} to {to}, {of}written as {}", size::ALLOWED);
         let parse = |content: &Content| {
             let value = match content {
-                Content::Text(text) => size::parse(text)?,
+                Content::Text(text) => {
+                    size::parse(text).map_err(|problem| format!("is {text:?}, which {problem}"))?
+                }
                 Content::Number(number) => number.as_u64().ok_or_else(|| content.describe())?,
                 Content::Null | Content::Bool(_) | Content::List(_) | Content::Section(_) => {
                     return Err(content.describe());
@@ -523,7 +526,7 @@ fn integer(content: &Content, range: &RangeInclusive<u64>) -> Result<u64, String
 }
 
 fn written(bytes: u64) -> Value {
-    let text = size::format(bytes);
+    let text = size::exact(bytes);
     text.parse::<u64>()
         .map_or_else(|_| text.clone().into(), Into::into)
 }

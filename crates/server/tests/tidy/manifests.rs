@@ -3,14 +3,32 @@
 use super::tree::{Source, hold};
 
 /// Our crates, and the crates of ours that each may stand on.
-const ARROWS: [(&str, &[&str]); 7] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("ringfetch-proto", &[]),
-    ("ringfetch-engine", &[]),
-    ("ringfetch-server", &["ringfetch-engine", "ringfetch-proto"]),
+    ("ringfetch-command", &[]),
+    ("ringfetch-host", &[]),
+    ("ringfetch-engine", &["ringfetch-host"]),
+    ("ringfetch-pattern", &["ringfetch-engine"]),
+    (
+        "ringfetch-server",
+        &[
+            "ringfetch-command",
+            "ringfetch-engine",
+            "ringfetch-host",
+            "ringfetch-pattern",
+            "ringfetch-proto",
+        ],
+    ),
     ("ringfetch-client", &["ringfetch-proto"]),
     (
         "ringfetch-cli",
-        &["ringfetch-client", "ringfetch-engine", "ringfetch-proto"],
+        &[
+            "ringfetch-client",
+            "ringfetch-command",
+            "ringfetch-engine",
+            "ringfetch-host",
+            "ringfetch-pattern",
+        ],
     ),
     // A disk for tests: others may have it only among their dev-dependencies.
     ("ringfetch-slowdisk", &[]),
@@ -83,7 +101,8 @@ fn arrows_between_our_crates_point_one_way() {
     };
     let manifest = |body: &str| Source::new("crates/x/Cargo.toml", body);
     hold(
-        "A crate may stand only on those below it (server -> engine, proto; client -> proto; cli -> client, engine), \
+        "A crate may stand only on those below it (engine -> host; pattern -> engine; server -> engine, proto; client -> proto; \
+         cli -> client, engine), \
          so that the engine can be read, tested and replaced without the network, and a client carries no server.",
         rule,
         &[

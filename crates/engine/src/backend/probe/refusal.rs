@@ -171,11 +171,13 @@ pub(super) struct Seen {
 impl Seen {
     /// Reads it from the kernel. Unreadable files count as absent.
     pub(super) fn now(errno: i32) -> Self {
+        let view = ringfetch_host::View::real();
+        // Of this thread, not of the process: filters are per thread.
+        let seccomp = view.line("proc/thread-self/status", "Seccomp:");
         Self {
             errno,
-            sysctl: read_number("/proc/sys/kernel/io_uring_disabled", ""),
-            // Of this thread, not of the process: filters are per thread.
-            seccomp_mode: read_number("/proc/thread-self/status", "Seccomp:"),
+            sysctl: view.number("proc/sys/kernel/io_uring_disabled"),
+            seccomp_mode: seccomp.and_then(|mode| mode.parse().ok()),
             memlock_limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Memlock).current,
             kernel_release: super::kernel_release(),
         }
@@ -206,14 +208,4 @@ impl Seen {
             _ => UringRefusal::Other { step, errno },
         }
     }
-}
-
-/// The number after a prefix at the start of a line of a small text file.
-fn read_number(path: &str, prefix: &str) -> Option<u8> {
-    let text = std::fs::read_to_string(path).ok()?;
-    text.lines()
-        .find_map(|line| line.strip_prefix(prefix))?
-        .trim()
-        .parse()
-        .ok()
 }

@@ -10,6 +10,13 @@ fn refused_vectors(layout: Layout, bytes: &[u8], field: &str, parts: &[&str]) {
     refused(&spec(&[&path], vectors(layout, None, None, 0)), field, parts);
 }
 
+/// A .npy file of `count` vectors of 3 f32.
+fn write_npy(path: &Path, count: u64) {
+    // The engine that the pattern is made by is another build of this crate, with types of its own.
+    use ringfetch_engine::dataset::{Dtype, Layout};
+    ringfetch_pattern::write_vectors(path, 1, Layout::Npy, Dtype::F32, 3, count, &mut |_| true).unwrap();
+}
+
 fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
@@ -82,7 +89,7 @@ fn contradictions() {
     let fvecs = file(&dir, "a.fvecs", &words(&[2, 0, 0, 2, 0, 0]));
     let fbin = file(&dir, "a.fbin", &words(&[2, 1, 0, 0]));
     let npy = dir.path().join("a.npy");
-    crate::pattern::write_vectors(&npy, 1, Layout::Npy, Dtype::F32, 3, 2, &mut |_| true).unwrap();
+    write_npy(&npy, 2);
     let told = |path: &Path, layout, dim, dtype| spec(&[path], vectors(layout, dim, dtype, 0));
     assert_eq!(
         Dataset::open(&told(&fvecs, Layout::Fvecs, Some(2), Some(Dtype::F32)))
@@ -214,7 +221,7 @@ fn bad_counts() {
 fn bad_npy() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.npy");
-    crate::pattern::write_vectors(&path, 1, Layout::Npy, Dtype::F32, 3, 2, &mut |_| true).unwrap();
+    write_npy(&path, 2);
     let good = std::fs::read(&path).unwrap();
     for cut in [1, 5, 9, 11, 60, 127] {
         refused_vectors(
@@ -268,7 +275,7 @@ fn bad_npy() {
         "path",
         &["save it again"],
     );
-    crate::pattern::write_vectors(&path, 1, Layout::Npy, Dtype::F32, 3, 0, &mut |_| true).unwrap();
+    write_npy(&path, 0);
     refused_vectors(
         Layout::Npy,
         &std::fs::read(&path).unwrap(),

@@ -1,15 +1,17 @@
-//! Self-describing data: bytes as a pure function of (seed, offset), so that any reader can check any byte.
+//! Test data: bytes as a pure function of (seed, offset), so that any reader can check any byte.
 //!
 //! The stream is little-endian 64-bit words; word `i` (bytes `8 i .. 8 i + 8`) is SplitMix64's output function of
 //! `seed + (i + 1) x 0x9E3779B97F4A7C15` (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
 //! OOPSLA 2014). For f32 and f16 vectors the raw stream would hold NaNs: [`fill_elements`] maps it to [-1, 1).
 //! Nothing here depends on the machine: no libm, no native byte order. Writing files is in `write`.
 
+#![forbid(unsafe_code)]
+
 mod write;
 
-pub use write::{Progress, write_blocks, write_objects, write_vectors};
+pub use write::{Progress, npy_header, write_blocks, write_objects, write_vectors};
 
-use crate::dataset::Dtype;
+use ringfetch_engine::dataset::Dtype;
 
 /// 2^64 divided by the golden ratio: SplitMix64's increment.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;

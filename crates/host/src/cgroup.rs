@@ -1,8 +1,9 @@
 //! The control groups of this process, both versions: what they limit, every level up to the root as far as it can be
 //! seen. Sources: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the kernel.
 
-use super::mounts::{Mount, mounts};
-use super::view::View;
+use crate::View;
+use crate::mounts::{Mount, mounts};
+use procfs::{FromBufRead as _, ProcessCGroups};
 use std::path::{Path, PathBuf};
 
 /// Most levels that are looked at.
@@ -12,73 +13,88 @@ const V1_UNLIMITED: u64 = 1 << 62;
 
 /// The tightest limit of each kind over all levels; `None`: none.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Cgroup {
+pub struct Cgroup {
     /// Whether any hierarchy was seen at all.
-    pub(super) seen: bool,
-    pub(super) memory: Option<Memory>,
+    pub seen: bool,
+    /// Of memory.
+    pub memory: Option<Memory>,
     /// CPUs' worth of time.
-    pub(super) cpus: Option<f64>,
-    pub(super) pids: Option<Pids>,
-    pub(super) reads: Vec<ReadLimit>,
+    pub cpus: Option<f64>,
+    /// Of threads and processes.
+    pub pids: Option<Pids>,
+    /// Every limit on reads from a device.
+    pub reads: Vec<ReadLimit>,
 }
 
+/// A limit on memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Memory {
-    pub(super) limit_bytes: u64,
-    pub(super) used_bytes: u64,
-    pub(super) file: String,
+pub struct Memory {
+    /// At most.
+    pub limit_bytes: u64,
+    /// Now.
+    pub used_bytes: u64,
+    /// What sets it.
+    pub file: String,
 }
 
+/// A limit on threads and processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Pids {
-    pub(super) limit: u64,
-    pub(super) used: u64,
-    pub(super) file: String,
+pub struct Pids {
+    /// At most.
+    pub limit: u64,
+    /// Now.
+    pub used: u64,
+    /// What sets it.
+    pub file: String,
 }
 
 /// A limit on reads from one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ReadLimit {
+pub struct ReadLimit {
     /// `8:0`.
-    pub(super) device: String,
+    pub device: String,
     /// `1000 reads/s`, `1048576 bytes/s`.
-    pub(super) limit: String,
-    pub(super) file: String,
+    pub limit: String,
+    /// What sets it.
+    pub file: String,
 }
 
 impl Cgroup {
-    pub(super) fn of_this_process(view: &View) -> Self {
+    /// The groups of this process.
+    pub fn of_this_process(view: &View) -> Self {
         let mounts = mounts(view);
         let text = view.text("proc/self/cgroup").unwrap_or_default();
+        let groups = ProcessCGroups::from_buf_read(text.as_bytes());
         let mut found = Self::default();
-        for line in text.lines() {
-            // `0::/user.slice` (v2), `4:memory:/docker/0123` (v1), `9:name=systemd:/` (no controller).
-            let mut fields = line.splitn(3, ':');
-            let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next())
-            else {
-                continue;
-            };
-            let unified = controllers.is_empty();
+        // `0::/user.slice` (v2), `4:memory:/docker/0123` (v1), `9:name=systemd:/` (no controller).
+        for group in groups.into_iter().flat_map(|groups| groups.0) {
+            let unified = group.controllers.is_empty();
             let hierarchy = mounts.iter().find(|mount| {
                 if unified {
                     mount.kind == "cgroup2"
                 } else {
-                    mount.kind == "cgroup" && controllers.split(',').any(|name| mount.has(name))
+                    mount.kind == "cgroup" && group.controllers.iter().any(|name| mount.has(name))
                 }
             });
             let Some(hierarchy) = hierarchy else { continue };
             found.seen = true;
-            for level in levels(hierarchy, Path::new(path)) {
+            for level in levels(hierarchy, Path::new(&group.pathname)) {
                 if unified {
                     found.level_v2(view, &level);
                 } else {
-                    for controller in controllers.split(',') {
+                    for controller in &group.controllers {
                         found.level_v1(view, &level, controller);
                     }
                 }
             }
         }
         found
+    }
+
+    /// Memory that the page cache of this process may grow to: what is available, within the limit. `None`: unknown.
+    pub fn available_bytes(&self, view: &View) -> Option<u64> {
+        let limit = self.memory.as_ref().map_or(u64::MAX, |memory| memory.limit_bytes);
+        Some(view.meminfo()?.mem_available?.min(limit))
     }
 
     fn level_v2(&mut self, view: &View, level: &Path) {
@@ -221,8 +237,8 @@ fn levels(hierarchy: &Mount, path: &Path) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Tree;
     use super::*;
+    use crate::tree::Tree;
 
     #[test]
     fn the_tightest_level_of_version_2_counts() {

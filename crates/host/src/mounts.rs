@@ -1,37 +1,40 @@
-//! /proc/self/mountinfo (proc_pid_mountinfo(5)): which file system lies where.
+//! Which file system is mounted where: /proc/self/mountinfo.
 
-use super::view::View;
+use crate::View;
+use procfs::process::MountInfo;
 use std::path::{Path, PathBuf};
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mount {
+pub struct Mount {
     /// Which part of the file system is mounted: `/`, or below it with bind mounts.
-    pub(super) root: PathBuf,
-    pub(super) point: PathBuf,
+    pub root: PathBuf,
+    /// Where it is mounted.
+    pub point: PathBuf,
     /// `ext4`, `tmpfs`, `overlay`, `cgroup2`, ...
-    pub(super) kind: String,
-    /// The device, or a word.
-    pub(super) source: String,
-    /// Options of the mount and of the file system.
-    pub(super) options: Vec<String>,
+    pub kind: String,
+    /// The device, or a word; empty for `none`.
+    pub source: String,
+    options: Vec<String>,
 }
 
 impl Mount {
-    pub(super) fn has(&self, option: &str) -> bool {
+    /// Whether it has an option (`noatime`, or the name of one with a value).
+    pub fn has(&self, option: &str) -> bool {
         self.options.iter().any(|found| found == option)
     }
 }
 
 /// All mounts of this process, in the order in which they were made.
-pub(super) fn mounts(view: &View) -> Vec<Mount> {
+pub fn mounts(view: &View) -> Vec<Mount> {
+    // Line by line: one that procfs does not understand must not hide the others.
     let text = view.text("proc/self/mountinfo").unwrap_or_default();
     text.lines().filter_map(parse).collect()
 }
 
-/// The mount that a path (absolute, without symbolic links) lies on: the longest that leads to it, and of several on
-/// one another the last.
-pub(super) fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+/// The mount that an absolute path without symbolic links is on: the one with the longest mount point, and of several at one
+/// point the last.
+pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let leads = |mount: &&Mount| path.starts_with(&mount.point);
     mounts
         .iter()
@@ -39,28 +42,22 @@ pub(super) fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount
         .max_by_key(|mount| mount.point.components().count())
 }
 
-/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`: fields up to a lone dash differ in
-/// number.
 fn parse(line: &str) -> Option<Mount> {
-    let (before, after) = line.split_once(" - ")?;
-    let before: Vec<&str> = before.split(' ').collect();
-    let mut after = after.split(' ');
-    let (root, point) = (before.get(3)?, before.get(4)?);
-    let kind = after.next()?.to_owned();
-    let source = unescaped(after.next()?);
-    let of_mount = before.get(5).copied().unwrap_or_default();
-    let of_system = after.next().unwrap_or_default();
-    let options = of_mount.split(',').chain(of_system.split(','));
+    let info = MountInfo::from_line(line).ok()?;
     Some(Mount {
-        root: unescaped(root).into(),
-        point: unescaped(point).into(),
-        kind,
-        source,
-        options: options.map(str::to_owned).collect(),
+        root: unescaped(&info.root).into(),
+        point: unescaped(info.mount_point.to_str()?).into(),
+        kind: info.fs_type,
+        source: unescaped(&info.mount_source.unwrap_or_default()),
+        options: info
+            .mount_options
+            .into_keys()
+            .chain(info.super_options.into_keys())
+            .collect(),
     })
 }
 
-/// Space, tab, newline and backslash stand as three octal digits: `\040`.
+/// Space, tab, newline and backslash are written as three octal digits, `\040`, which procfs leaves as they are.
 fn unescaped(field: &str) -> String {
     let mut out = String::with_capacity(field.len());
     let mut rest = field;
@@ -86,8 +83,8 @@ fn unescaped(field: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Tree;
     use super::*;
+    use crate::tree::Tree;
 
     #[test]
     fn a_path_lies_on_the_longest_mount_and_the_last() {

@@ -1,9 +1,9 @@
 //! The stream against its published values and against itself at other offsets; files against the stream.
 
 use super::*;
-use crate::config::DirectIo;
-use crate::dataset::{Dataset, DatasetSpec, Kind, KindSpec, Layout};
 use proptest::prelude::*;
+use ringfetch_engine::config::DirectIo;
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, Kind, KindSpec, Layout};
 use std::path::Path;
 
 /// The first outputs for seed 1234567, as the reference implementation prints them
@@ -237,7 +237,7 @@ fn npy_header_is_numpys() {
 }
 
 fn npy_header_length(count: u64) -> usize {
-    write::npy_header(Dtype::I8, 1_000_000, count).len()
+    npy_header(Dtype::I8, 1_000_000, count).len()
 }
 
 /// A file of blocks is the stream, to lengths that are multiples of nothing.

@@ -2,11 +2,12 @@
 //! interrupted run leaves no partial file.
 
 use super::{fill, fill_elements, object_length, object_name, object_seed};
-use crate::dataset::{Dtype, Layout};
-use std::ffi::OsString;
-use std::fs::{self, File};
+use ringfetch_engine::dataset::{Dtype, Layout};
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
 /// Bytes handed to the kernel at once.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -126,9 +127,9 @@ fn header(layout: Layout, dtype: Dtype, dim: u32, count: u64) -> Option<Vec<u8>>
     }
 }
 
-/// Format version 1.0, as numpy.save writes it: the dict is padded with spaces and ends in a newline, so that the data
+/// The header of a .npy file of `count` rows: format version 1.0, as numpy.save writes it. The dict is padded with spaces and ends in a newline, so that the data
 /// begin at a multiple of 64 (`ARRAY_ALIGN` of numpy/lib/format.py).
-pub(super) fn npy_header(dtype: Dtype, dim: u32, count: u64) -> Vec<u8> {
+pub fn npy_header(dtype: Dtype, dim: u32, count: u64) -> Vec<u8> {
     let descr = match dtype {
         Dtype::F32 => "<f4",
         Dtype::F16 => "<f2",
@@ -159,8 +160,7 @@ enum Durable {
 
 /// A file being written: has a temporary name until `finish`, and is removed if dropped before.
 struct Output<'a> {
-    file: File,
-    temporary: Temporary,
+    file: NamedTempFile,
     path: PathBuf,
     buffer: Vec<u8>,
     /// Bytes written, those of earlier files of the same run included.
@@ -168,33 +168,23 @@ struct Output<'a> {
     progress: Progress<'a>,
 }
 
-/// Removes the file on drop, unless it was renamed away.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // A failure cannot be handled: the error that led here is the one to report.
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
 impl<'a> Output<'a> {
     fn create(path: &Path, length_bytes: u64, written: u64, progress: Progress<'a>) -> io::Result<Self> {
-        let name = path
-            .file_name()
-            .ok_or_else(|| invalid(format!("{} names no file", path.display())))?;
-        let mut hidden = OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.partial", std::process::id()));
-        let temporary = path.with_file_name(hidden);
-        let file = create_anew(&temporary)?;
-        let temporary = Temporary(temporary);
-        reserve(&file, length_bytes)?;
+        let named = path.file_name().zip(path.parent());
+        let (_, parent) = named.ok_or_else(|| invalid(format!("{} names no file", path.display())))?;
+        // A bare name has an empty parent.
+        let parent = Path::new(".").join(parent);
+        let file = tempfile::Builder::new()
+            .prefix(".ringfetch-")
+            .suffix(".partial")
+            // Cut by the umask, as of any new file.
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(parent)?;
+        reserve(file.as_file(), length_bytes)?;
         let buffer =
             Vec::with_capacity(CHUNK_BYTES.min(usize::try_from(length_bytes).unwrap_or(CHUNK_BYTES)));
         Ok(Self {
             file,
-            temporary,
             path: path.to_owned(),
             buffer,
             written,
@@ -255,21 +245,10 @@ impl<'a> Output<'a> {
     fn finish(mut self, durable: Durable) -> io::Result<u64> {
         self.flush()?;
         if durable == Durable::Yes {
-            self.file.sync_all()?;
+            self.file.as_file().sync_all()?;
         }
-        fs::rename(&self.temporary.0, &self.path)?;
+        self.file.persist(&self.path)?;
         Ok(self.written)
-    }
-}
-
-/// A new file, never an existing one (a link, say), except one left by a killed run with this process id.
-fn create_anew(path: &Path) -> io::Result<File> {
-    match File::create_new(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            fs::remove_file(path)?;
-            File::create_new(path)
-        }
-        result => result,
     }
 }
 

@@ -1,0 +1,238 @@
+//! The block device below a file, through partitions, device-mapper, md and loop devices, and how its queue is set up.
+//! Source: Documentation/ABI/stable/sysfs-block of the kernel.
+//!
+//! How many requests a device takes at once matters most: a ring with more in flight sleeps inside `io_uring_enter`
+//! (TRAPS 15). Files without one block device below them (tmpfs, overlayfs, network and multi-device file systems) have
+//! no answer, rather than a guess.
+
+use crate::View;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+/// Most levels of device-mapper or md that are followed downwards.
+const LEVELS_MAX: u32 = 8;
+
+/// A whole block device, and the devices below it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Device {
+    /// Kernel name of the whole device, without `/dev/`: `nvme0n1`, `vda`, `dm-0`. Two files with the same name here
+    /// share its queue.
+    pub name: String,
+    /// `8:0`.
+    pub number: String,
+    /// What kind of device it is.
+    pub layer: Layer,
+    /// Whether it seeks: a hard disk.
+    pub rotational: bool,
+    /// The schedulers, with the chosen one in brackets.
+    pub scheduler: Option<String>,
+    /// Requests that one of its hardware queues takes before a submitter sleeps (`nr_requests`); `None` where the kernel
+    /// does not say. See [`Device::queue_tags`].
+    pub own_tags: Option<u32>,
+    /// Hardware queues, each with its tags; 1 where the kernel does not say.
+    pub hardware_queues: u32,
+    /// Bytes of a logical block: the smallest direct read, where statx does not say otherwise.
+    pub logical_block_bytes: u32,
+    /// Most that a buffered read fetches ahead.
+    pub read_ahead_kib: Option<u64>,
+    /// Longest read that is not split, as it is set.
+    pub max_sectors_kib: Option<u64>,
+    /// The same, as the hardware allows.
+    pub max_hw_sectors_kib: Option<u64>,
+    /// Whether it has queues for polled completions (`io_poll`).
+    pub poll_queues: bool,
+    /// The devices that it is made of.
+    pub beneath: Vec<Device>,
+}
+
+/// A kind of block device.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Layer {
+    /// A disk, or anything else without a device below it.
+    #[default]
+    Disk,
+    /// dm-crypt.
+    Crypt,
+    /// Another target of device-mapper: `LVM`, `mpath`, ...
+    Mapper(String),
+    /// An md array: `raid1`, ...
+    Array(String),
+    /// A loop device.
+    Loop {
+        /// The file below.
+        file: String,
+        /// Whether it is read past the page cache.
+        direct: bool,
+    },
+}
+
+impl Device {
+    /// The device below an open file, or an open block device itself, as this host shows it.
+    pub fn of_file(file: impl AsFd) -> Option<Self> {
+        let stat = rustix::fs::fstat(file).ok()?;
+        let is_device =
+            rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::BlockDevice;
+        let number = if is_device { stat.st_rdev } else { stat.st_dev };
+        Some(Self::numbered(&View::real(), number)?.0)
+    }
+
+    /// The device with a number (`st_dev`, `st_rdev`), and the partition's name if the number is a partition's.
+    pub fn numbered(view: &View, number: u64) -> Option<(Self, Option<String>)> {
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let mut directory = view.resolved(format!("sys/dev/block/{major}:{minor}"))?;
+        let partition = whole(view, &mut directory);
+        Some((read(view, &directory, 0)?, partition))
+    }
+
+    /// This device and all below it.
+    pub fn all(&self) -> Vec<&Self> {
+        let mut found = vec![self];
+        found.extend(self.beneath.iter().flat_map(Self::all));
+        found
+    }
+
+    /// The devices at the bottom.
+    pub fn disks(&self) -> Vec<&Self> {
+        let all = self.all().into_iter();
+        all.filter(|device| device.beneath.is_empty()).collect()
+    }
+
+    /// What limits requests in flight: its own tags, or where it has no queue of its own (device-mapper, md) the fewest
+    /// below.
+    pub fn queue_tags(&self) -> Option<u32> {
+        self.own_tags
+            .or_else(|| self.beneath.iter().filter_map(Self::queue_tags).min())
+    }
+}
+
+/// From a partition's directory up to its disk's: `.../vda/vda1` -> `.../vda`.
+fn whole(view: &View, directory: &mut PathBuf) -> Option<String> {
+    if !view.exists(directory.join("partition")) {
+        return None;
+    }
+    let name = directory.file_name()?.to_str()?.to_owned();
+    directory.pop();
+    Some(name)
+}
+
+fn read(view: &View, directory: &Path, level: u32) -> Option<Device> {
+    if level == LEVELS_MAX {
+        return None;
+    }
+    let queue = directory.join("queue");
+    let uuid = view.text(directory.join("dm/uuid"));
+    let array = view.text(directory.join("md/level"));
+    let file = view.text(directory.join("loop/backing_file"));
+    let layer = match (uuid, array, file) {
+        (Some(uuid), _, _) => match uuid.split('-').next() {
+            Some("CRYPT") => Layer::Crypt,
+            Some("") | None => Layer::Mapper("device-mapper".to_owned()),
+            Some(target) => Layer::Mapper(target.to_owned()),
+        },
+        (None, Some(level), _) => Layer::Array(level),
+        (None, None, Some(file)) => Layer::Loop {
+            file,
+            direct: view.number(directory.join("loop/dio")) == Some(1_u8),
+        },
+        (None, None, None) => Layer::Disk,
+    };
+    let beneath = view.names(directory.join("slaves")).into_iter();
+    let beneath = beneath.filter_map(|name| {
+        let mut slave = view.resolved(directory.join("slaves").join(name))?;
+        whole(view, &mut slave);
+        read(view, &slave, level + 1)
+    });
+    let queues = view.names(directory.join("mq")).len();
+    Some(Device {
+        name: directory.file_name()?.to_str()?.to_owned(),
+        number: view.text(directory.join("dev")).unwrap_or_default(),
+        layer,
+        rotational: view.number(queue.join("rotational")) == Some(1_u8),
+        scheduler: view.text(queue.join("scheduler")),
+        own_tags: view.number(queue.join("nr_requests")).filter(|tags| *tags > 0),
+        hardware_queues: u32::try_from(queues).unwrap_or(u32::MAX).max(1),
+        logical_block_bytes: view.number(queue.join("logical_block_size")).unwrap_or(512),
+        read_ahead_kib: view.number(queue.join("read_ahead_kb")),
+        max_sectors_kib: view.number(queue.join("max_sectors_kb")),
+        max_hw_sectors_kib: view.number(queue.join("max_hw_sectors_kb")),
+        poll_queues: view.number(queue.join("io_poll")) == Some(1_u8),
+        beneath: beneath.collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::{Tree, storage};
+
+    fn at(tree: &Tree, major: u32, minor: u32) -> Device {
+        let number = rustix::fs::makedev(major, minor);
+        Device::numbered(&tree.view(), number).expect("device").0
+    }
+
+    #[test]
+    fn a_partition_has_its_disks_queue() {
+        // Scenario: a partition of an nvme disk. Expectation: the disk's facts, and the partition's name.
+        let tree = storage();
+        let (device, partition) =
+            Device::numbered(&tree.view(), rustix::fs::makedev(259, 1)).expect("device");
+        assert_eq!(partition.as_deref(), Some("nvme0n1p1"));
+        assert_eq!(
+            (device.name.as_str(), device.queue_tags()),
+            ("nvme0n1", Some(1023))
+        );
+        assert_eq!((device.hardware_queues, device.logical_block_bytes), (2, 4096));
+        assert!(!device.rotational && !device.poll_queues, "{device:?}");
+    }
+
+    #[test]
+    fn a_stacked_device_has_the_tags_beneath() {
+        // Scenario: LVM on dm-crypt on a partition; a mirror of two disks. Expectation: the disk's tags, the fewest of two;
+        // their own names and queues.
+        let tree = storage();
+        let upper = at(&tree, 252, 1);
+        assert_eq!(
+            (upper.name.as_str(), upper.queue_tags(), upper.hardware_queues),
+            ("dm-1", Some(1023), 1)
+        );
+        assert_eq!(
+            (upper.own_tags, upper.all().len(), upper.disks().len()),
+            (None, 3, 1)
+        );
+        assert_eq!(at(&tree, 9, 0).queue_tags(), Some(64));
+    }
+
+    #[test]
+    fn a_loop_in_the_stack_ends() {
+        // Scenario: a /sys in which a device is its own and only slave. Expectation: no tags, no endless walk.
+        let tree = Tree::new(&[("sys/devices/virtual/block/dm-0/dm/uuid", "LVM-x\n")]);
+        let directory = "sys/devices/virtual/block/dm-0";
+        tree.link(directory, "sys/dev/block/252:0");
+        tree.link(directory, &format!("{directory}/slaves/dm-0"));
+        let device = at(&tree, 252, 0);
+        assert_eq!(device.queue_tags(), None);
+        assert_eq!(device.all().len(), 8);
+    }
+
+    #[test]
+    fn no_device_is_no_answer() {
+        // Scenario: a device number that /sys does not have, and a file in memory. Expectation: None.
+        assert_eq!(Device::numbered(&storage().view(), 42), None);
+        let memory =
+            rustix::fs::memfd_create("ringfetch-test", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+        assert_eq!(Device::of_file(&memory), None);
+    }
+
+    #[test]
+    fn a_real_file_is_never_a_contradiction() {
+        // Scenario: a file in the temporary directory, wherever that is. Expectation: no answer, or one that makes
+        // sense.
+        let file = tempfile::tempfile().expect("temporary file");
+        if let Some(device) = Device::of_file(&file) {
+            assert!(!device.name.is_empty(), "{device:?}");
+            assert!(device.queue_tags() != Some(0), "{device:?}");
+            assert!(device.logical_block_bytes.is_power_of_two(), "{device:?}");
+            assert!(device.hardware_queues >= 1, "{device:?}");
+        }
+    }
+}
