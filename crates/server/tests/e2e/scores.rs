@@ -4,6 +4,7 @@
 use crate::daemon::{Setup, backends};
 use crate::data::{Space, Unit, everything};
 use crate::wire::Http;
+use ringfetch_client::{Client, Metric, ScoreRequest};
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
 use ringfetch_proto::v1::fetch_stream_request::Request;
@@ -43,6 +44,7 @@ async fn both_transports_score_alike_on_each_backend() {
                 let mut answer = fetch.score_vectors(request.clone()).await.unwrap().into_inner();
                 assert_eq!(streamed(&mut fetch, request.clone()).await, answer, "{word}");
                 assert!(!answer.etag.is_empty());
+                by_client(&format!("http://{}", daemon.grpc), &request, &answer).await;
                 over_http(&http, &request, word, &answer).await;
                 right(space, dtype, word, &request, &answer);
                 // Files of this run.
@@ -96,6 +98,34 @@ async fn streamed(
     match answers.message().await.unwrap().expect("an answer").response {
         Some(Response::Scores(answer)) => answer,
         other => panic!("{other:?}"),
+    }
+}
+
+/// The Rust client's answer is the same.
+async fn by_client(url: &str, request: &v1::ScoreVectorsRequest, expected: &v1::ScoreVectorsResponse) {
+    let client = Client::builder(url).connect_lazy().unwrap();
+    let metric = match request.metric() {
+        v1::Metric::Cosine => Metric::Cosine,
+        v1::Metric::Euclidean => Metric::Euclidean,
+        v1::Metric::Manhattan => Metric::Manhattan,
+        v1::Metric::Dot | v1::Metric::Unspecified => Metric::Dot,
+    };
+    let mut asked = ScoreRequest::new(&request.dataset, metric, request.limit).if_match(&expected.etag);
+    for query in &request.queries {
+        asked = asked.query(query.vector.as_slice(), query.ids.as_slice());
+    }
+    let scores = client.score_vectors(asked).await.unwrap();
+    assert_eq!(scores.etag, expected.etag);
+    assert_eq!(scores.results.len(), expected.results.len());
+    for (ranking, expected) in scores.results.iter().zip(&expected.results) {
+        let best: Vec<(u64, f64)> = expected
+            .ids
+            .iter()
+            .copied()
+            .zip(expected.scores.iter().copied())
+            .collect();
+        assert_eq!((&ranking.best, ranking.unscored), (&best, expected.unscored));
+        assert_eq!(ranking.errors.len(), expected.errors.len());
     }
 }
 
