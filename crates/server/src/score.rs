@@ -1,9 +1,9 @@
 //! Scores of vectors against a query. Pure: no reads, no waiting.
 //!
-//! All arithmetic is in f64, in [`LANES`] sums that are added pairwise at the end, without fused operations. So every CPU
-//! gives the same score, to the last bit. Its error is below 1e-12 of the sum of the terms' magnitudes, for vectors of up to
-//! a million elements; for whole numbers in vectors and query, `dot` and `manhattan` are exact. `fearless_simd` compiles the
-//! loops for each instruction set and chooses at run time.
+//! All arithmetic is in f64, without fused operations: [`LANES`] sums of each [`PIECE_ELEMENTS`] elements, which are added
+//! pairwise. So every CPU gives the same score, to the last bit, and its error is below 1e-12 of the sum of the terms'
+//! magnitudes for any vector that there can be. `fearless_simd` compiles the loops for each instruction set and chooses at
+//! run time.
 
 use fearless_simd::{Level, dispatch};
 use half::slice::HalfFloatSliceExt as _;
@@ -102,8 +102,15 @@ enum Kernel {
 /// What was added up of one vector so far.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sums {
-    terms: [f64; LANES],
+    terms: f64,
     /// Squares of the vector's elements, for its norm.
+    squares: f64,
+}
+
+/// The sums of one piece.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lanes {
+    terms: [f64; LANES],
     squares: [f64; LANES],
 }
 
@@ -131,31 +138,38 @@ impl Scorer {
 
     /// The norm of a query where the metric needs it.
     pub(crate) fn query_norm(&self, query: &[f32]) -> f64 {
-        let mut squares = [0.0; LANES];
+        let mut sum = 0.0;
         if self.metric == Metric::Cosine {
-            for block in query.chunks(LANES) {
-                for (sum, value) in squares.iter_mut().zip(block) {
-                    *sum += f64::from(*value) * f64::from(*value);
+            for piece in query.chunks(PIECE_ELEMENTS) {
+                let mut squares = [0.0; LANES];
+                for block in piece.chunks(LANES) {
+                    for (sum, value) in squares.iter_mut().zip(block) {
+                        *sum += f64::from(*value) * f64::from(*value);
+                    }
                 }
+                sum += total(squares);
             }
         }
-        total(squares).sqrt()
+        sum.sqrt()
     }
 
-    /// Adds elements of a vector, little-endian, and those of the query at the same places. Every piece but the last has a
-    /// multiple of [`LANES`] elements.
+    /// Adds a piece of a vector, little-endian, and that of the query at the same place. Every piece but the last has
+    /// [`PIECE_ELEMENTS`].
     pub(crate) fn add(&self, sums: &mut Sums, query: &[f32], elements: &[u8]) {
-        dispatch!(self.level, _simd => add(self.kernel, self.metric, sums, query, elements));
+        let mut lanes = Lanes::default();
+        dispatch!(self.level, _simd => add(self.kernel, self.metric, &mut lanes, query, elements));
+        sums.terms += total(lanes.terms);
+        sums.squares += total(lanes.squares);
     }
 
     /// The score. It is not finite where the vector has an element that is not.
     pub(crate) fn finish(&self, sums: &Sums, query_norm: f64) -> f64 {
-        let sum = total(sums.terms);
+        let sum = sums.terms;
         let score = match self.metric {
             Metric::Dot | Metric::Manhattan => sum,
             Metric::Euclidean => sum.sqrt(),
             Metric::Cosine => {
-                let norm = total(sums.squares).sqrt();
+                let norm = sums.squares.sqrt();
                 if norm == 0.0 || query_norm == 0.0 {
                     0.0
                 } else {
@@ -228,22 +242,22 @@ impl Element for F16 {
 }
 
 #[inline(always)]
-fn add(kernel: Kernel, metric: Metric, sums: &mut Sums, query: &[f32], elements: &[u8]) {
+fn add(kernel: Kernel, metric: Metric, lanes: &mut Lanes, query: &[f32], elements: &[u8]) {
     match kernel {
-        Kernel::F32 => add_all::<F32>(metric, sums, query, elements),
-        Kernel::F16 => add_all::<F16>(metric, sums, query, elements),
-        Kernel::U8 => add_all::<U8>(metric, sums, query, elements),
-        Kernel::I8 => add_all::<I8>(metric, sums, query, elements),
+        Kernel::F32 => add_all::<F32>(metric, lanes, query, elements),
+        Kernel::F16 => add_all::<F16>(metric, lanes, query, elements),
+        Kernel::U8 => add_all::<U8>(metric, lanes, query, elements),
+        Kernel::I8 => add_all::<I8>(metric, lanes, query, elements),
     }
 }
 
 #[inline(always)]
-fn add_all<E: Element>(metric: Metric, sums: &mut Sums, query: &[f32], elements: &[u8]) {
+fn add_all<E: Element>(metric: Metric, lanes: &mut Lanes, query: &[f32], elements: &[u8]) {
     match metric {
-        Metric::Dot => add_each::<E, false>(sums, query, elements, dot),
-        Metric::Cosine => add_each::<E, true>(sums, query, elements, dot),
-        Metric::Euclidean => add_each::<E, false>(sums, query, elements, squared_difference),
-        Metric::Manhattan => add_each::<E, false>(sums, query, elements, difference),
+        Metric::Dot => add_each::<E, false>(lanes, query, elements, dot),
+        Metric::Cosine => add_each::<E, true>(lanes, query, elements, dot),
+        Metric::Euclidean => add_each::<E, false>(lanes, query, elements, squared_difference),
+        Metric::Manhattan => add_each::<E, false>(lanes, query, elements, difference),
     }
 }
 
@@ -264,12 +278,12 @@ fn difference(query: f64, element: f64) -> f64 {
 
 #[inline(always)]
 fn add_each<E: Element, const SQUARES: bool>(
-    sums: &mut Sums,
+    lanes: &mut Lanes,
     query: &[f32],
     elements: &[u8],
     term: impl Fn(f64, f64) -> f64 + Copy,
 ) {
-    let mut added = *sums;
+    let mut added = *lanes;
     let (blocks, rest) = query.as_chunks::<LANES>();
     let mut raw = elements.chunks_exact(LANES * E::BYTES);
     for (query, elements) in blocks.iter().zip(&mut raw) {
@@ -286,25 +300,25 @@ fn add_each<E: Element, const SQUARES: bool>(
         }
         added = add_block::<SQUARES>(added, &query, E::decode(&elements), term);
     }
-    *sums = added;
+    *lanes = added;
 }
 
 #[inline(always)]
 fn add_block<const SQUARES: bool>(
-    mut sums: Sums,
+    mut lanes: Lanes,
     query: &[f32; LANES],
     values: [f64; LANES],
     term: impl Fn(f64, f64) -> f64,
-) -> Sums {
-    for ((sum, query), value) in sums.terms.iter_mut().zip(query).zip(values) {
+) -> Lanes {
+    for ((sum, query), value) in lanes.terms.iter_mut().zip(query).zip(values) {
         *sum += term(f64::from(*query), value);
     }
     if SQUARES {
-        for (sum, value) in sums.squares.iter_mut().zip(values) {
+        for (sum, value) in lanes.squares.iter_mut().zip(values) {
             *sum += value * value;
         }
     }
-    sums
+    lanes
 }
 
 #[cfg(test)]
