@@ -171,7 +171,8 @@ impl Scorer {
             Metric::Cosine => {
                 let norm = sums.squares.sqrt();
                 if norm == 0.0 || query_norm == 0.0 {
-                    0.0
+                    // 0 unless an element is not finite.
+                    sum * 0.0
                 } else {
                     (sum / (query_norm * norm)).clamp(-1.0, 1.0)
                 }

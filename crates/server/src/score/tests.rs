@@ -224,12 +224,12 @@ fn a_norm_of_zero_has_cosine_zero() {
 
 #[test]
 fn a_vector_that_is_not_finite_has_no_finite_score() {
-    // NaN and infinities in a vector, with the query's element zero and not.
+    // NaN and infinities in a vector, with the query's element zero and not, and a query of zeros.
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for dtype in [Dtype::F32, Dtype::F16] {
             let vector = stored(dtype, &[1.0, bad, 2.0]);
             for metric in METRICS {
-                for query in [[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]] {
+                for query in [[1.0, 1.0, 1.0], [1.0, 0.0, 1.0], [0.0; 3]] {
                     assert!(
                         !score(metric, &query, &vector, LANES).is_finite(),
                         "{metric:?} {bad}"
