@@ -58,6 +58,8 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Measure a file or device through the engine, and print the settings that suit it.
     Calibrate(Calibrate),
+    /// Run a study of a device and of the ways to read it, and report it beside the published figures.
+    Lab(Box<ringfetch_lab::Lab>),
     /// Print completions for a shell, to be sourced by it.
     Completions {
         /// Which shell.

@@ -16,15 +16,14 @@ mod expected;
 mod format;
 mod get;
 mod inspect;
+mod lab;
 mod load;
 mod make;
 mod outcome;
 mod progress;
-mod quantity;
 mod reload;
 mod score;
 mod sink;
-mod table;
 mod verify;
 
 use args::DatasetCommand;
@@ -32,6 +31,7 @@ use clap::{CommandFactory as _, Parser as _};
 use commands::{Cli, Command};
 use outcome::{EXIT_STATUS, Failure};
 use ringfetch_command::manual::{Manual, completions};
+use ringfetch_lab::{quantity, table};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
@@ -70,6 +70,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::LoadMerge(merge) => load::merge(global, merge),
             Command::Doctor(doctor) => doctor::run(global, doctor),
             Command::Calibrate(calibrate) => calibrate::run(global, calibrate).await,
+            Command::Lab(args) => lab::run(global, args).await,
             Command::Completions { shell } => {
                 io::stdout().write_all(&completions(&mut Cli::command(), *shell))?;
                 Ok(())

@@ -79,6 +79,10 @@ impl Arena {
                 rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE,
             )
         }?;
+        // Fewer TLB misses: in a copy of 64 KiB one in place of sixteen. A kernel without huge pages refuses, which is fine.
+        // SAFETY: the mapping was just made, and the advice changes no contents.
+        let _without_huge_pages =
+            unsafe { rustix::mm::madvise(base, length, rustix::mm::Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(invalid)?;
         // Every live allocation has at least one page and at most one free neighbour on either side, so twice the
         // pages bounds the nodes; 128 Ki is the allocator's own default and enough for most budgets.

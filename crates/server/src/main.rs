@@ -170,7 +170,6 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     let config = &loaded.config;
     let telemetry = Telemetry::start(&config.log)?;
     raise_open_files();
-    keep_to_small_pages();
     let runtime = runtime()?;
     // Before anything slow: a SIGHUP during the start must not end the daemon but wait until it serves.
     let reload_signals = {
@@ -399,15 +398,6 @@ fn raise_open_files() {
         },
     ) {
         tracing::warn!(%error, limit = limit.current, "cannot raise the limit of open files");
-    }
-}
-
-/// The allocator requests huge pages (MADV_HUGEPAGE), with which a buffer that is barely used becomes resident completely:
-/// an idle HTTP/2 connection has 24 KiB of such buffers. Measured with 4,000 of them: 33 KiB resident each with huge pages,
-/// 17 KiB without.
-fn keep_to_small_pages() {
-    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
-        tracing::debug!(%error, "huge pages stay on");
     }
 }
 

@@ -23,7 +23,7 @@ const COPIED_BYTES_MAX: usize = 20 << 10;
 
 /// Most bytes sent in one turn: some 50 us, since on loopback the receiver's work is done in the same call. The connection's
 /// next turn comes after those of all others.
-const TURN_BYTES_MAX: usize = 128 << 10;
+const TURN_BYTES_MAX: usize = 320 << 10;
 
 /// Most bytes received in one turn. Processing requests is expensive: tokio lets a task read 128 times before it yields, and
 /// eight connections that sent only thousands of header fields blocked a core for 30 ms a round.

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-pub(crate) use ringfetch_command::size::{exact as exact_size, rounded as size};
+pub use ringfetch_command::size::{exact as exact_size, rounded as size};
 
 /// `4096`, `64KiB`, `10GiB`.
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     ringfetch_command::size::parse(text)
         .map_err(|problem| format!("{problem}; use bytes or a binary unit: 4096, 64KiB, 16MiB, 10GiB, 1TiB"))
 }
 
 /// `500ms`, `10s`, `2m`.
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; use 500ms, 10s, 2m"))
 }
 
 /// A number in groups of three digits: `1 234 567`.
-pub(crate) fn grouped(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (i, digit) in digits.chars().enumerate() {
@@ -29,7 +29,7 @@ pub(crate) fn grouped(number: u64) -> String {
 }
 
 /// A rate, rounded, in groups of three digits; one decimal below ten.
-pub(crate) fn rate(per_second: f64) -> String {
+pub fn rate(per_second: f64) -> String {
     if per_second < 10.0 {
         return format!("{per_second:.1}");
     }
@@ -43,7 +43,7 @@ pub(crate) fn rate(per_second: f64) -> String {
 }
 
 /// A latency for people, three digits: `875 us`, `1.23 ms`, `12.3 s`.
-pub(crate) fn latency(nanoseconds: f64) -> String {
+pub fn latency(nanoseconds: f64) -> String {
     let (value, unit) = match nanoseconds {
         n if n < 999_500.0 => (n / 1e3, "us"),
         n if n < 999_500_000.0 => (n / 1e6, "ms"),
@@ -61,7 +61,7 @@ pub(crate) fn latency(nanoseconds: f64) -> String {
 
 /// A count as a float, for ratios and display.
 #[expect(clippy::cast_precision_loss, reason = "53 bits are enough for a ratio")]
-pub(crate) fn approximate(count: u64) -> f64 {
+pub fn approximate(count: u64) -> f64 {
     count as f64
 }
 

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 /// Rows of cells; each column is as wide as its widest cell.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub struct Table {
     rows: Vec<Vec<String>>,
     /// Columns whose cells stand at the right.
     right: &'static [usize],
@@ -12,18 +12,23 @@ pub(crate) struct Table {
 
 impl Table {
     /// A table whose columns of these numbers stand at the right.
-    pub(crate) fn new(right: &'static [usize]) -> Self {
+    pub fn new(right: &'static [usize]) -> Self {
         Self {
             rows: Vec::new(),
             right,
         }
     }
 
-    pub(crate) fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+    /// Appends a row.
+    pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
-    pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+    /// Writes all rows, a line each.
+    ///
+    /// # Errors
+    /// Whatever the writer has.
+    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
             self.rows

@@ -1,0 +1,67 @@
+//! Memory on page boundaries, as O_DIRECT wants it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+const PAGE_BYTES: usize = 4096;
+
+/// Zeroed memory that begins on a page boundary.
+#[derive(Debug)]
+pub struct Buffer {
+    start: NonNull<u8>,
+    layout: Layout,
+    /// Its number among a ring's registered buffers.
+    pub(crate) registered: Option<u16>,
+}
+
+impl Buffer {
+    /// A new buffer; its length is rounded up to whole pages, at least one.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn zeroed(length: usize) -> io::Result<Self> {
+        let refused = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let length = length
+            .max(1)
+            .checked_next_multiple_of(PAGE_BYTES)
+            .ok_or_else(refused)?;
+        let layout = Layout::from_size_align(length, PAGE_BYTES).map_err(|_| refused())?;
+        // SAFETY: the layout has at least one page.
+        let start = unsafe { alloc_zeroed(layout) };
+        Ok(Self {
+            start: NonNull::new(start).ok_or_else(refused)?,
+            layout,
+            registered: None,
+        })
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: allocated with this layout, zeroed, and only this value refers to it.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and freed once.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+// SAFETY: it owns its memory, as a boxed slice does.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; shared references only read.
+unsafe impl Sync for Buffer {}

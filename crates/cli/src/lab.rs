@@ -1,0 +1,36 @@
+//! `ringfetch lab`: the studies of the crate ringfetch-lab, which Ctrl-C stops.
+
+use crate::args::Global;
+use crate::outcome::Failure;
+use ringfetch_lab::{Context, Lab, LabError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) async fn run(global: &Global, lab: &Lab) -> Result<(), Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let line: Vec<String> = std::env::args_os()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let context = Context {
+        stop: Arc::clone(&stop),
+        json: global.json,
+        command_line: line.join(" "),
+    };
+    let on_ctrl_c = tokio::spawn(async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            stop.store(true, Ordering::Relaxed);
+        }
+    });
+    let lab = lab.clone();
+    let study = tokio::task::spawn_blocking(move || {
+        ringfetch_lab::run(&lab, &context, &mut std::io::stdout().lock())
+    });
+    let ended = study.await;
+    on_ctrl_c.abort();
+    match ended {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(LabError::Usage(problem))) => Err(Failure::Usage(problem)),
+        Ok(Err(LabError::Refused(problem) | LabError::Failed(problem))) => Err(Failure::Failed(problem)),
+        Err(_) => Err(Failure::Failed("the study ended unexpectedly".to_owned())),
+    }
+}

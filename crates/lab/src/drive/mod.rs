@@ -1,0 +1,5 @@
+//! The loops that strategies share: threads that block, one thread with a queue, the engine.
+
+pub(crate) mod engine;
+pub(crate) mod queue;
+pub(crate) mod threads;

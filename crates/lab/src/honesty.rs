@@ -1,0 +1,204 @@
+//! What would mislead is refused: unless it is forced, and then the report says so.
+
+use crate::facts::Memory;
+use crate::material::Material;
+use crate::quantity::{approximate, size};
+use crate::study::Needs;
+use ringfetch_baselines::Buffer;
+use rustix::fs::OFlags;
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+
+pub(crate) const REPETITIONS_MIN: u32 = 5;
+/// Data with more holes than this are not read from a device.
+const HOLES_SHARE_MAX: f64 = 0.05;
+/// At least so much of what is asked for past the page cache has to come from the device.
+const DEVICE_SHARE_MIN: f64 = 0.9;
+/// Warm data may use so much of memory: the rest of it is used too.
+const WARM_SHARE_OF_MEMORY: f64 = 0.5;
+const PROBED_READS: u64 = 64;
+const PROBED_BYTES: usize = 4096;
+
+/// Why figures of this would mislead: a sentence each, with the option to change.
+pub(crate) fn objections(
+    materials: &[&Material],
+    needs: Needs,
+    repetitions: u32,
+    memory: &Memory,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    if repetitions < REPETITIONS_MIN {
+        found.push(format!(
+            "--repetitions: {repetitions} are too few to tell chance from cause: at least {REPETITIONS_MIN}"
+        ));
+    }
+    let Some(material) = materials.first() else {
+        return found;
+    };
+    let length = materials
+        .iter()
+        .map(|material| material.length_bytes())
+        .sum::<u64>();
+    let (shown, bound) = (size(memory.bytes), memory.bound);
+    if needs.larger_than_memory && length <= memory.bytes {
+        found.push(format!(
+            "--size: a working set of {} fits the page cache, which may grow to {shown} ({bound}): make it larger, or \
+             run in a cgroup with less memory",
+            size(length)
+        ));
+    }
+    if approximate(needs.warm_bytes) > WARM_SHARE_OF_MEMORY * approximate(memory.bytes) {
+        found.push(format!(
+            "{}: {} do not stay warm in {shown} of memory ({bound}): at most half of it",
+            needs.warm_option,
+            size(needs.warm_bytes)
+        ));
+    }
+    if material.place.in_memory {
+        found.push("--path: the file system is memory (tmpfs): it has no cold reads".to_owned());
+        return found;
+    }
+    let holes = materials
+        .iter()
+        .map(|material| material.holes_share())
+        .fold(0.0, f64::max);
+    if holes > HOLES_SHARE_MAX {
+        found.push(format!(
+            "--path: {:.0} % of the data are holes, which are read from nowhere",
+            holes * 100.0
+        ));
+    }
+    for material in materials {
+        if let Some(share) = device_share(material).filter(|share| *share < DEVICE_SHARE_MIN) {
+            found.push(format!(
+                "--path: of what was read past the page cache {:.0} % came from the device: the data were never stored, or \
+                 are stored elsewhere",
+                share * 100.0
+            ));
+            break;
+        }
+    }
+    found
+}
+
+/// The share of some evicted, direct (where that works) reads that the device has made. `None`: it cannot be counted.
+fn device_share(material: &Material) -> Option<f64> {
+    material.place.device.as_ref()?;
+    let file = material.files.first()?;
+    let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
+    let direct = OpenOptions::new().read(true).custom_flags(flags).open(&file.path);
+    let opened = direct.or_else(|_| std::fs::File::open(&file.path)).ok()?;
+    let _evicted = material.make_cold(1);
+    let before = material.place.counted()?;
+    let mut buffer = Buffer::zeroed(PROBED_BYTES).ok()?;
+    let blocks = file.length_bytes / PROBED_BYTES as u64;
+    let mut asked = 0u64;
+    for number in 0..PROBED_READS.min(blocks) {
+        // Apart from each other, so that read-ahead does not count twice.
+        let offset = blocks * number / PROBED_READS.min(blocks) * PROBED_BYTES as u64;
+        asked += opened.read_at(&mut buffer, offset).ok()? as u64;
+    }
+    let after = material.place.counted()?;
+    (asked > 0).then(|| approximate(after.since(&before)) / approximate(asked))
+}
+
+/// Where the bytes of a row came from, as the device and the page cache say.
+pub(crate) fn came_from(device_share: Option<f64>, resident_before: Option<f64>) -> &'static str {
+    match (device_share, resident_before) {
+        (Some(share), _) if share >= DEVICE_SHARE_MIN => "device",
+        (Some(share), _) if share <= 1.0 - DEVICE_SHARE_MIN => "memory",
+        (Some(_), _) => "both",
+        (None, Some(share)) if share >= crate::material::WARM_SHARE_MIN => "memory (not counted)",
+        (None, Some(share)) if share <= crate::material::COLD_SHARE_MAX => "evicted (not counted)",
+        (None, Some(_)) => "both (not counted)",
+        (None, None) => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::material::tests::{scratch, small};
+    use std::fs;
+
+    const NOTHING: Needs = Needs {
+        larger_than_memory: false,
+        warm_bytes: 0,
+        warm_option: "",
+    };
+    const MEMORY: Memory = Memory {
+        bytes: 1 << 30,
+        bound: "MemTotal",
+    };
+
+    #[test]
+    fn what_misleads_is_named_with_its_option() {
+        // Scenario: five repetitions, four; a working set below memory, warm data above half of it.
+        // Expected: no objection; then one each, which begins with the option.
+        let directory = scratch();
+        let material = small(directory.path());
+        let ask = |needs, repetitions| {
+            let mut found = objections(&[&material], needs, repetitions, &MEMORY);
+            // The build may lie in memory.
+            found.retain(|problem| !problem.starts_with("--path"));
+            found
+        };
+        assert_eq!(ask(NOTHING, 5), Vec::<String>::new());
+        let few = ask(NOTHING, 4);
+        assert!(
+            few.len() == 1 && few[0].starts_with("--repetitions: 4"),
+            "{few:?}"
+        );
+        let both = ask(
+            Needs {
+                larger_than_memory: true,
+                warm_bytes: 600 << 20,
+                warm_option: "--warm-bytes",
+            },
+            5,
+        );
+        assert!(both.len() == 2 && both[0].starts_with("--size"), "{both:?}");
+        assert!(both[1].starts_with("--warm-bytes"), "{both:?}");
+    }
+
+    fn objected(path: &std::path::Path, words: &str) {
+        let material = Material::one(path, 4 << 20, &mut |_| true).unwrap();
+        let found = objections(&[&material], NOTHING, 5, &MEMORY);
+        assert!(found.iter().any(|problem| problem.contains(words)), "{found:?}");
+    }
+
+    #[test]
+    #[ignore = "needs a disk"]
+    fn what_was_never_written_is_refused() {
+        // Scenario: a file that was written; a sparse one; one that was reserved and never written.
+        // Expected: no objection; holes; reads that do not reach the device.
+        let directory = scratch();
+        let written = small(directory.path());
+        assert_eq!(objections(&[&written], NOTHING, 5, &MEMORY), Vec::<String>::new());
+        let sparse = directory.path().join("sparse");
+        fs::File::create(&sparse).unwrap().set_len(8 << 20).unwrap();
+        objected(&sparse, "100 % of the data are holes");
+        let reserved = directory.path().join("reserved");
+        let file = fs::File::create(&reserved).unwrap();
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 8 << 20).unwrap();
+        objected(&reserved, "0 % came from the device");
+    }
+
+    #[test]
+    #[ignore = "needs /dev/shm"]
+    fn memory_is_no_device() {
+        // Scenario: data on tmpfs. Expected: refused as that.
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+        objected(memory.path(), "tmpfs");
+    }
+
+    #[test]
+    fn where_bytes_came_from_is_what_was_counted() {
+        // Scenario: shares that the device made, and residency where there is no device. Expected: what they say.
+        assert_eq!(came_from(Some(1.02), Some(0.5)), "device");
+        assert_eq!(came_from(Some(0.0), None), "memory");
+        assert_eq!(came_from(Some(0.5), Some(0.0)), "both");
+        assert_eq!(came_from(None, Some(0.0)), "evicted (not counted)");
+        assert_eq!(came_from(None, None), "unknown");
+    }
+}

@@ -1,0 +1,524 @@
+//! One step: which reads are made, and what they came to. A strategy takes reads from its job until there are no more,
+//! and reports each through a lane.
+//!
+//! Invariants: the clock starts when the strategy is set up and ends with the last read; every read's bytes are checked
+//! at both ends (in tests as a whole) where they are known; a read that failed or is wrong fails the step.
+
+use crate::material::Material;
+use crate::walk::Walk;
+use hdrhistogram::Histogram;
+use ringfetch_baselines::{Usage, usage};
+use ringfetch_pattern as pattern;
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes that are checked at either end of a read.
+const CHECKED_BYTES: usize = 16;
+const PAGE_BYTES: u64 = 4096;
+
+/// Where the bytes are to come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heat {
+    /// O_DIRECT, from evicted files; what cannot (mmap) reads through the evicted page cache.
+    Direct,
+    /// Through the page cache, which was evicted.
+    Cold,
+    /// From the page cache.
+    Warm,
+}
+
+impl Heat {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Cold => "cold",
+            Self::Warm => "warm",
+        }
+    }
+}
+
+/// When a step is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Amount {
+    /// After this time, or when everything was read.
+    For(Duration),
+    /// After so many reads, or when everything was read.
+    Reads(u64),
+}
+
+/// What a step reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// Blocks of the first file's first bytes.
+    Blocks {
+        block_bytes: usize,
+        window_bytes: u64,
+        random: bool,
+    },
+    /// Whole files, each once, in random order.
+    Files { count: usize },
+}
+
+/// The settings of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) heat: Heat,
+    pub(crate) shape: Shape,
+    pub(crate) amount: Amount,
+    /// Most reads in flight: threads, or the depth of a queue.
+    pub(crate) depth: usize,
+    /// Whether each read opens its file, and the time for that counts.
+    pub(crate) open_each: bool,
+    /// Whether buffers are used again, or each read has a new one.
+    pub(crate) pooled: bool,
+}
+
+impl Setup {
+    /// Bytes of the longest read.
+    pub(crate) fn read_bytes(&self, material: &Material) -> usize {
+        match self.shape {
+            Shape::Blocks { block_bytes, .. } => block_bytes,
+            Shape::Files { count } => {
+                let longest = material.files.iter().take(count).map(|file| file.length_bytes);
+                usize::try_from(longest.max().unwrap_or(0)).unwrap_or(usize::MAX)
+            }
+        }
+    }
+
+    /// Files that are read.
+    pub(crate) fn files(&self) -> usize {
+        match self.shape {
+            Shape::Blocks { .. } => 1,
+            Shape::Files { count } => count,
+        }
+    }
+
+    /// Bytes of each file that may be read.
+    pub(crate) fn window_bytes(&self) -> u64 {
+        match self.shape {
+            Shape::Blocks { window_bytes, .. } => window_bytes,
+            Shape::Files { .. } => u64::MAX,
+        }
+    }
+}
+
+/// A read to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReadAt {
+    pub(crate) file: usize,
+    pub(crate) offset: u64,
+    pub(crate) length: usize,
+}
+
+/// What a step came to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Reads completed.
+    pub reads: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// From the first read's start to the last one's end.
+    pub seconds: f64,
+    /// Latency of a read, microseconds: the shortest, the mean, quantiles, the longest.
+    pub min_us: f64,
+    /// See `min_us`.
+    pub mean_us: f64,
+    /// See `min_us`.
+    pub p50_us: f64,
+    /// See `min_us`.
+    pub p99_us: f64,
+    /// See `min_us`.
+    pub p999_us: f64,
+    /// See `min_us`.
+    pub max_us: f64,
+    /// Reads in flight on average, by Little's law.
+    pub depth_achieved: f64,
+    /// CPU time of this process a read, user and system (getrusage(2)).
+    pub cpu_us_per_read: f64,
+    /// Bytes that the device read, as a share of the bytes that were asked for. `None`: no device to ask.
+    pub device_share: Option<f64>,
+    /// The share of the data that was in the page cache before the step. `None`: the kernel does not say.
+    pub resident_before: Option<f64>,
+    /// Memory of this process when the step ended, without the page cache (RssAnon of proc_pid_status(5)).
+    pub own_memory_bytes: u64,
+    /// What the strategy has to say of itself.
+    pub note: Option<String>,
+}
+
+/// A step under way.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) setup: Setup,
+    pub(crate) material: Arc<Material>,
+    walk: Walk,
+    opened: Vec<Arc<File>>,
+    begun: OnceLock<(Instant, Usage)>,
+    stop: Arc<AtomicBool>,
+    over: AtomicBool,
+    check_whole: bool,
+    totals: Mutex<Totals>,
+}
+
+#[derive(Debug)]
+struct Totals {
+    reads: u64,
+    bytes: u64,
+    in_flight: Duration,
+    latency: Histogram<u64>,
+    end: Option<(Instant, Usage)>,
+    own_memory_bytes: u64,
+    note: Option<String>,
+    problem: Option<String>,
+}
+
+impl Job {
+    pub(crate) fn new(
+        material: &Arc<Material>,
+        setup: Setup,
+        seed: u64,
+        check_whole: bool,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Arc<Self>, String> {
+        // What was read is not cold any more; what is warm can be read again.
+        let (count, random, again) = match setup.shape {
+            Shape::Blocks {
+                window_bytes, random, ..
+            } => (window_bytes / spacing(&setup), random, setup.heat == Heat::Warm),
+            Shape::Files { count } => (count as u64, true, false),
+        };
+        let most = if again { u64::MAX } else { count };
+        let limit = match setup.amount {
+            Amount::For(_) => most,
+            Amount::Reads(reads) => reads.min(most),
+        };
+        let mut job = Self {
+            setup,
+            material: Arc::clone(material),
+            walk: Walk::new(count, random, limit, seed),
+            opened: Vec::new(),
+            begun: OnceLock::new(),
+            stop: Arc::clone(stop),
+            over: AtomicBool::new(false),
+            check_whole,
+            totals: Mutex::new(Totals {
+                reads: 0,
+                bytes: 0,
+                in_flight: Duration::ZERO,
+                latency: histogram()?,
+                end: None,
+                own_memory_bytes: 0,
+                note: None,
+                problem: None,
+            }),
+        };
+        if !setup.open_each {
+            let files = (0..setup.files()).map(|file| job.open(file).map(Arc::new));
+            let opened: io::Result<Vec<Arc<File>>> = files.collect();
+            job.opened = opened.map_err(|error| format!("cannot open: {error}"))?;
+        }
+        Ok(Arc::new(job))
+    }
+
+    pub(crate) fn is_direct(&self) -> bool {
+        self.setup.heat == Heat::Direct
+    }
+
+    pub(crate) fn read_bytes(&self) -> usize {
+        self.setup.read_bytes(&self.material)
+    }
+
+    pub(crate) fn path(&self, file: usize) -> Option<PathBuf> {
+        self.material.files.get(file).map(|file| file.path.clone())
+    }
+
+    /// The file of a read: opened before, or now.
+    pub(crate) fn file(&self, file: usize) -> io::Result<Arc<File>> {
+        match self.opened.get(file) {
+            Some(opened) => Ok(Arc::clone(opened)),
+            None => self.open(file).map(Arc::new),
+        }
+    }
+
+    fn open(&self, file: usize) -> io::Result<File> {
+        let path = self.path(file).ok_or(io::ErrorKind::NotFound)?;
+        let flags = if self.is_direct() {
+            OFlags::DIRECT
+        } else {
+            OFlags::empty()
+        };
+        let flags = i32::try_from(flags.bits()).unwrap_or(0);
+        OpenOptions::new().read(true).custom_flags(flags).open(path)
+    }
+
+    /// Everything is set up: the clock starts. Only the first call counts.
+    pub(crate) fn begin(&self) {
+        self.begun.get_or_init(|| (Instant::now(), usage()));
+    }
+
+    /// The next read; `None` when the step is over.
+    pub(crate) fn next(&self) -> Option<ReadAt> {
+        let (begun, _) = self.begun.get()?;
+        let in_time = match self.setup.amount {
+            // One at least, however late the threads began.
+            Amount::For(time) => begun.elapsed() < time || self.walk.is_fresh(),
+            Amount::Reads(_) => true,
+        };
+        if !in_time || self.over.load(Ordering::Relaxed) || self.stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        let position = self.walk.next()?;
+        match self.setup.shape {
+            Shape::Blocks { block_bytes, .. } => Some(ReadAt {
+                file: 0,
+                offset: position.saturating_mul(spacing(&self.setup)),
+                length: block_bytes,
+            }),
+            Shape::Files { .. } => {
+                let file = usize::try_from(position).ok()?;
+                let length = self.material.files.get(file)?.length_bytes;
+                Some(ReadAt {
+                    file,
+                    offset: 0,
+                    length: usize::try_from(length).ok()?,
+                })
+            }
+        }
+    }
+
+    /// Something to count reads with. Each thread or task has its own; dropped, it is counted.
+    pub(crate) fn lane(self: &Arc<Self>) -> Lane {
+        Lane {
+            job: Arc::clone(self),
+            reads: 0,
+            bytes: 0,
+            in_flight: Duration::ZERO,
+            latency: histogram().ok(),
+        }
+    }
+
+    /// The strategy failed: nobody gets another read.
+    pub(crate) fn fail(&self, problem: impl std::fmt::Display) {
+        self.over.store(true, Ordering::Relaxed);
+        self.totals().problem.get_or_insert_with(|| problem.to_string());
+    }
+
+    /// Something a reader of the figures should know.
+    pub(crate) fn note(&self, note: impl Into<String>) {
+        self.totals().note = Some(note.into());
+    }
+
+    /// No code panics under this lock.
+    fn totals(&self) -> MutexGuard<'_, Totals> {
+        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it came to.
+    ///
+    /// # Errors
+    /// A read failed, or there was none.
+    pub(crate) fn outcome(&self) -> Result<Sample, String> {
+        let mut totals = self.totals();
+        if let Some(problem) = totals.problem.take() {
+            return Err(problem);
+        }
+        let (Some((begun, used)), Some((end, used_then))) = (self.begun.get(), totals.end) else {
+            return Err("nothing was read".to_owned());
+        };
+        if totals.reads == 0 {
+            return Err("nothing was read".to_owned());
+        }
+        let seconds = end.duration_since(*begun).as_secs_f64().max(1e-9);
+        let cpu = (used_then.user + used_then.system).saturating_sub(used.user + used.system);
+        let reads = crate::quantity::approximate(totals.reads);
+        let micros = |nanoseconds: u64| crate::quantity::approximate(nanoseconds) / 1e3;
+        let latency = &totals.latency;
+        Ok(Sample {
+            reads: totals.reads,
+            bytes: totals.bytes,
+            seconds,
+            min_us: micros(latency.min()),
+            mean_us: totals.in_flight.as_secs_f64() * 1e6 / reads,
+            p50_us: micros(latency.value_at_quantile(0.5)),
+            p99_us: micros(latency.value_at_quantile(0.99)),
+            p999_us: micros(latency.value_at_quantile(0.999)),
+            max_us: micros(latency.max()),
+            depth_achieved: totals.in_flight.as_secs_f64() / seconds,
+            cpu_us_per_read: cpu.as_secs_f64() * 1e6 / reads,
+            device_share: None,
+            resident_before: None,
+            own_memory_bytes: totals.own_memory_bytes,
+            note: totals.note.clone(),
+        })
+    }
+}
+
+/// Bytes from one position to the next: small blocks are a page apart, so that none is read with its neighbour.
+fn spacing(setup: &Setup) -> u64 {
+    match setup.shape {
+        Shape::Blocks {
+            block_bytes, random, ..
+        } => {
+            let least = if random { PAGE_BYTES } else { 1 };
+            (block_bytes as u64).max(least)
+        }
+        Shape::Files { .. } => 1,
+    }
+}
+
+fn histogram() -> Result<Histogram<u64>, String> {
+    Histogram::new(3).map_err(|error| error.to_string())
+}
+
+/// What one thread or task has read.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    job: Arc<Job>,
+    reads: u64,
+    bytes: u64,
+    in_flight: Duration,
+    latency: Option<Histogram<u64>>,
+}
+
+impl Lane {
+    /// A read is over: its bytes, all of them.
+    pub(crate) fn done(&mut self, read: &ReadAt, started: Instant, data: &[u8]) {
+        let latency = started.elapsed();
+        self.reads += 1;
+        self.bytes += data.len() as u64;
+        self.in_flight += latency;
+        if let Some(histogram) = &mut self.latency {
+            // It grows by itself.
+            let _recorded = histogram.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+        }
+        if data.len() != read.length {
+            let (got, wanted) = (data.len(), read.length);
+            return self.job.fail(format!(
+                "{got} of {wanted} bytes at {}: a short read",
+                read.offset
+            ));
+        }
+        let seed = self.job.material.files.get(read.file).and_then(|file| file.seed);
+        if let Some(seed) = seed
+            && let Some(at) = difference(seed, read.offset, data, self.job.check_whole)
+        {
+            self.job
+                .fail(format!("wrong bytes at {}", read.offset + at as u64));
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let end = (Instant::now(), usage());
+        let mut totals = self.job.totals();
+        totals.reads += self.reads;
+        totals.bytes += self.bytes;
+        totals.in_flight += self.in_flight;
+        if let Some(latency) = &self.latency {
+            // Both grow by themselves.
+            let _added = totals.latency.add(latency);
+        }
+        if totals.end.is_none() {
+            // The first that ends: the others still have their buffers.
+            totals.own_memory_bytes = crate::facts::own_memory_bytes();
+        }
+        // The last lane has the end.
+        totals.end = Some(end);
+    }
+}
+
+fn difference(seed: u64, offset: u64, data: &[u8], whole: bool) -> Option<usize> {
+    if whole || data.len() <= 2 * CHECKED_BYTES {
+        return pattern::first_difference(seed, offset, data);
+    }
+    let last = data.len() - CHECKED_BYTES;
+    let (head, tail) = (data.get(..CHECKED_BYTES)?, data.get(last..)?);
+    pattern::first_difference(seed, offset, head)
+        .or_else(|| pattern::first_difference(seed, offset + last as u64, tail).map(|at| at + last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::material::tests::{scratch, small};
+
+    fn job(shape: Shape, amount: Amount) -> (tempfile::TempDir, Arc<Job>) {
+        let directory = scratch();
+        let setup = Setup {
+            heat: Heat::Cold,
+            shape,
+            amount,
+            depth: 1,
+            open_each: false,
+            pooled: true,
+        };
+        let material = Arc::new(small(directory.path()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let job = Job::new(&material, setup, 1, false, &stop).unwrap();
+        (directory, job)
+    }
+
+    const BLOCKS: Shape = Shape::Blocks {
+        block_bytes: 512,
+        window_bytes: 4 << 20,
+        random: true,
+    };
+
+    #[test]
+    fn a_step_ends_after_its_reads_and_counts_them() {
+        // Scenario: ten reads of 512 bytes asked for, before and after the clock starts. Expected: none, then ten a page
+        // apart; the figures follow.
+        let (_directory, job) = job(BLOCKS, Amount::Reads(10));
+        assert_eq!(job.next(), None);
+        job.begin();
+        let mut lane = job.lane();
+        let started = Instant::now();
+        while let Some(read) = job.next() {
+            assert!(read.offset.is_multiple_of(4096) && read.length == 512);
+            let mut data = vec![0; 512];
+            pattern::fill(42, read.offset, &mut data);
+            lane.done(&read, started, &data);
+        }
+        drop(lane);
+        let sample = job.outcome().unwrap();
+        assert_eq!((sample.reads, sample.bytes), (10, 5120));
+        assert!(sample.min_us <= sample.mean_us && sample.p99_us <= sample.max_us);
+        assert!(
+            sample.min_us > 0.0 && sample.mean_us < sample.max_us * 1.01,
+            "{sample:?}"
+        );
+        assert!(sample.depth_achieved > 0.0 && sample.seconds > 0.0);
+    }
+
+    #[test]
+    fn wrong_and_short_reads_fail_the_step() {
+        // Scenario: a byte changed at either end; too few bytes; no read at all. Expected: an error that says which.
+        let read = ReadAt {
+            file: 0,
+            offset: 8192,
+            length: 512,
+        };
+        for (wrong, words) in [(0, "wrong bytes at 8192"), (511, "wrong bytes at 8703")] {
+            let (_directory, job) = job(BLOCKS, Amount::Reads(1));
+            job.begin();
+            let mut data = vec![0; 512];
+            pattern::fill(42, 8192, &mut data);
+            data[wrong] ^= 1;
+            job.lane().done(&read, Instant::now(), &data);
+            assert_eq!(job.next(), None);
+            assert_eq!(job.outcome().unwrap_err(), words);
+        }
+        let (_directory, job) = job(BLOCKS, Amount::Reads(1));
+        job.begin();
+        assert_eq!(job.outcome().unwrap_err(), "nothing was read");
+        job.lane().done(&read, Instant::now(), &[0; 5]);
+        assert!(job.outcome().unwrap_err().contains("short"));
+    }
+}

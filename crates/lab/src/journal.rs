@@ -1,0 +1,263 @@
+//! What was measured so far: lines of JSON, appended step by step, so that a run that was cut short goes on.
+//!
+//! Invariants: the first line says what is measured; a journal of anything else is refused; a last line that was cut off
+//! while it was written is dropped; one process writes at a time.
+
+use crate::error::LabError;
+use crate::job::Sample;
+use crate::study::Key;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+
+const NAME: &str = "samples.jsonl";
+const FORMAT: &str = "ringfetch-lab-samples/1";
+/// A journal larger than this is none: 512 bytes a sample make 100 000 samples.
+const LENGTH_MAX_BYTES: u64 = 64 << 20;
+
+/// The first line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Header {
+    pub(crate) format: String,
+    /// What has to be the same when a run goes on.
+    pub(crate) identity: Key,
+    pub(crate) command_line: String,
+    pub(crate) begun: String,
+    /// Rules that `--force` has set aside.
+    pub(crate) marks: Vec<String>,
+}
+
+impl Header {
+    pub(crate) fn new(identity: Key, command_line: String, begun: String, marks: Vec<String>) -> Self {
+        Self {
+            format: FORMAT.to_owned(),
+            identity,
+            command_line,
+            begun,
+            marks,
+        }
+    }
+}
+
+/// Every other line.
+#[derive(Debug, Serialize, Deserialize)]
+struct Line {
+    cell: String,
+    repetition: u32,
+    sample: Sample,
+}
+
+/// An open journal.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    file: File,
+    header: Header,
+    done: HashMap<(String, u32), Sample>,
+}
+
+impl Journal {
+    /// Opens the journal of a directory, which is made where it is missing.
+    ///
+    /// # Errors
+    /// The directory has results already, or those of something else; errno with the path.
+    pub(crate) fn open(directory: &Path, header: Header, resume: bool) -> Result<Self, LabError> {
+        let shown = directory.display();
+        let usage = |problem: String| LabError::Usage(problem);
+        if directory.join("report.json").exists() {
+            return Err(usage(format!(
+                "--out: {shown} has a finished report: name another directory"
+            )));
+        }
+        let path = directory.join(NAME);
+        match (path.exists(), resume) {
+            (true, false) => {
+                return Err(usage(format!(
+                    "--out: {shown} has an unfinished run: --resume goes on with it, another directory begins anew"
+                )));
+            }
+            (false, true) => return Err(usage(format!("--resume: {shown} has no unfinished run"))),
+            (true, true) | (false, false) => {}
+        }
+        fs::create_dir_all(directory).map_err(|error| LabError::at(format_args!("--out: {shown}"), error))?;
+        let io = |error: std::io::Error| LabError::at(format_args!("--out: {}", path.display()), error);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .open(&path)
+            .map_err(io)?;
+        file.try_lock()
+            .map_err(|_| LabError::Failed(format!("--out: another process writes {}", path.display())))?;
+        if !resume {
+            let journal = Self {
+                file,
+                header,
+                done: HashMap::new(),
+            };
+            return journal.begin().map_err(io);
+        }
+        if file.metadata().map_err(io)?.len() > LENGTH_MAX_BYTES {
+            return Err(foreign(&path, 1));
+        }
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).map_err(io)?;
+        let whole = text
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |at| at + 1);
+        text.truncate(whole);
+        let (known, done) = read(&path, &text)?;
+        same(&known.identity, &header.identity)?;
+        file.set_len(whole as u64).map_err(io)?;
+        file.seek(SeekFrom::End(0)).map_err(io)?;
+        let mut marks = known.marks.clone();
+        marks.extend(
+            header
+                .marks
+                .into_iter()
+                .filter(|mark| !known.marks.contains(mark)),
+        );
+        let header = Header { marks, ..known };
+        Ok(Self { file, header, done })
+    }
+
+    fn begin(mut self) -> std::io::Result<Self> {
+        let mut line = serde_json::to_vec(&self.header)?;
+        line.push(b'\n');
+        self.file.write_all(&line)?;
+        Ok(self)
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// What a step came to, if it was made already.
+    pub(crate) fn sample(&self, cell: &str, repetition: u32) -> Option<&Sample> {
+        self.done.get(&(cell.to_owned(), repetition))
+    }
+
+    /// Records a step, in one write.
+    pub(crate) fn record(&mut self, cell: &str, repetition: u32, sample: &Sample) -> Result<(), LabError> {
+        let line = Line {
+            cell: cell.to_owned(),
+            repetition,
+            sample: sample.clone(),
+        };
+        let failed = |error: std::io::Error| LabError::at("--out: cannot record a step", error);
+        let mut text = serde_json::to_vec(&line).map_err(|error| failed(error.into()))?;
+        text.push(b'\n');
+        self.file.write_all(&text).map_err(failed)?;
+        self.done.insert((line.cell, repetition), line.sample);
+        Ok(())
+    }
+}
+
+type Done = HashMap<(String, u32), Sample>;
+
+fn read(path: &Path, text: &[u8]) -> Result<(Header, Done), LabError> {
+    let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let header = lines
+        .next()
+        .and_then(|line| serde_json::from_slice::<Header>(line).ok());
+    let Some(header) = header.filter(|header| header.format == FORMAT) else {
+        return Err(foreign(path, 1));
+    };
+    let mut done = HashMap::new();
+    for (number, line) in lines.enumerate() {
+        let Ok(line) = serde_json::from_slice::<Line>(line) else {
+            return Err(foreign(path, number + 2));
+        };
+        done.insert((line.cell, line.repetition), line.sample);
+    }
+    Ok((header, done))
+}
+
+fn foreign(path: &Path, line: usize) -> LabError {
+    LabError::Usage(format!(
+        "--resume: {} line {line} is not from this command: name another directory with --out",
+        path.display()
+    ))
+}
+
+fn same(known: &Key, now: &Key) -> Result<(), LabError> {
+    let of = |key: &Key, name: &str| {
+        let found = key.iter().find(|(known, _)| known == name);
+        found.map_or_else(|| "nothing".to_owned(), |(_, value)| value.clone())
+    };
+    let mut names: Vec<&String> = known.iter().chain(now).map(|(name, _)| name).collect();
+    names.dedup();
+    let differs = names.into_iter().find(|name| of(known, name) != of(now, name));
+    match differs {
+        None => Ok(()),
+        Some(name) => Err(LabError::Usage(format!(
+            "--resume: the unfinished run has {name}: {}; this one has {}",
+            of(known, name),
+            of(now, name)
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study::tests::sample;
+
+    fn header(seed: &str) -> Header {
+        let identity = [("study", "strategies"), ("seed", seed)];
+        let identity = identity.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        Header::new(identity.to_vec(), "lab".to_owned(), "now".to_owned(), Vec::new())
+    }
+
+    #[test]
+    fn a_run_that_was_cut_short_goes_on() {
+        // Scenario: two steps recorded, a third cut off in the middle of its line. Expected: the two are known, the third
+        // is not, and what is recorded then is read again.
+        let directory = tempfile::tempdir().unwrap();
+        let mut journal = Journal::open(directory.path(), header("1"), false).unwrap();
+        journal.record("a", 0, &sample(100, 1.0)).unwrap();
+        journal.record("b", 0, &sample(200, 1.0)).unwrap();
+        journal.file.write_all(b"{\"cell\":\"c\",\"rep").unwrap();
+        drop(journal);
+        let mut journal = Journal::open(directory.path(), header("1"), true).unwrap();
+        assert_eq!(journal.sample("a", 0), Some(&sample(100, 1.0)));
+        assert_eq!(journal.sample("c", 0), None);
+        journal.record("c", 4, &sample(300, 1.0)).unwrap();
+        drop(journal);
+        let journal = Journal::open(directory.path(), header("1"), true).unwrap();
+        assert_eq!(journal.sample("c", 4).unwrap().reads, 300);
+        let second = Journal::open(directory.path(), header("1"), true);
+        assert!(second.unwrap_err().to_string().contains("another process"));
+    }
+
+    #[test]
+    fn unfinished_finished_and_foreign_results_are_refused() {
+        // Scenario: an unfinished run without --resume; --resume without one; another seed; a damaged line; a file of
+        // something else; a finished report. Expected: an error that names the option and what is wrong.
+        let directory = tempfile::tempdir().unwrap();
+        let open = |seed, resume| {
+            let opened = Journal::open(directory.path(), header(seed), resume);
+            opened.map(drop).map_err(|error| error.to_string())
+        };
+        assert!(open("1", true).unwrap_err().starts_with("--resume"));
+        open("1", false).unwrap();
+        assert!(open("1", false).unwrap_err().contains("--resume goes on"));
+        let other = open("2", true).unwrap_err();
+        assert!(other.contains("has seed: 1; this one has 2"), "{other}");
+        open("1", true).unwrap();
+        let path = directory.path().join(NAME);
+        let good = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("{good}{{\"cell\":1}}\n")).unwrap();
+        assert!(open("1", true).unwrap_err().contains("line 2"));
+        fs::write(&path, "{\"format\":\"other\"}\n").unwrap();
+        assert!(
+            open("1", true)
+                .unwrap_err()
+                .contains("line 1 is not from this command")
+        );
+        fs::write(directory.path().join("report.json"), "{}").unwrap();
+        assert!(open("1", true).unwrap_err().contains("finished report"));
+    }
+}

@@ -1,0 +1,63 @@
+//! The results as CSV (RFC 4180): the axes, then median, low and high of each measure.
+
+use super::{MEASURES, Report};
+
+pub(super) fn write(report: &Report) -> String {
+    let mut out = String::new();
+    let axes = report.rows.first().map(|row| row.key.clone()).unwrap_or_default();
+    let mut head: Vec<String> = axes.iter().map(|(name, _)| name.clone()).collect();
+    head.extend(["came_from", "repetitions"].map(str::to_owned));
+    for measure in &MEASURES {
+        head.extend(["median", "low", "high"].map(|part| format!("{}_{part}", measure.name)));
+    }
+    head.push("note".to_owned());
+    line(&mut out, &head);
+    for row in &report.rows {
+        let mut cells: Vec<String> = row.key.iter().map(|(_, value)| value.clone()).collect();
+        let count = row.measures.first().map_or(0, |(_, summary)| summary.count);
+        cells.extend([row.came_from.clone(), count.to_string()]);
+        for measure in &MEASURES {
+            let found = row.measure(measure.name);
+            let parts = found.map(|summary| [summary.median, summary.low, summary.high]);
+            cells.extend(parts.map_or([const { String::new() }; 3], |parts| {
+                parts.map(|value| format!("{value:.6}"))
+            }));
+        }
+        cells.push(row.note.clone().unwrap_or_default());
+        line(&mut out, &cells);
+    }
+    out
+}
+
+fn line(out: &mut String, cells: &[String]) {
+    for (number, cell) in cells.iter().enumerate() {
+        if number > 0 {
+            out.push(',');
+        }
+        if cell.contains([',', '"', '\n', '\r']) {
+            out.push_str(&format!("\"{}\"", cell.replace('"', "\"\"")));
+        } else {
+            out.push_str(cell);
+        }
+    }
+    out.push_str("\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_has_as_many_cells_as_the_head() {
+        // Scenario: two rows, a note with a comma and quotes. Expected: a line each, quoted, of equal length.
+        let mut report = crate::report::tests::report();
+        report.rows[0].note = Some("not polled, \"really\"".to_owned());
+        let text = write(&report);
+        let lines: Vec<&str> = text.split_terminator("\r\n").collect();
+        assert_eq!(lines.len(), 3);
+        assert!(lines[0].starts_with("profile,strategy,depth,came_from,repetitions,reads_per_second_median"));
+        assert!(lines[1].ends_with(",\"not polled, \"\"really\"\"\""));
+        assert_eq!(lines[0].split(',').count(), lines[2].split(',').count());
+        assert!(lines[2].starts_with("direct,aio,4,device,5,320.000000,300.000000,340.000000"));
+    }
+}

@@ -1,0 +1,161 @@
+//! Plots, by plotters and its SVG backend: the one place that names it.
+
+use super::Plot;
+use crate::error::LabError;
+use plotters::prelude::*;
+
+const SIZE: (u32, u32) = (1040, 520);
+/// Right of it is the legend.
+const CHART_WIDTH: u32 = 890;
+const LEGEND_LINE: i32 = 20;
+/// Okabe and Ito's colours, which differ for colour-blind readers too, and four more.
+const COLOURS: [RGBColor; 12] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(0, 0, 0),
+    RGBColor(150, 140, 20),
+    RGBColor(110, 60, 150),
+    RGBColor(120, 120, 120),
+    RGBColor(140, 80, 40),
+    RGBColor(60, 130, 60),
+];
+
+/// The plot as an SVG element.
+///
+/// # Errors
+/// There is nothing to draw.
+pub(super) fn svg(plot: &Plot) -> Result<String, LabError> {
+    let points = || plot.series.iter().flat_map(|(_, points)| points);
+    let (left, right) = range(points().map(|point| point[0]));
+    let (low, high) = range(points().flat_map(|point| [point[2], point[3]]));
+    let mut out = String::new();
+    let failed = |error: &dyn std::fmt::Display| LabError::Failed(format!("plot {}: {error}", plot.name));
+    {
+        let area = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
+        area.fill(&WHITE).map_err(|e| failed(&e))?;
+        let (chart_area, legend) = area.split_horizontally(CHART_WIDTH);
+        let mut chart = ChartBuilder::on(&chart_area)
+            .caption(&plot.title, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(42)
+            .y_label_area_size(84)
+            .build_cartesian_2d((left..right).log_scale().base(2.0), (low..high).log_scale())
+            .map_err(|e| failed(&e))?;
+        chart
+            .configure_mesh()
+            .x_desc(&plot.x)
+            .y_desc(&plot.y)
+            .x_label_formatter(&|value| {
+                if plot.x.contains("bytes") {
+                    bytes(*value)
+                } else {
+                    short(*value)
+                }
+            })
+            .y_label_formatter(&|value| short(*value))
+            .light_line_style(RGBColor(235, 235, 235))
+            .draw()
+            .map_err(|e| failed(&e))?;
+        let mut y = 48;
+        for ((name, points), colour) in plot.series.iter().zip(COLOURS.iter().cycle()) {
+            let line = points.iter().map(|point| (point[0], point[1]));
+            chart
+                .draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(3))
+                .map_err(|e| failed(&e))?;
+            let bars = points.iter().map(|point| {
+                PathElement::new(
+                    [(point[0], point[2]), (point[0], point[3])],
+                    colour.stroke_width(1),
+                )
+            });
+            chart.draw_series(bars).map_err(|e| failed(&e))?;
+            let sample = PathElement::new([(0, y), (18, y)], colour.stroke_width(3));
+            legend.draw(&sample).map_err(|e| failed(&e))?;
+            let label = Text::new(name.as_str(), (24, y - 6), ("sans-serif", 13));
+            legend.draw(&label).map_err(|e| failed(&e))?;
+            y += LEGEND_LINE;
+        }
+        area.present().map_err(|e| failed(&e))?;
+    }
+    Ok(out)
+}
+
+/// From the smallest to the largest positive value, with some room; never empty.
+fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let (low, high) = values
+        .filter(|value| value.is_finite() && *value > 0.0)
+        .fold((f64::MAX, 0.0_f64), |(low, high), value| {
+            (low.min(value), high.max(value))
+        });
+    if high <= 0.0 {
+        return (1.0, 10.0);
+    }
+    (low / 1.15, high * 1.15)
+}
+
+/// `4KiB`.
+fn bytes(value: f64) -> String {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a label of an axis of positive numbers"
+    )]
+    let whole = value.round() as u64;
+    crate::quantity::exact_size(whole)
+}
+
+/// `1`, `250k`, `1.5M`.
+fn short(value: f64) -> String {
+    let (value, unit) = match value {
+        v if v >= 1e9 => (v / 1e9, "G"),
+        v if v >= 1e6 => (v / 1e6, "M"),
+        v if v >= 1e3 => (v / 1e3, "k"),
+        v => (v, ""),
+    };
+    let digits = if value < 10.0 && value.fract() > 0.049 {
+        1
+    } else {
+        0
+    };
+    format!("{value:.digits$}{unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plot_has_its_names_and_survives_odd_points() {
+        // Scenario: two series; then none, one point, a zero. Expected: names and labels as text; no error.
+        let plot = |series: Vec<(String, Vec<[f64; 4]>)>| Plot {
+            name: "p".to_owned(),
+            title: "reads & <depth>".to_owned(),
+            x: "depth".to_owned(),
+            y: "reads/s".to_owned(),
+            series,
+        };
+        let points = vec![[1.0, 1e3, 900.0, 1100.0], [64.0, 5e4, 4e4, 6e4]];
+        let text = svg(&plot(vec![
+            ("uring".to_owned(), points.clone()),
+            ("aio".to_owned(), points),
+        ]))
+        .unwrap();
+        assert!(text.contains("uring") && text.contains("aio") && text.contains("reads/s"));
+        assert!(text.contains("reads &amp; &lt;depth&gt;"));
+        for odd in [vec![], vec![[1.0, 0.0, 0.0, 0.0]], vec![[8.0, 5.0, 5.0, 5.0]]] {
+            svg(&plot(vec![("x".to_owned(), odd)])).unwrap();
+        }
+        svg(&plot(Vec::new())).unwrap();
+    }
+
+    #[test]
+    fn axes_are_labelled_shortly() {
+        // Scenario: values of every size. Expected: at most a digit behind the point.
+        let shown = [0.5, 1.0, 250.0, 1500.0, 250_000.0, 1.5e6, 2e9].map(short);
+        assert_eq!(shown, ["0.5", "1", "250", "1.5k", "250k", "1.5M", "2G"]);
+    }
+}

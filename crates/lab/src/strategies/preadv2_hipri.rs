@@ -1,0 +1,26 @@
+//! preadv2(2) with RWF_HIPRI: the thread polls for the completion, where the device's queues are set up for that.
+
+use super::Strategy;
+use crate::drive::threads;
+use crate::job::Job;
+use rustix::io::{ReadWriteFlags, preadv2};
+use std::io::{self, IoSliceMut};
+use std::sync::Arc;
+
+pub(super) static STRATEGY: Strategy = Strategy {
+    name: "preadv2-hipri",
+    about: "preadv2 with RWF_HIPRI on as many threads as the depth; without polling queues as pread",
+    depth_max: 512,
+    run,
+};
+
+fn run(job: &Arc<Job>) -> Result<(), String> {
+    let device = job.material.place.device.as_ref();
+    if !device.is_some_and(|device| device.poll_queues) {
+        job.note("not polled: queue/io_poll is 0");
+    }
+    threads::drive(job, job.setup.depth, |file, place, offset| {
+        let mut places = [IoSliceMut::new(place)];
+        preadv2(file, &mut places, offset, ReadWriteFlags::HIPRI).map_err(io::Error::from)
+    })
+}

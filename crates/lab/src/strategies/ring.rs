@@ -1,0 +1,42 @@
+//! io_uring without the engine: one ring, one thread, registered file and buffers, COOP_TASKRUN, SINGLE_ISSUER.
+
+use super::Strategy;
+use crate::drive::queue;
+use crate::job::Job;
+use ringfetch_baselines::{RingOptions, RingQueue};
+use std::sync::Arc;
+
+pub(super) static STRATEGY: Strategy = Strategy {
+    name: "ring",
+    about: "bare io_uring on one thread: registered file and buffers, COOP_TASKRUN, SINGLE_ISSUER",
+    depth_max: 512,
+    run,
+};
+
+fn run(job: &Arc<Job>) -> Result<(), String> {
+    read_through(job, false)
+}
+
+/// Also of the polled ring.
+pub(super) fn read_through(job: &Arc<Job>, polled: bool) -> Result<(), String> {
+    let mut buffers = queue::buffers(job)?;
+    let options = RingOptions {
+        polled,
+        registered_file: (job.setup.files() == 1 && !job.setup.open_each)
+            .then(|| job.file(0))
+            .transpose()
+            .map_err(|error| error.to_string())?,
+    };
+    let mut queue =
+        RingQueue::open(job.setup.depth, &options).map_err(|error| format!("io_uring_setup: {error}"))?;
+    let mut note = queue.flags().to_owned();
+    if job.setup.pooled {
+        if let Err(error) = queue.register(&mut buffers) {
+            note.push_str(&format!("; buffers not registered: {error}"));
+        } else {
+            note.push_str("; registered buffers");
+        }
+    }
+    job.note(note);
+    queue::drive(job, &mut queue, buffers)
+}

@@ -1,0 +1,260 @@
+//! `strategies`: which way to read is fastest, by queue depth. After io-uring-bench, the code behind "The Layer Below:
+//! io_uring".
+//!
+//! `direct` makes random reads of 4 KiB of more than memory holds, past the page cache; mmap cannot, and reads through a
+//! cache that was emptied. `buffered` reads blocks of 64 KiB one after the other, from memory.
+
+use super::{chosen, list, pair};
+use crate::args::Strategies;
+use crate::error::LabError;
+use crate::job::{Amount, Heat, Setup, Shape};
+use crate::material::Material;
+use crate::quantity::size;
+use crate::report::{Beside, Claim, Plot, Report, series};
+use crate::study::{Cell, Needs, Rows, Study, reads_per_second};
+use std::sync::Arc;
+
+const NAMES: [&str; 12] = [
+    "pread",
+    "threaded-pread",
+    "preadv2-hipri",
+    "tokio-fs",
+    "aio",
+    "ring",
+    "ring-polled",
+    "uring",
+    "auto",
+    "mmap",
+    "mmap-plain",
+    "engine-pread",
+];
+const DIRECT_BLOCK_BYTES: usize = 4096;
+const BUFFERED_BLOCK_BYTES: usize = 64 << 10;
+/// The buffered profile measures memory: more threads than this measure the scheduler.
+const BUFFERED_DEPTH_MAX: u32 = 64;
+/// Reads a second against one pread thread (PUBLISHED: 28 418 IOPS), by depth.
+const PUBLISHED: [(&str, f64); 6] = [
+    ("1", 1.1),
+    ("4", 4.4),
+    ("16", 15.0),
+    ("32", 26.5),
+    ("64", 33.4),
+    ("128", 34.3),
+];
+
+/// Plans the study.
+pub(crate) fn plan(args: &Strategies, material: Material) -> Result<Study, LabError> {
+    let length = material.length_bytes();
+    let has = |profile: &str| args.profiles.iter().any(|known| known == profile);
+    let warm_bytes = if has("buffered") {
+        args.warm_bytes.min(length)
+    } else {
+        0
+    };
+    let mut study = Study {
+        name: "strategies",
+        title: "which way to read is fastest, by queue depth",
+        source: "io-uring-bench (NVMe, 24 cores, poll_queues=16)",
+        settings: vec![
+            pair("profiles", list(&args.profiles)),
+            pair("depths", list(&args.depths)),
+            pair("step", humantime::format_duration(args.blocks.step)),
+            pair("warm bytes", size(warm_bytes)),
+        ],
+        materials: vec![Arc::new(material)],
+        cells: Vec::new(),
+        left_out: Vec::new(),
+        needs: Needs {
+            larger_than_memory: has("direct"),
+            warm_bytes,
+            warm_option: "--warm-bytes",
+        },
+        columns: &[
+            "reads_per_second",
+            "mib_per_second",
+            "p50_us",
+            "p99_us",
+            "depth_achieved",
+            "cpu_us_per_read",
+        ],
+        judge,
+    };
+    let strategies = chosen(&NAMES, &args.common.only)?;
+    for profile in ["direct", "buffered"].into_iter().filter(|profile| has(profile)) {
+        let direct = profile == "direct";
+        let (heat, block_bytes, window_bytes) = if direct {
+            (Heat::Direct, DIRECT_BLOCK_BYTES, length)
+        } else {
+            (Heat::Warm, BUFFERED_BLOCK_BYTES, warm_bytes)
+        };
+        for strategy in &strategies {
+            for depth in &args.depths {
+                // A ring is polled past the page cache only.
+                if !direct && (*depth > BUFFERED_DEPTH_MAX || strategy.name == "ring-polled") {
+                    continue;
+                }
+                study.plan(Cell {
+                    key: vec![
+                        pair("profile", profile),
+                        pair("strategy", strategy.name),
+                        pair("depth", depth),
+                    ],
+                    strategy,
+                    material: 0,
+                    setup: Setup {
+                        heat,
+                        shape: Shape::Blocks {
+                            block_bytes,
+                            window_bytes,
+                            random: direct,
+                        },
+                        amount: Amount::For(args.blocks.step),
+                        depth: *depth as usize,
+                        open_each: false,
+                        pooled: true,
+                    },
+                });
+            }
+        }
+    }
+    Ok(study)
+}
+
+fn judge(report: &mut Report, rows: &Rows) {
+    let direct =
+        |strategy, depth| rows.one_of([("profile", "direct"), ("strategy", strategy), ("depth", depth)]);
+    let base = direct("pread", "1");
+    let mut beside = vec![
+        ["depth", "published io_uring", "ring here", "uring here"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for (depth, published) in PUBLISHED {
+        let mut line = vec![depth.to_owned(), format!("{published}x")];
+        for strategy in ["ring", "uring"] {
+            let ratio = direct(strategy, depth)
+                .zip(base)
+                .and_then(|(ring, pread)| ring.ratio(pread, reads_per_second));
+            line.push(ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}x", ratio.median)));
+            if ["1", "16", "64"].contains(&depth) {
+                let claim =
+                    format!("{strategy} at depth {depth} makes {published}x the reads of one pread thread");
+                report.claims.push(Claim::of_ratio(claim, published, ratio));
+            }
+        }
+        beside.push(line);
+    }
+    let best =
+        |profile, strategy| rows.best([("profile", profile), ("strategy", strategy)], reads_per_second);
+    for strategy in ["ring", "uring"] {
+        let ratio = best("direct", strategy)
+            .zip(best("direct", "threaded-pread"))
+            .and_then(|(ring, threads)| ring.ratio(threads, reads_per_second));
+        let claim = format!(
+            "one thread with {strategy} beats all pread threads (published: 974 495 against 564 188)"
+        );
+        report.claims.push(Claim::of_order(claim, ratio));
+        let ratio = best("buffered", "threaded-pread")
+            .zip(best("buffered", strategy))
+            .and_then(|(threads, ring)| threads.ratio(ring, reads_per_second));
+        let claim =
+            format!("warm, the order reverses: pread threads beat {strategy} (published: 46 GB/s against 7)");
+        report.claims.push(Claim::of_order(claim, ratio));
+    }
+    report.beside.push(Beside {
+        title: "Random direct reads of 4 KiB against one pread thread".to_owned(),
+        rows: beside,
+    });
+    for (profile, title) in [
+        ("direct", "Random direct reads of 4 KiB"),
+        ("buffered", "Sequential reads of 64 KiB from memory"),
+    ] {
+        let lines = series(
+            rows,
+            &[("profile", profile)],
+            "strategy",
+            "depth",
+            reads_per_second,
+        );
+        let tails = series(rows, &[("profile", profile)], "strategy", "depth", |sample| {
+            sample.p99_us
+        });
+        for (name, y, lines) in [("reads", "reads/s", lines), ("p99", "p99 latency, us", tails)] {
+            if !lines.is_empty() {
+                report.plots.push(Plot {
+                    name: format!("plot-{profile}-{name}"),
+                    title: title.to_owned(),
+                    x: "reads in flight asked for".to_owned(),
+                    y: y.to_owned(),
+                    series: lines,
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study::tests::row;
+
+    #[test]
+    fn the_publications_claims_are_judged() {
+        // Scenario: figures as the publication's; then a device on which a ring gains nothing.
+        // Expected: all of ring's claims confirmed; then refuted, with our figures.
+        let rows = |ring: [u64; 3], threads: u64, warm: [u64; 2]| {
+            let direct = |strategy, depth, reads| {
+                row(
+                    &[("profile", "direct"), ("strategy", strategy), ("depth", depth)],
+                    &[reads; 5],
+                )
+            };
+            let buffered = |strategy, reads| {
+                row(
+                    &[("profile", "buffered"), ("strategy", strategy), ("depth", "16")],
+                    &[reads; 5],
+                )
+            };
+            Rows(vec![
+                direct("pread", "1", 28_418),
+                direct("ring", "1", ring[0]),
+                direct("ring", "16", ring[1]),
+                direct("ring", "64", ring[2]),
+                direct("threaded-pread", "32", threads),
+                buffered("threaded-pread", warm[0]),
+                buffered("ring", warm[1]),
+            ])
+        };
+        let judged = |rows: &Rows| {
+            let mut report = crate::report::tests::report();
+            report.claims.clear();
+            judge(&mut report, rows);
+            report
+        };
+        let verdicts = |report: &Report, about: &str| {
+            let about = report.claims.iter().filter(|claim| claim.claim.contains(about));
+            about.map(|claim| claim.verdict.clone()).collect::<Vec<_>>()
+        };
+        let published = judged(&rows([31_796, 426_580, 950_330], 564_188, [46, 7]));
+        assert_eq!(
+            verdicts(&published, "ring at depth"),
+            ["confirmed", "not tested"].repeat(3)
+        );
+        assert_eq!(published.claims.len(), 10);
+        let order = published
+            .claims
+            .iter()
+            .filter(|claim| claim.verdict == "confirmed")
+            .count();
+        assert_eq!(order, 5);
+        let slow = judged(&rows([28_000, 30_000, 30_000], 31_000, [7, 46]));
+        assert_eq!(
+            slow.claims
+                .iter()
+                .filter(|claim| claim.verdict == "refuted")
+                .count(),
+            4
+        );
+        assert!(slow.plots.iter().any(|plot| plot.name == "plot-direct-reads"));
+    }
+}

@@ -1,0 +1,151 @@
+//! Whole studies, from the command line's words to the files of a report, over a few MiB and a few milliseconds a step.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use clap::Parser as _;
+use ringfetch_lab::{Context, Lab, LabError, Report};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    lab: Lab,
+}
+
+/// Beside the test's program: temporary directories are often memory.
+fn scratch() -> tempfile::TempDir {
+    let program = std::env::current_exe().unwrap();
+    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
+}
+
+/// What a command prints.
+fn run(words: &str, directory: &Path, stopped: bool) -> Result<String, LabError> {
+    let at = directory.display().to_string();
+    let words = words.replace("DIR", &at);
+    let line = Line::parse_from(["lab"].into_iter().chain(words.split_ascii_whitespace()));
+    let context = Context {
+        stop: Arc::new(AtomicBool::new(stopped)),
+        json: false,
+        command_line: words,
+    };
+    let mut out = Vec::new();
+    ringfetch_lab::run(&line.lab, &context, &mut out)?;
+    Ok(String::from_utf8(out).unwrap())
+}
+
+fn report(directory: &Path) -> Report {
+    let text = fs::read(directory.join("report.json")).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+const SMALL: &str = "--path DIR --out DIR/out --repetitions 2 --force";
+
+#[test]
+fn a_study_of_strategies_is_measured_resumed_and_compared() {
+    // Scenario: a forced study that is stopped at its first step, begun anew without --resume, resumed; then compared
+    // with itself. Expected: a report only at the end, marked as forced, with every row that was asked for.
+    let directory = scratch();
+    let words = format!(
+        "strategies {SMALL} --size 4MiB --step 10ms --warm-bytes 2MiB --depths 1,4 --profiles buffered \
+         --only pread,threaded-pread,aio,mmap"
+    );
+    // The data, which a stop would leave unmade.
+    assert!(matches!(
+        run(&words.replace(" --force", ""), directory.path(), false),
+        Err(LabError::Refused(_))
+    ));
+    let stopped = run(&words, directory.path(), true).unwrap_err().to_string();
+    assert!(stopped.contains("--resume"), "{stopped}");
+    let out = directory.path().join("out");
+    assert!(!out.join("report.json").exists() && !out.join("report.html").exists());
+    assert!(matches!(
+        run(&words, directory.path(), false),
+        Err(LabError::Usage(_))
+    ));
+    let other = run(&format!("{words} --resume --seed 9"), directory.path(), false);
+    assert!(other.unwrap_err().to_string().contains("seed"));
+
+    let text = run(&format!("{words} --resume"), directory.path(), false).unwrap();
+    assert!(text.contains("FORCED, no evidence: --repetitions: 2"), "{text}");
+    let report = report(&out);
+    // pread has depth 1 only.
+    assert_eq!(report.rows.len(), 7);
+    assert!(report.rows.iter().all(|row| row.measures[0].1.count == 2));
+    assert!(
+        report
+            .facts
+            .iter()
+            .any(|(name, value)| name == "command line" && value.contains("strategies"))
+    );
+    for name in [
+        "report.csv",
+        "report.html",
+        "plot-buffered-reads.svg",
+        "samples.jsonl",
+    ] {
+        assert!(out.join(name).exists(), "{name}");
+    }
+    let same = run("compare DIR/out DIR/out/report.json", directory.path(), false).unwrap();
+    assert!(same.contains("42 measures do not differ"), "{same}");
+    assert!(run("compare DIR/out DIR", directory.path(), false).is_err());
+}
+
+#[test]
+#[ignore = "needs direct I/O"]
+fn a_study_of_block_sizes_recommends_one() {
+    // Scenario: blocks of 512 bytes to 256 KiB of 4 MiB. Expected: a row for each, a recommended block, ours beside the
+    // publication's devices.
+    let directory = scratch();
+    let words = format!(
+        "block-size {SMALL} --size 4MiB --step 10ms --depths 1 --largest 256KiB --only pread,preadv2-hipri,aio"
+    );
+    run(&words, directory.path(), false).unwrap();
+    let report = report(&directory.path().join("out"));
+    assert_eq!(report.rows.len() % 3, 0);
+    assert!(report.rows.len() >= 3 * 7, "{} rows", report.rows.len());
+    assert!(
+        report.notes[0].starts_with("recommended block: "),
+        "{:?}",
+        report.notes
+    );
+    assert_eq!(
+        report.beside[0].rows[0][1..5],
+        ["HDD", "SATA SSD", "NVMe SSD", "Optane"]
+    );
+}
+
+#[test]
+fn a_study_of_objects_finds_crossovers() {
+    // Scenario: 5 and 20 files of 16 KiB, threads and a ring where there is one. Expected: cold and warm, opening in and
+    // out, buffers pooled and new: 16 rows a strategy, each of them of whole files.
+    let directory = scratch();
+    let words = format!("objects {SMALL} --files 5,20 --file-bytes 16KiB");
+    run(&words, directory.path(), false).unwrap();
+    let report = report(&directory.path().join("out"));
+    let threads = report
+        .rows
+        .iter()
+        .filter(|row| row.key.iter().any(|(_, value)| value == "threaded-pread"));
+    assert_eq!(threads.count(), 16);
+    assert!(report.beside[0].title.starts_with("Crossovers"));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_its_option() {
+    // Scenario: a strategy that there is not; a file for objects; no such path; larger blocks than the data has.
+    // Expected: a usage error or a failure that begins with the option.
+    let directory = scratch();
+    fs::write(directory.path().join("file"), vec![1; 2 << 20]).unwrap();
+    for (words, option) in [
+        ("strategies --path DIR --size 1MiB --only uringg", "--only"),
+        ("objects --path DIR/file", "--path"),
+        ("objects --path DIR --bytes-max 1MiB", "--bytes-max"),
+        ("strategies --path DIR/none", "--path"),
+        ("block-size --path DIR --size 1MiB --largest 2KiB", "--largest"),
+    ] {
+        let problem = run(words, directory.path(), false).unwrap_err().to_string();
+        assert!(problem.starts_with(option), "{words}: {problem}");
+    }
+}
