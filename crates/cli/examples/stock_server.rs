@@ -13,6 +13,7 @@ use ringfetch_proto::v1::{
     FetchRangesRequest, FetchRangesResponse, FetchStreamRequest, FetchStreamResponse, FetchVectorsRequest,
     FetchVectorsResponse, GetDatasetRequest, GetDatasetResponse, Kind, ListDatasetsRequest,
     ListDatasetsResponse, ListObjectsRequest, ListObjectsResponse, ReadObjectRequest, ReadObjectResponse,
+    ScoreVectorsRequest, ScoreVectorsResponse,
 };
 use std::io::Write as _;
 use std::sync::Arc;
@@ -71,6 +72,13 @@ impl FetchService for Memory {
         &self,
         _: Request<FetchVectorsRequest>,
     ) -> Result<Response<FetchVectorsResponse>, Status> {
+        Err(not_served())
+    }
+
+    async fn score_vectors(
+        &self,
+        _: Request<ScoreVectorsRequest>,
+    ) -> Result<Response<ScoreVectorsResponse>, Status> {
         Err(not_served())
     }
 

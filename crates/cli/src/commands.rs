@@ -5,6 +5,7 @@ use crate::backend;
 use crate::calibrate::args::Calibrate;
 use crate::doctor::Doctor;
 use crate::load::args::{Load, Merge};
+use crate::score::Score;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use std::path::PathBuf;
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     /// Fetch blocks, vectors, a byte range or an object.
     #[command(subcommand)]
     Get(Get),
+    /// Rank vectors by their nearness to a query, without fetching them.
+    Score(Score),
     /// List what the daemon serves.
     Datasets,
     /// Show how the daemon is doing: backend and why, memory, rates, shards.

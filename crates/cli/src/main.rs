@@ -22,6 +22,7 @@ mod make;
 mod outcome;
 mod progress;
 mod reload;
+mod score;
 mod sink;
 mod verify;
 
@@ -57,6 +58,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
     runtime.block_on(async {
         match &cli.command {
             Command::Get(get) => get::run(global, get).await,
+            Command::Score(score) => score::run(global, score).await,
             Command::Datasets => inspect::datasets(global).await,
             Command::Status => inspect::status(global).await,
             Command::Backend(backend) => backend::run(global, backend).await,

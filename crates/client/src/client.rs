@@ -11,6 +11,7 @@ use crate::message::{Encoded, frame};
 use crate::pool::Avoid;
 use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request, other_kind};
 use crate::retry::Retries;
+use crate::scores::{ScoreRequest, Scores};
 use crate::stream::FetchStream;
 use crate::vectors::Vectors;
 use bytes::Bytes;
@@ -131,6 +132,9 @@ impl Client {
             WireRequest::Vectors(request) => (&FETCH_VECTORS, frame(request)?),
             WireRequest::Ranges(request) => (&FETCH_RANGES, frame(request)?),
             WireRequest::Objects(request) => (&FETCH_OBJECTS, frame(request)?),
+            WireRequest::Scores(_) => {
+                return Err(Error::invalid("request", "scores have a method of their own"));
+            }
             WireRequest::Cancel(_) => return Err(Error::invalid("request", "a cancel belongs on a stream")),
         };
         // Freed while it is in the CPU's cache, not when the answer comes.
@@ -149,9 +153,25 @@ impl Client {
             Asked::Objects => answer
                 .decode()
                 .map(|(answer, data)| (WireAnswer::Objects(answer), data)),
-            Asked::Cancel => Err(other_kind()),
+            Asked::Cancel | Asked::Scores => Err(other_kind()),
         }?;
         Answer::from_wire(&expected, answer, data)
+    }
+
+    /// Ranks vectors by their nearness to queries, where they are: the answer has ids and scores, and no vectors.
+    ///
+    /// # Errors
+    /// As [`Self::fetch_blocks`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::fetch_blocks`].
+    pub async fn score_vectors(&self, request: ScoreRequest) -> Result<Scores, Error> {
+        let request = request.into_wire(self.options.fail_fast);
+        let candidates: Vec<usize> = request.queries.iter().map(|query| query.ids.len()).collect();
+        let answer = self
+            .unary("/ringfetch.v1.FetchService/ScoreVectors", &request)
+            .await?;
+        Scores::check(&candidates, request.limit, answer)
     }
 
     /// Opens a stream that pipelines requests; see [`FetchStream`]. Must be called inside a Tokio runtime. Returns

@@ -172,7 +172,7 @@ impl Items {
     }
 }
 
-fn check_errors(errors: Vec<wire::ItemError>, items: usize) -> Result<Vec<ItemError>, Error> {
+pub(crate) fn check_errors(errors: Vec<wire::ItemError>, items: usize) -> Result<Vec<ItemError>, Error> {
     let mut checked = Vec::with_capacity(errors.len());
     for error in errors {
         let item = usize::try_from(error.item).unwrap_or(usize::MAX);

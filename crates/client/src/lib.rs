@@ -58,6 +58,7 @@ mod message;
 mod pool;
 mod request;
 mod retry;
+mod scores;
 mod status;
 mod stream;
 mod vectors;
@@ -71,6 +72,7 @@ pub use error::{Error, FieldViolation, StatusError};
 pub use items::{Blocks, ItemError, Items};
 pub use request::{Answer, ByteRange, ObjectPart, Request};
 pub use retry::{RetryBudget, RetryPolicy};
+pub use scores::{Metric, Ranking, ScoreRequest, Scores};
 pub use status::{
     Backend, ConfigChange, DatasetStatus, LastReload, ReadPath, Reloaded, ShardStatus, Status, Switched,
 };

@@ -215,6 +215,7 @@ impl Answer {
                 let items = Items::check(expected, None, &answer.lengths, answer.errors, data)?;
                 Ok(Self::Objects(items.of_versions(answer.etags)))
             }
+            WireAnswer::Scores(_) => Err(other_kind()),
             WireAnswer::Status(status) => Err(Error::from_rpc_status(status)),
         }
     }
@@ -274,6 +275,8 @@ pub(crate) enum Asked {
     Objects,
     /// Which has no answer of its own.
     Cancel,
+    /// Which has a call of its own.
+    Scores,
 }
 
 impl Asked {
@@ -284,6 +287,7 @@ impl Asked {
             WireRequest::Ranges(_) => Self::Ranges,
             WireRequest::Objects(_) => Self::Objects,
             WireRequest::Cancel(_) => Self::Cancel,
+            WireRequest::Scores(_) => Self::Scores,
         }
     }
 }

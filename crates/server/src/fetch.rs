@@ -17,6 +17,7 @@ mod listing;
 mod rejection;
 mod request;
 mod request_memory;
+mod scoring;
 mod snapshot;
 mod window;
 mod windowed;
@@ -29,6 +30,7 @@ pub use self::handle::{DatasetHandle, Dtype, Kind, RequiredKind};
 pub use self::listing::{ObjectPage, PAGE_NAMES_MAX, PageRequest};
 pub use self::request::{FetchError, Items, RequestContext};
 pub(crate) use self::request_memory::RequestMemory;
+pub use self::scoring::{ScoreQuery, Scoring};
 pub use self::snapshot::{ReadPhase, Snapshot, SnapshotError};
 pub(crate) use self::window::BodyPart;
 #[cfg(test)]

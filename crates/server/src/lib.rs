@@ -15,5 +15,6 @@ pub mod lifecycle;
 pub mod listener;
 pub mod reconfigure;
 pub mod rpc_metrics;
+pub mod score;
 pub mod sd_notify;
 pub mod telemetry;

@@ -37,6 +37,8 @@ methods! {
         FetchRanges = "FetchRanges",
         /// FetchService.FetchObjects.
         FetchObjects = "FetchObjects",
+        /// FetchService.ScoreVectors.
+        ScoreVectors = "ScoreVectors",
         /// FetchService.FetchStream, counted once, when it ends.
         FetchStream = "FetchStream",
         /// FetchService.ReadObject, counted once, when it ends.
@@ -93,6 +95,8 @@ methods! {
         BatchFetchRanges = "BatchFetchRanges",
         /// `POST /v1/datasets/{name}/objects:batchFetch`.
         BatchFetchObjects = "BatchFetchObjects",
+        /// `POST /v1/datasets/{name}/vectors:score`.
+        ScoreVectors = "ScoreVectors",
         /// `GET /metrics`.
         Metrics = "metrics",
         /// `GET /livez`.

@@ -7,6 +7,7 @@ mod grpc {
     mod datasets;
     mod fetch;
     mod refused;
+    mod scores;
     mod served;
     mod sockets;
     mod stream;

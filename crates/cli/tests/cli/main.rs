@@ -137,6 +137,25 @@ fn items_come_out_in_every_format() {
 }
 
 #[test]
+fn scores_are_ranked_and_what_has_none_is_told() {
+    // Scenario: three candidates like vector 3, two wanted, as text and JSON; one past the end; a query of one element.
+    // Expected: ids and scores, best first; exit code 1 with the first bad one named; the server's words about the query.
+    let server = start(Flaw::default());
+    let text = stdout(server, "score vectors 7 9 8 --like 3 --limit 2");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    assert_eq!(words[..6], ["ID", "SCORE", "9", "4.5", "8", "4"], "{text}");
+    assert!(text.ends_with("1 without a finite score\n"), "{text}");
+    let scores = json(server, "score vectors 7 9 --like 3 --metric cosine");
+    assert_eq!(scores["best"][0], serde_json::json!({ "id": 9, "score": 4.5 }));
+    assert_eq!((&scores["unscored"], &scores["etag"]), (&1.into(), &"v1".into()));
+    let failed = failure(Some(server), "score vectors 7 300 --like 3", 1);
+    assert!(failed.contains("1 of 2 candidates could not be read"), "{failed}");
+    let failed = failure(Some(server), "score vectors 7 --query -1.5", 1);
+    assert!(failed.contains("queries[0].vector"), "{failed}");
+    assert_eq!(ringfetch(Some(server), "score vectors 7").status.code(), Some(2));
+}
+
+#[test]
 fn what_cannot_be_read_is_named_once_and_fails() {
     // Scenario: indices past the end among good ones, a dataset and an object that are not there, nobody listening.
     // Expected: exit code 1 and one line that names it; hex shows the good ones, raw shows none.

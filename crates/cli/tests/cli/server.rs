@@ -183,6 +183,32 @@ impl Server {
         Ok(answer)
     }
 
+    /// The score of a vector is half its id, and the largest id is the best.
+    fn scores(self, request: &wire::ScoreVectorsRequest) -> Result<wire::ScoreVectorsResponse, Status> {
+        self.admit()?;
+        let query = request.queries.first();
+        let query = query.filter(|query| query.vector.len() == 24);
+        let query = query.ok_or_else(|| Status::invalid_argument("queries[0].vector: not 24 elements"))?;
+        let mut ids = query.ids.clone();
+        ids.sort_unstable_by(|one, other| other.cmp(one));
+        ids.retain(|id| *id < VECTORS);
+        ids.truncate(request.limit as usize);
+        let failed = (0..).zip(&query.ids).filter(|(_, id)| **id >= VECTORS);
+        let result = wire::ScoreResult {
+            scores: ids
+                .iter()
+                .map(|id| f64::from(u32::try_from(*id).unwrap()) / 2.0)
+                .collect(),
+            ids,
+            unscored: 1,
+            errors: failed.map(|(item, id)| past_the_end(item, *id)).collect(),
+        };
+        Ok(wire::ScoreVectorsResponse {
+            results: vec![result],
+            etag: "v1".to_owned(),
+        })
+    }
+
     fn ranges(self, request: &wire::FetchRangesRequest) -> Result<wire::FetchRangesResponse, Status> {
         self.admit()?;
         let mut answer = wire::FetchRangesResponse::default();
@@ -256,6 +282,13 @@ impl FetchService for Server {
         self.vectors(request.get_ref()).map(Response::new)
     }
 
+    async fn score_vectors(
+        &self,
+        request: Request<wire::ScoreVectorsRequest>,
+    ) -> Result<Response<wire::ScoreVectorsResponse>, Status> {
+        self.scores(request.get_ref()).map(Response::new)
+    }
+
     async fn fetch_ranges(
         &self,
         request: Request<wire::FetchRangesRequest>,
@@ -297,7 +330,9 @@ impl FetchService for Server {
                 Some(StreamRequest::Objects(objects)) => {
                     server.objects(&objects).map(StreamResponse::Objects)
                 }
-                Some(StreamRequest::Cancel(_)) | None => Err(Status::invalid_argument("no request")),
+                Some(StreamRequest::Scores(_) | StreamRequest::Cancel(_)) | None => {
+                    Err(Status::invalid_argument("no request"))
+                }
             };
             let response = response.unwrap_or_else(|status| {
                 let (code, message) = (status.code().into(), status.message().to_owned());

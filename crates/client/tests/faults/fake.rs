@@ -184,6 +184,13 @@ impl FetchService for Fake {
         Err(Status::unimplemented("the fake has blocks"))
     }
 
+    async fn score_vectors(
+        &self,
+        _: Request<wire::ScoreVectorsRequest>,
+    ) -> Result<Response<wire::ScoreVectorsResponse>, Status> {
+        Err(Status::unimplemented("no test asks for it"))
+    }
+
     async fn fetch_ranges(
         &self,
         request: Request<wire::FetchRangesRequest>,

@@ -70,23 +70,44 @@ const MESSAGES_BYTES_MAX: usize = 512 << 10;
 
 /// Failed items. Those beyond [`MESSAGES_BYTES_MAX`] have no message.
 pub(crate) fn item_errors(errors: &[ItemError]) -> Vec<v1::ItemError> {
-    let mut left = MESSAGES_BYTES_MAX;
-    let item_error = |failed: &ItemError| {
-        let mut message = String::new();
-        if left > 0 {
-            message = error_status::message_of(&failed.error);
-            left = left.checked_sub(message.len()).unwrap_or_else(|| {
-                message.clear();
-                0
-            });
+    ItemErrors::default().messages(errors)
+}
+
+/// The failed items of one response, which may be in several lists.
+#[derive(Debug)]
+pub(crate) struct ItemErrors {
+    /// What is left for messages.
+    left: usize,
+}
+
+impl Default for ItemErrors {
+    fn default() -> Self {
+        Self {
+            left: MESSAGES_BYTES_MAX,
         }
-        v1::ItemError {
-            item: failed.item,
-            code: error_status::of_read(&failed.error).grpc.into(),
-            message,
-        }
-    };
-    errors.iter().map(item_error).collect()
+    }
+}
+
+impl ItemErrors {
+    /// The next list of them.
+    pub(crate) fn messages(&mut self, errors: &[ItemError]) -> Vec<v1::ItemError> {
+        let item_error = |failed: &ItemError| {
+            let mut message = String::new();
+            if self.left > 0 {
+                message = error_status::message_of(&failed.error);
+                self.left = self.left.checked_sub(message.len()).unwrap_or_else(|| {
+                    message.clear();
+                    0
+                });
+            }
+            v1::ItemError {
+                item: failed.item,
+                code: error_status::of_read(&failed.error).grpc.into(),
+                message,
+            }
+        };
+        errors.iter().map(item_error).collect()
+    }
 }
 
 #[cfg(test)]

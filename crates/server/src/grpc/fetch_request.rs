@@ -1,15 +1,63 @@
-//! The four fetch requests behind one trait: their items, and their responses without the bytes.
+//! The requests of FetchService behind one trait, and the four that fetch behind another: their items, and their responses
+//! without the bytes.
 
 use super::convert;
-use super::wire::RepeatedField;
-use crate::fetch::{FetchError, FetchResponse, Fetcher, Items, Kind, RequestContext};
+use super::wire::{FieldValue, RepeatedField, longest_list, visit};
+use crate::fetch::{FetchError, FetchResponse, Fetcher, Items, Kind, RequestContext, ScoreQuery, Scoring};
 use crate::rpc_metrics::GrpcMethod;
+use crate::score::Metric;
 use bytes::Bytes;
 use prost::Message;
 use ringfetch_engine::batch::Lengths;
 use ringfetch_proto::v1;
+use std::future::Future;
 
-/// A unary request of FetchService.
+/// A request that is answered once: by a call of its own, or in a stream.
+pub(super) trait UnaryRequest: Message + Default + Send + Sync + 'static {
+    /// The response, without the bytes of its `data`.
+    type Answer: Message;
+    /// How the metrics name it.
+    const METHOD: GrpcMethod;
+    /// Its field in `FetchStreamRequest`, and its response's in `FetchStreamResponse`.
+    const STREAM_TAG: u32;
+    /// The request field that lists the items.
+    const ITEMS_FIELD: &'static str;
+    /// Memory for an item while it is answered, in that for an item of a fetch.
+    const ITEM_WEIGHT: usize = 1;
+
+    /// The items in an encoded request.
+    fn count_items(message: &[u8]) -> usize;
+    fn fail_fast(&self) -> bool;
+    /// Executes it: the response without its bytes, and the bytes.
+    fn run(
+        &self,
+        fetcher: &Fetcher,
+        context: &RequestContext,
+    ) -> impl Future<Output = Result<(Self::Answer, Bytes), FetchError>> + Send;
+}
+
+impl<R: FetchRequest> UnaryRequest for R {
+    type Answer = R::Response;
+    const METHOD: GrpcMethod = R::METHOD;
+    const STREAM_TAG: u32 = R::STREAM_TAG;
+    const ITEMS_FIELD: &'static str = R::ITEMS_FIELD;
+
+    fn count_items(message: &[u8]) -> usize {
+        longest_list(message, R::LISTS)
+    }
+    fn fail_fast(&self) -> bool {
+        FetchRequest::fail_fast(self)
+    }
+    fn run(
+        &self,
+        fetcher: &Fetcher,
+        context: &RequestContext,
+    ) -> impl Future<Output = Result<(R::Response, Bytes), FetchError>> + Send {
+        run(fetcher, self, context)
+    }
+}
+
+/// A request for bytes.
 pub(super) trait FetchRequest: Message + Default + Send + Sync + 'static {
     /// The response. Its `data` stays empty: `encode` appends the bytes.
     type Response: Message;
@@ -31,7 +79,7 @@ pub(super) trait FetchRequest: Message + Default + Send + Sync + 'static {
 }
 
 /// Executes a request: the response without its bytes, and the bytes.
-pub(super) async fn run<C: FetchRequest>(
+async fn run<C: FetchRequest>(
     fetcher: &Fetcher,
     request: &C,
     context: &RequestContext,
@@ -203,6 +251,69 @@ impl FetchRequest for v1::FetchObjectsRequest {
             etags: etags.objects,
             data: Bytes::new(),
         }
+    }
+}
+
+impl UnaryRequest for v1::ScoreVectorsRequest {
+    type Answer = v1::ScoreVectorsResponse;
+    const METHOD: GrpcMethod = GrpcMethod::ScoreVectors;
+    const STREAM_TAG: u32 = 8;
+    const ITEMS_FIELD: &'static str = "queries.ids";
+    const ITEM_WEIGHT: usize = 2;
+
+    fn count_items(message: &[u8]) -> usize {
+        let mut items = 0_usize;
+        visit(message, |tag, field| {
+            if let (2, FieldValue::Bytes(query)) = (tag, field) {
+                // A query without ids is refused later; until then it takes memory as an item does.
+                let ids = longest_list(query, &[RepeatedField::varints(2)]);
+                items = items.saturating_add(ids.max(1));
+            }
+        });
+        items
+    }
+    fn fail_fast(&self) -> bool {
+        self.fail_fast
+    }
+    async fn run(
+        &self,
+        fetcher: &Fetcher,
+        context: &RequestContext,
+    ) -> Result<(v1::ScoreVectorsResponse, Bytes), FetchError> {
+        let scoring = Scoring {
+            queries: self
+                .queries
+                .iter()
+                .map(|query| ScoreQuery {
+                    vector: &query.vector,
+                    ids: &query.ids,
+                })
+                .collect(),
+            metric: match self.metric() {
+                v1::Metric::Dot => Some(Metric::Dot),
+                v1::Metric::Cosine => Some(Metric::Cosine),
+                v1::Metric::Euclidean => Some(Metric::Euclidean),
+                v1::Metric::Manhattan => Some(Metric::Manhattan),
+                v1::Metric::Unspecified => None,
+            },
+            limit: self.limit,
+            threshold: self.threshold,
+        };
+        // In a box: it is larger than all other state of a request.
+        let scoring = Box::pin(fetcher.score(&self.dataset, &self.if_match, &scoring, context));
+        let (dataset, rankings) = scoring.await?;
+        let mut errors = convert::ItemErrors::default();
+        let results = rankings.into_iter().map(|ranking| v1::ScoreResult {
+            ids: ranking.best.iter().map(|scored| scored.id).collect(),
+            scores: ranking.best.iter().map(|scored| scored.score).collect(),
+            unscored: ranking.unscored,
+            errors: errors.messages(&ranking.errors),
+        });
+        let response = v1::ScoreVectorsResponse {
+            results: results.collect(),
+            etag: dataset.etag().to_owned(),
+        };
+        Ok((response, Bytes::new()))
     }
 }
 

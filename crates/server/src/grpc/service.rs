@@ -5,11 +5,10 @@
 //! failure is a trailers-only response.
 
 use super::encode::EncodedMessage;
-use super::fetch_request::{FetchRequest, run};
+use super::fetch_request::UnaryRequest;
 use super::frame::FrameDecoder;
 use super::read_object::{self, ObjectBody};
 use super::stream::{self, StreamBody};
-use super::wire::longest_list;
 use super::{connection_of, metadata};
 use crate::caller::Connection;
 use crate::error_status;
@@ -114,6 +113,7 @@ impl FetchService {
             "FetchVectors" => Box::pin(call.unary::<v1::FetchVectorsRequest>()),
             "FetchRanges" => Box::pin(call.unary::<v1::FetchRangesRequest>()),
             "FetchObjects" => Box::pin(call.unary::<v1::FetchObjectsRequest>()),
+            "ScoreVectors" => Box::pin(call.unary::<v1::ScoreVectorsRequest>()),
             "FetchStream" => Box::pin(ready(call.stream())),
             "ReadObject" => Box::pin(call.read_object()),
             _ => {
@@ -128,7 +128,7 @@ impl FetchService {
 }
 
 impl<B: BytesBody> GrpcRequest<B> {
-    async fn unary<C: FetchRequest>(self) -> Response<Body> {
+    async fn unary<C: UnaryRequest>(self) -> Response<Body> {
         let Self {
             service: FetchService { fetcher, rpc, .. },
             mut body,
@@ -151,7 +151,9 @@ impl<B: BytesBody> GrpcRequest<B> {
             let message = message.unwrap_or_else(|| Err(to_status(fetcher.deadline_rejection())))?;
             let items = fetcher.count_rejection(items_of::<C>(&message, items_max));
             let items = items.map_err(to_status)?;
-            request_memory.whole(message.len(), items).map_err(to_status)?;
+            request_memory
+                .whole(message.len(), items.saturating_mul(C::ITEM_WEIGHT))
+                .map_err(to_status)?;
             let call: C = decode(message)?;
             let context = RequestContext {
                 arrived: Some(started),
@@ -159,7 +161,7 @@ impl<B: BytesBody> GrpcRequest<B> {
                 connection: connection.clone(),
                 fail_fast: call.fail_fast(),
             };
-            let (answer, data) = run(&fetcher, &call, &context).await.map_err(to_status)?;
+            let (answer, data) = call.run(&fetcher, &context).await.map_err(to_status)?;
             EncodedMessage::unary(&answer, data)
         }
         .await;
@@ -288,13 +290,13 @@ where
 ///
 /// # Errors
 /// `TooManyItems`: refused before the items are decoded into memory.
-pub(super) fn items_of<C: FetchRequest>(message: &[u8], max: u32) -> Result<usize, FetchError> {
+pub(super) fn items_of<C: UnaryRequest>(message: &[u8], max: u32) -> Result<usize, FetchError> {
     let most = usize::try_from(max).unwrap_or(usize::MAX);
     // An item has at least one byte.
     if message.len() <= most {
         return Ok(message.len());
     }
-    match longest_list(message, C::LISTS) {
+    match C::count_items(message) {
         items if items <= most => Ok(items),
         items => Err(FetchError::TooManyItems {
             field: C::ITEMS_FIELD,

@@ -9,7 +9,7 @@
 //! read: the requests in flight are then cancelled, so that they hold no memory.
 
 use super::encode::{EncodedMessage, FrameBuffer};
-use super::fetch_request::{FetchRequest, run};
+use super::fetch_request::UnaryRequest;
 use super::frame::FrameDecoder;
 use super::read_object::trailers_of;
 use super::service::{decode, items_of, trailers_ok};
@@ -113,6 +113,7 @@ pub(super) fn respond(
             Some(OneOf::Vectors(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Ranges(call)) => answer(&fetcher, id, call, context).await,
             Some(OneOf::Objects(call)) => answer(&fetcher, id, call, context).await,
+            Some(OneOf::Scores(call)) => answer(&fetcher, id, call, context).await,
             // Cancels are handled before (`MessageHeader`).
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
@@ -132,6 +133,8 @@ fn count(message: &[u8], max: u32) -> Result<usize, FetchError> {
             v1::FetchVectorsRequest::STREAM_TAG => items_of::<v1::FetchVectorsRequest>(call, max),
             v1::FetchRangesRequest::STREAM_TAG => items_of::<v1::FetchRangesRequest>(call, max),
             v1::FetchObjectsRequest::STREAM_TAG => items_of::<v1::FetchObjectsRequest>(call, max),
+            v1::ScoreVectorsRequest::STREAM_TAG => items_of::<v1::ScoreVectorsRequest>(call, max)
+                .map(|items| items.saturating_mul(v1::ScoreVectorsRequest::ITEM_WEIGHT)),
             _ => return,
         };
         // The same variant sent twice is merged.
@@ -164,7 +167,8 @@ impl MessageHeader {
                 v1::FetchBlocksRequest::STREAM_TAG
                 | v1::FetchVectorsRequest::STREAM_TAG
                 | v1::FetchRangesRequest::STREAM_TAG
-                | v1::FetchObjectsRequest::STREAM_TAG,
+                | v1::FetchObjectsRequest::STREAM_TAG
+                | v1::ScoreVectorsRequest::STREAM_TAG,
                 FieldValue::Bytes(_),
             ) => header.is_cancel = false,
             _ => {}
@@ -176,18 +180,18 @@ impl MessageHeader {
 fn nothing_asked() -> FetchError {
     FetchError::Malformed {
         field: "request".to_owned(),
-        problem: "set one of blocks, vectors, ranges and objects".to_owned(),
+        problem: "set one of blocks, vectors, ranges, objects and scores".to_owned(),
     }
 }
 
-async fn answer<C: FetchRequest>(
+async fn answer<C: UnaryRequest>(
     fetcher: &Fetcher,
     id: u64,
     call: &C,
     mut context: RequestContext,
 ) -> Result<EncodedMessage, Status> {
     context.fail_fast = call.fail_fast();
-    match run(fetcher, call, &context).await {
+    match call.run(fetcher, &context).await {
         Ok((answer, data)) => EncodedMessage::nested(id, C::STREAM_TAG, &answer, data),
         Err(error) => failed(id, &error, C::ITEMS_FIELD),
     }

@@ -169,7 +169,7 @@ fn check_form(params: &BatchParams, form: ResponseFormat, items_max: usize) -> R
 }
 
 /// Reads a request's body.
-async fn read_body(
+pub(super) async fn read_body(
     mut body: Body,
     declared: Option<u64>,
     bytes_max: u32,
@@ -210,7 +210,7 @@ async fn read_body(
     Ok(if all.is_empty() { first } else { all.freeze() })
 }
 
-fn not_sent_in_time() -> Problem {
+pub(super) fn not_sent_in_time() -> Problem {
     Problem::new(
         StatusCode::REQUEST_TIMEOUT,
         "request-timeout",

@@ -93,6 +93,16 @@ pub(super) struct ItemErrorView {
     message: String,
 }
 
+/// Failed items as they are sent.
+pub(super) fn item_error_views(errors: &[ItemError]) -> Vec<ItemErrorView> {
+    let view = |ItemError { item, error }: &ItemError| ItemErrorView {
+        item: *item,
+        code: error_status::of_read(error).slug,
+        message: error_status::message_of(error),
+    };
+    errors.iter().map(view).collect()
+}
+
 /// Encodes a batch in the negotiated format.
 ///
 /// # Errors
@@ -199,18 +209,13 @@ fn json(fetched: Fetched, etags: Vec<String>, shape: Option<Shape>) -> Response 
         Lengths::Uniform { item_bytes, .. } => (Some(item_bytes), None),
         Lengths::Each(each) => (None, Some(each)),
     };
-    let errors = errors.iter().map(|ItemError { item, error }| ItemErrorView {
-        item: *item,
-        code: error_status::of_read(error).slug,
-        message: error_status::message_of(error),
-    });
     let answer = BatchResponse {
         items,
         item_bytes,
         lengths,
         dim: shape.map(|shape| shape.dim),
         dtype: shape.map(|shape| shape.dtype.as_str()),
-        errors: errors.collect(),
+        errors: item_error_views(&errors),
         etags,
         data: (),
     };

@@ -23,6 +23,7 @@ mod problem;
 mod range;
 mod representation;
 mod routes;
+mod score;
 mod status;
 
 use crate::caller::Connection;
@@ -96,6 +97,7 @@ fn method_of(operation: HttpOperation) -> MethodRouter<Arc<AppState>> {
         HttpOperation::BatchFetchVectors => post(batch::vectors),
         HttpOperation::BatchFetchRanges => post(batch::ranges),
         HttpOperation::BatchFetchObjects => post(batch::objects),
+        HttpOperation::ScoreVectors => post(score::score),
         HttpOperation::Page => get(page::index),
         HttpOperation::PageAsset => get(page::asset),
         HttpOperation::GetStatus => get(status::status),

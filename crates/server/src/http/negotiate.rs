@@ -47,6 +47,23 @@ pub(super) fn preferred(headers: &HeaderMap) -> Result<ResponseFormat, Problem> 
     }
 }
 
+/// Checks that the client accepts JSON, for an answer that has no other form.
+///
+/// # Errors
+/// 406 if it does not.
+pub(super) fn require_json_accepted(headers: &HeaderMap) -> Result<(), Problem> {
+    if quality(headers, "application", "json") > 0 {
+        return Ok(());
+    }
+    Err(Problem::new(
+        StatusCode::NOT_ACCEPTABLE,
+        "not-acceptable",
+        format!("the answer comes as {JSON}: name it in Accept"),
+    )
+    .with_field("Accept")
+    .with_allowed(vec![JSON]))
+}
+
 /// Checks that a request's body is JSON.
 ///
 /// # Errors

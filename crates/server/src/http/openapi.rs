@@ -2,7 +2,7 @@
 //! the default response of every operation, are added here.
 
 use super::problem::{PROBLEM_JSON, ProblemBody};
-use super::{AppState, batch, datasets, items, objects, page, probes, status};
+use super::{AppState, batch, datasets, items, objects, page, probes, score, status};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
     info(title = "Ringfetch", description = "Random reads over HTTP.", license(name = "Apache-2.0", identifier = "Apache-2.0")),
     paths(
         datasets::list, datasets::get, objects::get_bytes, items::get_block, items::get_vector, objects::list,
-        objects::get_object, batch::blocks, batch::vectors, batch::ranges, batch::objects, probes::metrics,
+        objects::get_object, batch::blocks, batch::vectors, batch::ranges, batch::objects, score::score, probes::metrics,
         probes::livez, probes::readyz, status::status, page::index, page::asset, get
     ),
     components(schemas(ProblemBody)),

@@ -65,6 +65,7 @@ pub(super) const ROUTES: &[Route] = &[
         "/v1/datasets/{name}/objects:batchFetch",
         HttpOperation::BatchFetchObjects,
     ),
+    post("/v1/datasets/{name}/vectors:score", HttpOperation::ScoreVectors),
     read("/", HttpOperation::Page),
     read("/page/{asset}", HttpOperation::PageAsset),
     read("/v1/status", HttpOperation::GetStatus),

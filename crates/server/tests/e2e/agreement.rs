@@ -357,6 +357,7 @@ async fn streamed(fetch: &mut FetchServiceClient<Channel>, request: Request) -> 
         Response::Vectors(answer) => answer.data,
         Response::Ranges(answer) => answer.data,
         Response::Objects(answer) => answer.data,
+        Response::Scores(answer) => panic!("{answer:?}"),
         Response::Status(error) => panic!("{error:?}"),
     }
 }

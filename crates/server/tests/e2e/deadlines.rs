@@ -87,7 +87,10 @@ async fn what_nobody_waits_for_is_not_read() {
                 late += 1;
             }
             Response::Blocks(_) => in_time += 1,
-            other @ (Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_)) => {
+            other @ (Response::Vectors(_)
+            | Response::Ranges(_)
+            | Response::Objects(_)
+            | Response::Scores(_)) => {
                 panic!("{other:?}")
             }
         }

@@ -76,7 +76,10 @@ async fn streamed(daemon: &Daemon, bytes: &[u8], answered: &AtomicU64) {
                     Response::Status(error) => {
                         assert_eq!(error.code, i32::from(Code::Unavailable), "{error:?}");
                     }
-                    other @ (Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_)) => {
+                    other @ (Response::Vectors(_)
+                    | Response::Ranges(_)
+                    | Response::Objects(_)
+                    | Response::Scores(_)) => {
                         panic!("{other:?}")
                     }
                 }

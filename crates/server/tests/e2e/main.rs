@@ -39,6 +39,7 @@ mod pipelining;
 mod refusals;
 mod reload;
 mod reload_refused;
+mod scores;
 mod seccomp;
 mod shortcuts;
 mod slow_readers;

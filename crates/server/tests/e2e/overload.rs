@@ -80,7 +80,11 @@ async fn refused_everywhere(daemon: &Daemon, load: &Load, dataset: &str, indices
             .into_inner();
         match answers.message().await.unwrap().unwrap().response.unwrap() {
             Response::Status(error) => Some(error),
-            Response::Blocks(_) | Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_) => None,
+            Response::Blocks(_)
+            | Response::Vectors(_)
+            | Response::Ranges(_)
+            | Response::Objects(_)
+            | Response::Scores(_) => None,
         }
     })
     .await;

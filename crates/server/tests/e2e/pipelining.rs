@@ -79,6 +79,7 @@ async fn five_hundred_requests_are_answered_by_their_ids() {
                 Response::Vectors(answer) => (answer.data, answer.errors),
                 Response::Ranges(answer) => (answer.data, answer.errors),
                 Response::Objects(answer) => (answer.data, answer.errors),
+                other @ Response::Scores(_) => panic!("{other:?}"),
                 Response::Status(error) => {
                     assert_eq!(Err(Code::from(error.code)), expected, "{error:?}");
                     assert!(
@@ -145,7 +146,10 @@ async fn cancelled_requests_are_answered_once_and_hold_nothing() {
                     cancelled += 1;
                 }
                 Response::Status(status) => assert_eq!(status.code, i32::from(Code::ResourceExhausted)),
-                other @ (Response::Vectors(_) | Response::Ranges(_) | Response::Objects(_)) => {
+                other @ (Response::Vectors(_)
+                | Response::Ranges(_)
+                | Response::Objects(_)
+                | Response::Scores(_)) => {
                     panic!("{other:?}")
                 }
             }

@@ -174,7 +174,8 @@ pub(crate) async fn streamed(daemon: &Daemon, known: &Known<'_>, tally: &Tally) 
             other @ (Response::Status(_)
             | Response::Vectors(_)
             | Response::Ranges(_)
-            | Response::Objects(_)) => {
+            | Response::Objects(_)
+            | Response::Scores(_)) => {
                 panic!("{}: {other:?}", known.name)
             }
         }

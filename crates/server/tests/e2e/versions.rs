@@ -130,7 +130,7 @@ async fn a_request_is_answered_from_the_version_it_names_or_not_at_all() {
                     bad += 1;
                     continue;
                 }
-                Response::Objects(_) => panic!("not asked for"),
+                Response::Objects(_) | Response::Scores(_) => panic!("not asked for"),
             };
             assert_eq!(named, etag);
             good += 1;

@@ -389,7 +389,7 @@ fn a_request_that_asks_for_nothing_is_answered() {
     );
     assert_eq!(
         status.message,
-        "request: set one of blocks, vectors, ranges and objects"
+        "request: set one of blocks, vectors, ranges, objects and scores"
     );
 }
 

@@ -1,0 +1,180 @@
+//! Scores: vectors ranked by the server, without their bytes.
+
+use crate::error::Error;
+use crate::items::{ItemError, check_errors};
+use ringfetch_proto::v1 as wire;
+
+/// How near a vector is to a query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Metric {
+    /// Inner product; larger is better.
+    Dot,
+    /// Cosine of the angle; larger is better. 0 where either norm is 0.
+    Cosine,
+    /// Root of the sum of the squared differences; smaller is better.
+    Euclidean,
+    /// Sum of the absolute differences; smaller is better.
+    Manhattan,
+}
+
+impl From<Metric> for wire::Metric {
+    fn from(metric: Metric) -> Self {
+        match metric {
+            Metric::Dot => Self::Dot,
+            Metric::Cosine => Self::Cosine,
+            Metric::Euclidean => Self::Euclidean,
+            Metric::Manhattan => Self::Manhattan,
+        }
+    }
+}
+
+/// Queries against candidates of one dataset of kind vectors.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScoreRequest {
+    message: wire::ScoreVectorsRequest,
+}
+
+impl ScoreRequest {
+    /// A request without queries, for at most `limit` results for each.
+    pub fn new(dataset: impl Into<String>, metric: Metric, limit: u32) -> Self {
+        Self {
+            message: wire::ScoreVectorsRequest {
+                dataset: dataset.into(),
+                metric: wire::Metric::from(metric).into(),
+                limit,
+                ..Default::default()
+            },
+        }
+    }
+
+    /// Adds a query: as many finite elements as a vector has, and the ids of its candidates.
+    #[must_use]
+    pub fn query(mut self, vector: impl Into<Vec<f32>>, ids: impl Into<Vec<u64>>) -> Self {
+        self.message.queries.push(wire::ScoreQuery {
+            vector: vector.into(),
+            ids: ids.into(),
+        });
+        self
+    }
+
+    /// Only results with this score or a better one.
+    #[must_use]
+    pub fn threshold(mut self, threshold: f64) -> Self {
+        self.message.threshold = Some(threshold);
+        self
+    }
+
+    /// Score only this version of the dataset, as [`Scores::etag`] names it.
+    #[must_use]
+    pub fn if_match(mut self, etag: impl Into<String>) -> Self {
+        self.message.if_match = etag.into();
+        self
+    }
+
+    pub(crate) fn into_wire(self, fail_fast: bool) -> wire::ScoreVectorsRequest {
+        wire::ScoreVectorsRequest {
+            fail_fast,
+            ..self.message
+        }
+    }
+}
+
+/// The answer to a [`ScoreRequest`].
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Scores {
+    /// One for each query, in request order.
+    pub results: Vec<Ranking>,
+    /// The version of the dataset.
+    pub etag: String,
+}
+
+/// The best candidates of one query.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Ranking {
+    /// (id, score), best first; those with equal scores by id.
+    pub best: Vec<(u64, f64)>,
+    /// Candidates left out because their score is not a finite number.
+    pub unscored: u32,
+    /// Candidates that could not be read, by their position in the query's ids.
+    pub errors: Vec<ItemError>,
+}
+
+impl Scores {
+    /// Checks an answer against the number of candidates of each query, and the limit.
+    pub(crate) fn check(
+        candidates: &[usize],
+        limit: u32,
+        answer: wire::ScoreVectorsResponse,
+    ) -> Result<Self, Error> {
+        if answer.results.len() != candidates.len() {
+            return Err(Error::protocol(format!(
+                "{} results for {} queries",
+                answer.results.len(),
+                candidates.len()
+            )));
+        }
+        let ranking = |(result, candidates): (wire::ScoreResult, &usize)| {
+            let (ids, scores) = (result.ids, result.scores);
+            if ids.len() != scores.len() || ids.len() > limit as usize {
+                return Err(Error::protocol(format!(
+                    "{} ids with {} scores, where at most {limit} were asked for",
+                    ids.len(),
+                    scores.len()
+                )));
+            }
+            Ok(Ranking {
+                best: ids.into_iter().zip(scores).collect(),
+                unscored: result.unscored,
+                errors: check_errors(result.errors, *candidates)?,
+            })
+        };
+        let results = answer.results.into_iter().zip(candidates).map(ranking);
+        Ok(Self {
+            results: results.collect::<Result<_, _>>()?,
+            etag: answer.etag,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(ids: &[u64], scores: &[f64], failed: &[u32]) -> wire::ScoreVectorsResponse {
+        let error = |item: &u32| wire::ItemError {
+            item: *item,
+            code: 11,
+            message: String::new(),
+        };
+        let result = wire::ScoreResult {
+            ids: ids.to_vec(),
+            scores: scores.to_vec(),
+            unscored: 0,
+            errors: failed.iter().map(error).collect(),
+        };
+        wire::ScoreVectorsResponse {
+            results: vec![result],
+            etag: "v".into(),
+        }
+    }
+
+    #[test]
+    fn an_answer_that_does_not_fit_is_refused() {
+        // One query of three candidates, at most two results: what fits, and each thing that does not.
+        let scores = Scores::check(&[3], 2, answer(&[7, 5], &[2.0, 1.0], &[2])).unwrap();
+        assert_eq!(scores.results[0].best, [(7, 2.0), (5, 1.0)]);
+        assert_eq!((scores.results[0].errors[0].item, scores.etag.as_str()), (2, "v"));
+        for (candidates, answer) in [
+            (&[3, 3][..], answer(&[7], &[1.0], &[])),
+            (&[3], answer(&[7, 5, 3], &[3.0, 2.0, 1.0], &[])),
+            (&[3], answer(&[7, 5], &[1.0], &[])),
+            (&[3], answer(&[7], &[1.0], &[3])),
+        ] {
+            let refused = Scores::check(candidates, 2, answer);
+            assert!(matches!(refused, Err(Error::Protocol { .. })), "{refused:?}");
+        }
+    }
+}

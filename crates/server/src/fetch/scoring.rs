@@ -1,0 +1,471 @@
+//! Scores of vectors, computed as the vectors arrive.
+//!
+//! The candidates of all queries are sorted by id, so that one that several queries share is read once, and neighbours are
+//! read together. They are read in windows, the next ones while one is scored, so a request holds little memory however many
+//! candidates it has. The arithmetic runs on the core that asked, and gives way every [`TURN`].
+
+use super::handle::{DatasetHandle, Kind, RequiredKind};
+use super::request::{FetchError, Items, RequestContext};
+use super::{Fetcher, plan, timeout_at};
+use crate::config::Limits;
+use crate::score::{Metric, PIECE_ELEMENTS, Scored, Scorer, Sums};
+use ringfetch_engine::batch::{Fetched, Lengths};
+use ringfetch_engine::engine::{SubmitOptions, Ticket};
+use ringfetch_engine::error::{ItemError, ReadError};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long scores are computed before other tasks of the core have their turn.
+const TURN: Duration = Duration::from_micros(50);
+
+/// Bytes of a window, unless a single vector has more.
+const WINDOW_BYTES: usize = 512 << 10;
+
+/// Windows that are read while one is scored.
+const WINDOWS_AHEAD: usize = 4;
+
+/// What to score.
+#[derive(Debug, Clone)]
+pub struct Scoring<'a> {
+    /// At least one.
+    pub queries: Vec<ScoreQuery<'a>>,
+    /// `None`: not named, or not known.
+    pub metric: Option<Metric>,
+    /// Results for each query, at most.
+    pub limit: u32,
+    /// Only scores that reach it.
+    pub threshold: Option<f64>,
+}
+
+/// A query and its candidates.
+#[derive(Debug, Clone, Copy)]
+pub struct ScoreQuery<'a> {
+    /// As many elements as a vector has.
+    pub vector: &'a [f32],
+    /// The candidates.
+    pub ids: &'a [u64],
+}
+
+/// The result of one query.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Ranking {
+    /// The best, best first.
+    pub(crate) best: Vec<Scored>,
+    /// Candidates without a finite score.
+    pub(crate) unscored: u32,
+    /// Candidates that could not be read, by their position in the query's ids.
+    pub(crate) errors: Vec<ItemError>,
+}
+
+/// A query's candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    id: u64,
+    query: u32,
+    /// In the query's ids.
+    position: u32,
+}
+
+/// A request that was checked.
+struct Work<'a> {
+    scorer: Scorer,
+    metric: Metric,
+    threshold: Option<f64>,
+    queries: &'a [ScoreQuery<'a>],
+    /// Of each query.
+    norms: Vec<f64>,
+    /// Ascending.
+    candidates: Vec<Candidate>,
+    /// The distinct ids of the candidates, ascending.
+    ids: Vec<u64>,
+    vector_bytes: usize,
+    rankings: Vec<Ranking>,
+}
+
+impl Fetcher {
+    /// Scores the candidates of each query. Item errors, versions and deadlines are as for [`Fetcher::fetch`].
+    ///
+    /// # Errors
+    /// Whatever fails the request as a whole.
+    ///
+    /// # Cancel safety
+    /// As [`Fetcher::fetch`].
+    pub(crate) async fn score(
+        &self,
+        dataset: &str,
+        if_match: &str,
+        scoring: &Scoring<'_>,
+        context: &RequestContext,
+    ) -> Result<(DatasetHandle, Vec<Ranking>), FetchError> {
+        let opened = self.open(dataset, RequiredKind::Vectors)?;
+        opened.check_version(if_match)?;
+        let rankings = self.score_of(&opened, scoring, context).await?;
+        Ok((opened, rankings))
+    }
+
+    /// As [`Self::score`], for a dataset of kind vectors that was looked up before.
+    ///
+    /// # Errors
+    /// As [`Self::score`].
+    ///
+    /// # Cancel safety
+    /// As [`Fetcher::fetch`].
+    pub(crate) async fn score_of(
+        &self,
+        dataset: &DatasetHandle,
+        scoring: &Scoring<'_>,
+        context: &RequestContext,
+    ) -> Result<Vec<Ranking>, FetchError> {
+        let result = if self.is_draining() {
+            Err(ReadError::Draining.into())
+        } else {
+            self.score_within(&self.limits(), dataset, scoring, context).await
+        };
+        self.count_rejection(result)
+    }
+
+    async fn score_within(
+        &self,
+        limits: &Limits,
+        dataset: &DatasetHandle,
+        scoring: &Scoring<'_>,
+        context: &RequestContext,
+    ) -> Result<Vec<Ranking>, FetchError> {
+        let scorer = check(scoring, dataset, limits)?;
+        let (_in_flight, deadline) = self.admit(limits, context)?;
+        let mut work = Work::new(scoring, dataset, scorer);
+        if context.fail_fast {
+            work.check_range(dataset)?;
+        }
+        let mut turn = Turn::new(deadline);
+        let mut unread = windows(work.ids.len(), work.vector_bytes, self.window_bytes()).peekable();
+        let mut reading: VecDeque<(Range<usize>, Ticket)> = VecDeque::with_capacity(WINDOWS_AHEAD);
+        let mut scored = 0;
+        loop {
+            while reading.len() < WINDOWS_AHEAD
+                && let Some(window) = unread.peek()
+            {
+                match self.read_window(limits, dataset, &work.ids[window.clone()], deadline, context) {
+                    Ok(ticket) => {
+                        reading.push_back((window.clone(), ticket));
+                        unread.next();
+                    }
+                    // There will be room for it once those before it are done.
+                    Err(ReadError::Overloaded { .. }) if !reading.is_empty() => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let Some((window, ticket)) = reading.pop_front() else {
+                break;
+            };
+            let late = || FetchError::from(ReadError::DeadlineExceeded);
+            let fetched = timeout_at(deadline, ticket).await.ok_or_else(late)??;
+            // The disk has work while this is scored.
+            if let Some(next) = unread.peek()
+                && let Ok(ticket) =
+                    self.read_window(limits, dataset, &work.ids[next.clone()], deadline, context)
+            {
+                reading.push_back((next.clone(), ticket));
+                unread.next();
+            }
+            scored = work.score(window, scored, &fetched, &mut turn).await?;
+        }
+        work.finish(scoring.limit, &mut turn).await
+    }
+
+    /// Small enough that several windows have room in a small memory budget.
+    fn window_bytes(&self) -> usize {
+        let room = self.inner.engine.response_bytes_max() / 8;
+        WINDOW_BYTES.min(usize::try_from(room).unwrap_or(usize::MAX))
+    }
+
+    fn read_window(
+        &self,
+        limits: &Limits,
+        DatasetHandle(dataset): &DatasetHandle,
+        ids: &[u64],
+        deadline: Option<Instant>,
+        context: &RequestContext,
+    ) -> Result<Ticket, ReadError> {
+        let batch = plan(dataset, &Items::Vectors(ids), self.item_bytes_within(limits));
+        let connection = context.connection.as_ref();
+        let options = SubmitOptions {
+            deadline,
+            account: connection.map(|connection| Arc::clone(connection.account())),
+            fail_fast: context.fail_fast,
+        };
+        self.inner.engine.submit(batch, options)
+    }
+}
+
+/// Ranges of so many vectors that are read together.
+fn windows(vectors: usize, vector_bytes: usize, window_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = (window_bytes / vector_bytes.max(1)).max(1);
+    (0..vectors)
+        .step_by(step)
+        .map(move |first| first..first.saturating_add(step).min(vectors))
+}
+
+/// Checks what needs no access to files.
+fn check(scoring: &Scoring<'_>, dataset: &DatasetHandle, limits: &Limits) -> Result<Scorer, FetchError> {
+    let malformed = |field: String, problem: String| Err(FetchError::Malformed { field, problem });
+    let queries = &scoring.queries;
+    if queries.is_empty() {
+        return Err(FetchError::EmptyBatch { field: "queries" });
+    }
+    let items = queries
+        .iter()
+        .fold(0_usize, |items, query| items.saturating_add(query.ids.len()));
+    if !u32::try_from(items.max(queries.len())).is_ok_and(|items| items <= limits.items_per_request) {
+        return Err(FetchError::TooManyItems {
+            field: "queries.ids",
+            items,
+            max: limits.items_per_request,
+        });
+    }
+    let Kind::Vectors { dim, dtype, .. } = dataset.kind() else {
+        return Err(ReadError::ShardFailed.into());
+    };
+    let Some(metric) = scoring.metric else {
+        let known = "name one of dot, cosine, euclidean and manhattan";
+        return malformed("metric".to_owned(), known.to_owned());
+    };
+    let Some(scorer) = Scorer::new(metric, dtype) else {
+        return malformed(
+            "metric".to_owned(),
+            format!(
+                "{} does not fit the elements of {:?}, which are {dtype}: those of f32, f16, u8 and i8 can be scored",
+                metric.as_str(),
+                dataset.name()
+            ),
+        );
+    };
+    for (number, query) in queries.iter().enumerate() {
+        if query.vector.len() != dim as usize {
+            return malformed(
+                format!("queries[{number}].vector"),
+                format!(
+                    "it has {} elements, and a vector of {:?} has {dim}",
+                    query.vector.len(),
+                    dataset.name()
+                ),
+            );
+        }
+        if let Some(place) = query.vector.iter().position(|value| !value.is_finite()) {
+            let value = query.vector.get(place).copied().unwrap_or_default();
+            return malformed(
+                format!("queries[{number}].vector"),
+                format!("element {place} is {value}: a query has finite elements only"),
+            );
+        }
+        if query.ids.is_empty() {
+            let problem = "it is empty: name at least one candidate".to_owned();
+            return malformed(format!("queries[{number}].ids"), problem);
+        }
+    }
+    let most = queries.iter().map(|query| query.ids.len()).max().unwrap_or(0);
+    if scoring.limit == 0 || scoring.limit as usize > most {
+        return malformed(
+            "limit".to_owned(),
+            format!(
+                "it is {}, and can be from 1 to {most}, the number of candidates of the query with the most",
+                scoring.limit
+            ),
+        );
+    }
+    if scoring.threshold.is_some_and(f64::is_nan) {
+        return malformed(
+            "threshold".to_owned(),
+            "it is NaN: give a number, or none".to_owned(),
+        );
+    }
+    Ok(scorer)
+}
+
+impl<'a> Work<'a> {
+    fn new(scoring: &'a Scoring<'a>, dataset: &DatasetHandle, scorer: Scorer) -> Self {
+        let queries = &scoring.queries;
+        let mut candidates: Vec<Candidate> = (0_u32..)
+            .zip(queries)
+            .flat_map(|(query, of)| {
+                (0_u32..).zip(of.ids).map(move |(position, id)| Candidate {
+                    id: *id,
+                    query,
+                    position,
+                })
+            })
+            .collect();
+        candidates.sort_unstable();
+        let mut ids: Vec<u64> = candidates.iter().map(|candidate| candidate.id).collect();
+        ids.dedup();
+        let vector_bytes = match dataset.kind() {
+            Kind::Vectors { vector_bytes, .. } => vector_bytes as usize,
+            Kind::Blocks { .. } | Kind::Objects => 0,
+        };
+        Self {
+            scorer,
+            metric: scorer.metric(),
+            threshold: scoring.threshold,
+            queries,
+            norms: queries
+                .iter()
+                .map(|query| scorer.query_norm(query.vector))
+                .collect(),
+            candidates,
+            ids,
+            vector_bytes,
+            rankings: queries.iter().map(|_| Ranking::default()).collect(),
+        }
+    }
+
+    /// The error of an id that is past the end, before anything is read.
+    fn check_range(&self, dataset: &DatasetHandle) -> Result<(), FetchError> {
+        let Kind::Vectors { count, .. } = dataset.kind() else {
+            return Ok(());
+        };
+        match self.ids.last() {
+            Some(&index) if index >= count => Err(ReadError::IndexOutOfRange {
+                what: "vector",
+                index,
+                count,
+            }
+            .into()),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Scores the vectors of a window. The candidates up to `scored` are done; returns up to where they are now.
+    async fn score(
+        &mut self,
+        window: Range<usize>,
+        mut scored: usize,
+        fetched: &Fetched,
+        turn: &mut Turn,
+    ) -> Result<usize, FetchError> {
+        let mut failed = fetched.errors.iter().peekable();
+        let mut data = &fetched.data[..];
+        for (item, place) in (0_u32..).zip(window) {
+            let Some(&id) = self.ids.get(place) else { break };
+            let error = failed.next_if(|failed| failed.item == item);
+            let length = match (&fetched.lengths, error) {
+                (_, Some(_)) => 0,
+                (Lengths::Uniform { item_bytes, .. }, None) => *item_bytes as usize,
+                (Lengths::Each(lengths), None) => {
+                    lengths.get(item as usize).map_or(0, |length| *length as usize)
+                }
+            };
+            let (elements, rest) = data.split_at_checked(length).unwrap_or((&[], &[]));
+            data = rest;
+            let mut before = None;
+            while let Some(&candidate) = self.candidates.get(scored)
+                && candidate.id == id
+            {
+                scored += 1;
+                // One that stands more than once in a query has one score, and an error at each position.
+                let repeated = before.replace(candidate.query) == Some(candidate.query);
+                match error {
+                    Some(failed) => self.fail(candidate, &failed.error),
+                    None if repeated => {}
+                    None => self.score_one(candidate, elements, turn).await?,
+                }
+            }
+        }
+        Ok(scored)
+    }
+
+    fn fail(&mut self, candidate: Candidate, error: &ReadError) {
+        if let Some(ranking) = self.rankings.get_mut(candidate.query as usize) {
+            ranking.errors.push(ItemError {
+                item: candidate.position,
+                error: error.clone(),
+            });
+        }
+    }
+
+    async fn score_one(
+        &mut self,
+        candidate: Candidate,
+        elements: &[u8],
+        turn: &mut Turn,
+    ) -> Result<(), FetchError> {
+        let query = candidate.query as usize;
+        let (Some(of), Some(norm), Some(ranking)) = (
+            self.queries.get(query),
+            self.norms.get(query),
+            self.rankings.get_mut(query),
+        ) else {
+            return Ok(());
+        };
+        let element_bytes = elements.len() / of.vector.len().max(1);
+        let pieces = elements.chunks((PIECE_ELEMENTS * element_bytes).max(1));
+        let mut sums = Sums::default();
+        for (query, elements) in of.vector.chunks(PIECE_ELEMENTS).zip(pieces) {
+            self.scorer.add(&mut sums, query, elements);
+            turn.worked(query.len()).await?;
+        }
+        let score = self.scorer.finish(&sums, *norm);
+        if !score.is_finite() {
+            ranking.unscored = ranking.unscored.saturating_add(1);
+        } else if self
+            .threshold
+            .is_none_or(|threshold| self.metric.reaches(score, threshold))
+        {
+            ranking.best.push(Scored {
+                id: candidate.id,
+                score,
+            });
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self, limit: u32, turn: &mut Turn) -> Result<Vec<Ranking>, FetchError> {
+        for ranking in &mut self.rankings {
+            // Sorting costs a candidate as much as some tens of elements.
+            let elements = ranking.best.len().saturating_mul(32);
+            self.metric.rank(&mut ranking.best, limit as usize);
+            ranking.errors.sort_unstable_by_key(|error| error.item);
+            turn.worked(elements).await?;
+        }
+        Ok(self.rankings)
+    }
+}
+
+/// The time that a request computes without giving way.
+struct Turn {
+    began: Instant,
+    /// Elements since the clock was read.
+    elements: usize,
+    deadline: Option<Instant>,
+}
+
+impl Turn {
+    fn new(deadline: Option<Instant>) -> Self {
+        Self {
+            began: Instant::now(),
+            elements: 0,
+            deadline,
+        }
+    }
+
+    /// Gives way if it computed for long enough.
+    async fn worked(&mut self, elements: usize) -> Result<(), FetchError> {
+        // Reading the clock after each short vector would cost as much as its score.
+        self.elements = self.elements.saturating_add(elements);
+        if self.elements < PIECE_ELEMENTS {
+            return Ok(());
+        }
+        self.elements = 0;
+        if self.began.elapsed() < TURN {
+            return Ok(());
+        }
+        // As `ringfetch_engine::cores::give_way`.
+        tokio::task::yield_now().await;
+        self.began = Instant::now();
+        match self.deadline {
+            Some(deadline) if deadline <= self.began => Err(ReadError::DeadlineExceeded.into()),
+            Some(_) | None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! `POST .../vectors:score`: the best of each query's candidates, in JSON. The scores are the fetcher's.
+
+use super::AppState;
+use super::batch::{not_sent_in_time, read_body};
+use super::batch_request::parse;
+use super::batch_response::{ItemErrorView, item_error_views};
+use super::bounded_list;
+use super::conditional::{ETag, Precondition, evaluate};
+use super::negotiate::{require_json, require_json_accepted};
+use super::problem::{PathParams, Problem};
+use super::representation::precondition_failed;
+use crate::fetch::{
+    FetchError, RequestContext, RequestMemory, RequiredKind, ScoreQuery, Scoring, timeout_at, within,
+};
+use crate::score::Metric;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use http::header;
+use serde::{Deserialize, Serialize};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use utoipa::ToSchema;
+
+/// Queries, and candidates for each.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ScoreRequest {
+    /// At least one.
+    #[serde(deserialize_with = "bounded_list::list")]
+    queries: Vec<ScoreRequestQuery>,
+    /// `dot` or `cosine`, where larger is better; `euclidean` or `manhattan`, where smaller is better.
+    metric: String,
+    /// At most so many results for each query: from 1 to the number of ids of the query that has the most.
+    limit: u32,
+    /// Only results with this score or a better one.
+    #[serde(default)]
+    threshold: Option<f64>,
+    /// Answer an item error as the request's.
+    #[serde(default)]
+    fail_fast: bool,
+    /// How long the answer is worth having, from the request's arrival; 0: as long as the connection lives.
+    #[serde(default)]
+    deadline_ms: u32,
+}
+
+/// A query and its candidates.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ScoreRequestQuery {
+    /// As many elements as a vector of the dataset has.
+    vector: Vec<f32>,
+    /// Vector ids from 0, in any order, at least one. One that stands more than once has one score.
+    ids: Vec<u64>,
+}
+
+/// The best candidates of each query.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ScoreAnswer)]
+pub(super) struct ScoreResponse {
+    /// One for each query, in request order.
+    results: Vec<ScoreResult>,
+}
+
+/// The result of one query.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ScoreResult {
+    /// The best candidates, best first; those with equal scores by id.
+    ids: Vec<u64>,
+    /// The score of each.
+    scores: Vec<f64>,
+    /// Candidates left out because their score is not a finite number.
+    unscored: u32,
+    /// Candidates that could not be read; `item` is the position in the query's `ids`.
+    errors: Vec<ItemErrorView>,
+}
+
+/// Scores vectors.
+#[utoipa::path(post, path = "/v1/datasets/{name}/vectors:score", tag = "data", operation_id = "ScoreVectors",
+    params(("name" = String, Path, description = "The dataset, of kind vectors.")), request_body = ScoreRequest,
+    responses((status = 200, description = "The best candidates.", body = ScoreResponse)))]
+pub(super) async fn score(
+    State(app): State<Arc<AppState>>,
+    PathParams(name): PathParams<String>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let arrival = Instant::now();
+    let (parts, body) = request.into_parts();
+    require_json_accepted(&parts.headers)?;
+    require_json(&parts.headers)?;
+    let declared = parts
+        .headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse().ok());
+    let connection = super::connection_of(&parts.extensions);
+    let limits = app.fetcher.limits();
+    let mut request_memory = RequestMemory::new(&app.fetcher, connection.as_ref());
+    let reading = read_body(body, declared, limits.request_bytes, &mut request_memory);
+    let body = timeout_at(within(&limits, arrival, None), pin!(reading))
+        .await
+        .ok_or_else(not_sent_in_time)??;
+    // An id of one digit and its comma are 8 bytes once they are parsed; a candidate is twice an item.
+    let items_max = usize::try_from(limits.items_per_request).unwrap_or(usize::MAX);
+    let parsed_bytes = body.len().saturating_mul(4);
+    let items = items_max.min(body.len()).saturating_mul(2);
+    request_memory.whole(parsed_bytes, items)?;
+    let (request, queries) = parse::<ScoreRequest>(&body, items_max)?;
+    drop(body);
+    if queries > items_max {
+        let too_many = FetchError::TooManyItems {
+            field: "queries",
+            items: queries,
+            max: limits.items_per_request,
+        };
+        app.fetcher.count_rejection(Err(too_many))?;
+    }
+    let dataset = app.fetcher.open(&name, RequiredKind::Vectors)?;
+    let etag = ETag::new(dataset.etag());
+    if evaluate(&parts.headers, &etag) != Precondition::Holds {
+        return Err(precondition_failed(&etag));
+    }
+    let scoring = Scoring {
+        queries: request
+            .queries
+            .iter()
+            .map(|query| ScoreQuery {
+                vector: &query.vector,
+                ids: &query.ids,
+            })
+            .collect(),
+        metric: Metric::from_word(&request.metric),
+        limit: request.limit,
+        threshold: request.threshold,
+    };
+    let context = RequestContext {
+        arrived: Some(arrival),
+        deadline: (request.deadline_ms > 0)
+            .then(|| arrival + Duration::from_millis(request.deadline_ms.into())),
+        connection: connection.clone(),
+        fail_fast: request.fail_fast,
+    };
+    let rankings = app.fetcher.score_of(&dataset, &scoring, &context).await?;
+    let results = rankings.into_iter().map(|ranking| ScoreResult {
+        ids: ranking.best.iter().map(|scored| scored.id).collect(),
+        scores: ranking.best.iter().map(|scored| scored.score).collect(),
+        unscored: ranking.unscored,
+        errors: item_error_views(&ranking.errors),
+    });
+    let answer = ScoreResponse {
+        results: results.collect(),
+    };
+    Ok(([(header::ETAG, etag.value())], Json(answer)).into_response())
+}

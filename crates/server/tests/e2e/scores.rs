@@ -1,0 +1,366 @@
+//! ScoreVectors: both transports, every layout and element type, every backend: the same scores, and those that the files'
+//! elements have.
+
+use crate::daemon::{Setup, any_backend, backends_and_auto};
+use crate::data::{Space, Unit, everything};
+use crate::wire::Http;
+use ringfetch_client::{Client, Metric, ScoreRequest};
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use ringfetch_proto::v1::fetch_stream_response::Response;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use tonic::Code;
+use tonic::transport::Channel;
+
+const METRICS: [(v1::Metric, &str); 4] = [
+    (v1::Metric::Dot, "dot"),
+    (v1::Metric::Cosine, "cosine"),
+    (v1::Metric::Euclidean, "euclidean"),
+    (v1::Metric::Manhattan, "manhattan"),
+];
+
+#[tokio::test]
+async fn both_transports_score_alike_on_each_backend() {
+    // Scenario: two queries that share candidates, with an id that is there twice and one past the end, as a unary call, in a
+    // stream and over HTTP. Expectation: one answer, bit by bit, on every backend, and that of plain sums over the files'
+    // elements; noise as f32 has NaN and infinities, which are left out and counted.
+    let mut seen: BTreeMap<String, v1::ScoreVectorsResponse> = BTreeMap::new();
+    for backend in backends_and_auto() {
+        let (setup, everything) = everything(Setup::new(backend));
+        let daemon = setup.start();
+        let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
+        for space in &everything.spaces {
+            let Unit::Vectors(dim, dtype) = space.unit else {
+                continue;
+            };
+            for (metric, word) in METRICS {
+                let request = request(space, dim, metric);
+                if dtype == "i32" {
+                    refused(&mut fetch, &http, request, word).await;
+                    continue;
+                }
+                let mut answer = fetch.score_vectors(request.clone()).await.unwrap().into_inner();
+                assert_eq!(streamed(&mut fetch, request.clone()).await, answer, "{word}");
+                assert!(!answer.etag.is_empty());
+                by_client(&format!("http://{}", daemon.grpc), &request, &answer).await;
+                over_http(&http, &request, word, &answer).await;
+                right(space, dtype, word, &request, &answer);
+                // Files of this run.
+                answer.etag.clear();
+                let first = seen
+                    .entry(format!("{} {word}", space.name))
+                    .or_insert(answer.clone());
+                assert_eq!(*first, answer, "{} {word}", space.name);
+            }
+        }
+        daemon.stop().await;
+    }
+}
+
+fn request(space: &Space, dim: u32, metric: v1::Metric) -> v1::ScoreVectorsRequest {
+    let count = space.items.len() as u64;
+    let vector = |step: f32| {
+        (0..dim)
+            .map(|place| f32::from(u16::try_from(place % 50).unwrap()).mul_add(step, -3.0))
+            .collect()
+    };
+    v1::ScoreVectorsRequest {
+        dataset: space.name.to_owned(),
+        queries: vec![
+            v1::ScoreQuery {
+                vector: vector(0.25),
+                ids: [(0..count).rev().collect(), vec![3, count]].concat(),
+            },
+            v1::ScoreQuery {
+                vector: vector(-0.5),
+                ids: vec![7, 3, 9],
+            },
+        ],
+        metric: metric.into(),
+        limit: 20,
+        ..Default::default()
+    }
+}
+
+async fn streamed(
+    fetch: &mut FetchServiceClient<Channel>,
+    request: v1::ScoreVectorsRequest,
+) -> v1::ScoreVectorsResponse {
+    let request = v1::FetchStreamRequest {
+        id: 5,
+        request: Some(Request::Scores(request)),
+        deadline_ms: 0,
+    };
+    let requests = tokio_stream::iter([request]);
+    let mut answers = fetch.fetch_stream(requests).await.unwrap().into_inner();
+    match answers.message().await.unwrap().expect("an answer").response {
+        Some(Response::Scores(answer)) => answer,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The Rust client's answer is the same.
+async fn by_client(url: &str, request: &v1::ScoreVectorsRequest, expected: &v1::ScoreVectorsResponse) {
+    let client = Client::builder(url).connect_lazy().unwrap();
+    let metric = match request.metric() {
+        v1::Metric::Cosine => Metric::Cosine,
+        v1::Metric::Euclidean => Metric::Euclidean,
+        v1::Metric::Manhattan => Metric::Manhattan,
+        v1::Metric::Dot | v1::Metric::Unspecified => Metric::Dot,
+    };
+    let mut asked = ScoreRequest::new(&request.dataset, metric, request.limit).if_match(&expected.etag);
+    for query in &request.queries {
+        asked = asked.query(query.vector.as_slice(), query.ids.as_slice());
+    }
+    let scores = client.score_vectors(asked).await.unwrap();
+    assert_eq!(scores.etag, expected.etag);
+    assert_eq!(scores.results.len(), expected.results.len());
+    for (ranking, expected) in scores.results.iter().zip(&expected.results) {
+        let best: Vec<(u64, f64)> = expected
+            .ids
+            .iter()
+            .copied()
+            .zip(expected.scores.iter().copied())
+            .collect();
+        assert_eq!((&ranking.best, ranking.unscored), (&best, expected.unscored));
+        assert_eq!(ranking.errors.len(), expected.errors.len());
+    }
+}
+
+fn body(request: &v1::ScoreVectorsRequest, word: &str) -> Value {
+    let query = |query: &v1::ScoreQuery| json!({ "vector": query.vector, "ids": query.ids });
+    let queries: Vec<Value> = request.queries.iter().map(query).collect();
+    json!({ "queries": queries, "metric": word, "limit": request.limit })
+}
+
+async fn over_http(
+    http: &Http,
+    request: &v1::ScoreVectorsRequest,
+    word: &str,
+    expected: &v1::ScoreVectorsResponse,
+) {
+    let path = format!("/v1/datasets/{}/vectors:score", request.dataset);
+    let answer = http.batch(&path, &body(request, word), "application/json").await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.header("etag"), format!("\"{}\"", expected.etag));
+    let text = String::from_utf8(answer.body.to_vec()).unwrap();
+    let answer = answer.json();
+    for (result, expected) in answer["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(&expected.results)
+    {
+        assert_eq!(result["ids"], json!(expected.ids));
+        // As text: serde_json reads numbers with an error in the last bit.
+        let scores = format!(r#""scores":{}"#, json!(expected.scores));
+        assert!(text.contains(&scores), "{text}");
+        assert_eq!(result["scores"].as_array().unwrap().len(), expected.scores.len());
+        assert_eq!(result["unscored"], json!(expected.unscored));
+        let items: Vec<u32> = expected.errors.iter().map(|error| error.item).collect();
+        let errors = result["errors"].as_array().unwrap();
+        assert_eq!(
+            errors
+                .iter()
+                .map(|error| error["item"].clone())
+                .collect::<Vec<_>>(),
+            items
+        );
+        for error in errors {
+            assert_eq!(error["code"], "index-out-of-range");
+        }
+    }
+    assert_eq!(
+        answer["results"].as_array().unwrap().len(),
+        expected.results.len()
+    );
+}
+
+/// i32 vectors are lists of neighbours.
+async fn refused(
+    fetch: &mut FetchServiceClient<Channel>,
+    http: &Http,
+    request: v1::ScoreVectorsRequest,
+    word: &str,
+) {
+    let path = format!("/v1/datasets/{}/vectors:score", request.dataset);
+    let answer = http.batch(&path, &body(&request, word), "application/json").await;
+    assert_eq!(
+        (answer.status.as_u16(), answer.json()["field"].clone()),
+        (400, json!("metric"))
+    );
+    let status = fetch.score_vectors(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().starts_with("metric: "), "{status}");
+}
+
+/// Checks an answer against plain sums.
+fn right(
+    space: &Space,
+    dtype: &str,
+    word: &str,
+    request: &v1::ScoreVectorsRequest,
+    answer: &v1::ScoreVectorsResponse,
+) {
+    let count = space.items.len() as u64;
+    assert_eq!(answer.results.len(), request.queries.len());
+    for (query, result) in request.queries.iter().zip(&answer.results) {
+        let mut expected: BTreeMap<u64, f64> = BTreeMap::new();
+        for &id in query.ids.iter().filter(|id| **id < count) {
+            let elements = elements(&space.items[usize::try_from(id).unwrap()], dtype);
+            expected.insert(id, plain_score(word, &query.vector, &elements));
+        }
+        let finite = expected.values().filter(|score| score.is_finite()).count();
+        let unscored = expected.len() - finite;
+        assert_eq!(result.unscored as usize, unscored, "{} {word}", space.name);
+        assert_eq!(result.ids.len(), finite.min(20));
+        assert_eq!(result.scores.len(), result.ids.len());
+        for (id, score) in result.ids.iter().zip(&result.scores) {
+            let expected = expected[id];
+            // Noise has numbers of every size, and so does the error.
+            let near = (score - expected).abs() <= 1e-9 * expected.abs().max(f64::MIN_POSITIVE)
+                || score == &expected
+                || cancels(word);
+            assert!(near, "{} {word} {id}: {score}, not {expected}", space.name);
+        }
+        let ordered = result.ids.iter().zip(&result.scores).collect::<Vec<_>>();
+        let better = |one: f64, other: f64| match word {
+            "dot" | "cosine" => one > other,
+            _ => one < other,
+        };
+        for pair in ordered.windows(2) {
+            let ((one_id, one), (other_id, other)) = (pair[0], pair[1]);
+            assert!(
+                better(*one, *other) || (one == other && one_id < other_id),
+                "{pair:?}"
+            );
+        }
+        let past_the_end: Vec<u32> = (0..)
+            .zip(&query.ids)
+            .filter(|(_, id)| **id >= count)
+            .map(|(item, _)| item)
+            .collect();
+        let failed: Vec<u32> = result.errors.iter().map(|error| error.item).collect();
+        assert_eq!(failed, past_the_end);
+        for error in &result.errors {
+            assert_eq!(error.code, Code::OutOfRange as i32);
+            assert!(error.message.contains("out of range"), "{error:?}");
+        }
+    }
+}
+
+/// Whether terms of both signs are added, which leaves no relative precision; `score` has tests of these.
+fn cancels(word: &str) -> bool {
+    matches!(word, "dot" | "cosine")
+}
+
+fn elements(bytes: &[u8], dtype: &str) -> Vec<f64> {
+    match dtype {
+        "f32" => bytes
+            .chunks(4)
+            .map(|raw| f64::from(f32::from_le_bytes(raw.try_into().unwrap())))
+            .collect(),
+        "f16" => bytes
+            .chunks(2)
+            .map(|raw| half::f16::from_le_bytes(raw.try_into().unwrap()).to_f64())
+            .collect(),
+        "u8" => bytes.iter().map(|raw| f64::from(*raw)).collect(),
+        "i8" => bytes.iter().map(|raw| f64::from(raw.cast_signed())).collect(),
+        other => panic!("{other}"),
+    }
+}
+
+fn plain_score(word: &str, query: &[f32], elements: &[f64]) -> f64 {
+    let pairs = || {
+        query
+            .iter()
+            .map(|value| f64::from(*value))
+            .zip(elements.iter().copied())
+    };
+    let dot = || pairs().map(|(q, x)| q * x).sum::<f64>();
+    match word {
+        "dot" => dot(),
+        "cosine" => {
+            let norms = pairs().map(|(q, _)| q * q).sum::<f64>().sqrt()
+                * pairs().map(|(_, x)| x * x).sum::<f64>().sqrt();
+            if norms == 0.0 { 0.0 } else { dot() / norms }
+        }
+        "euclidean" => pairs().map(|(q, x)| (q - x) * (q - x)).sum::<f64>().sqrt(),
+        _ => pairs().map(|(q, x)| (q - x).abs()).sum(),
+    }
+}
+
+#[tokio::test]
+async fn bad_json_is_answered_with_its_member() {
+    // Everything that a body can have wrong, one at a time; and a client that does not take JSON.
+    let (setup, _everything) = everything(Setup::new(any_backend()));
+    let daemon = setup.start();
+    let http = daemon.http_client();
+    let body = |query: Value, more: Value| {
+        let mut body = json!({ "queries": [query], "metric": "dot", "limit": 1 });
+        for (name, value) in more.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        body
+    };
+    let good = || json!({ "vector": [1, 2, 3], "ids": [0, 1] });
+    let path = "/v1/datasets/fvecs/vectors:score";
+    let json_type = "application/json";
+    for (wrong, field) in [
+        (body(good(), json!({ "metric": "l2" })), "metric"),
+        (body(good(), json!({ "limit": 0 })), "limit"),
+        (body(good(), json!({ "limit": 3 })), "limit"),
+        (body(good(), json!({ "queries": [] })), "queries"),
+        (body(good(), json!({ "thresold": 1 })), "thresold"),
+        (
+            body(json!({ "vector": [1], "ids": [0] }), json!({})),
+            "queries[0].vector",
+        ),
+        (
+            body(json!({ "vector": [1, 1e39, 1], "ids": [0] }), json!({})),
+            "queries[0].vector",
+        ),
+        (
+            body(json!({ "vector": [1, 2, 3], "ids": [] }), json!({})),
+            "queries[0].ids",
+        ),
+        (body(json!({ "vector": [1, 2, 3] }), json!({})), "queries[0]"),
+        (
+            body(json!({ "vector": [1, 2, 3], "ids": [-1] }), json!({})),
+            "queries[0].ids[0]",
+        ),
+    ] {
+        let answer = http.batch(path, &wrong, json_type).await;
+        let problem = answer.json();
+        assert_eq!(
+            (answer.status.as_u16(), problem["field"].as_str()),
+            (400, Some(field)),
+            "{problem}"
+        );
+    }
+    let other_kind = http
+        .batch(
+            "/v1/datasets/ragged/vectors:score",
+            &body(good(), json!({})),
+            json_type,
+        )
+        .await;
+    assert_eq!(
+        (other_kind.status.as_u16(), other_kind.json()["field"].clone()),
+        (400, json!("dataset"))
+    );
+    let octets = http
+        .batch(path, &body(good(), json!({})), "application/octet-stream")
+        .await;
+    assert_eq!(
+        (octets.status.as_u16(), octets.json()["field"].clone()),
+        (406, json!("Accept"))
+    );
+    assert_eq!(
+        http.batch(path, &body(good(), json!({})), json_type).await.status,
+        200
+    );
+    daemon.stop().await;
+}
