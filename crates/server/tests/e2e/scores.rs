@@ -313,7 +313,7 @@ async fn bad_json_is_answered_with_its_member() {
         (body(good(), json!({ "limit": 0 })), "limit"),
         (body(good(), json!({ "limit": 3 })), "limit"),
         (body(good(), json!({ "queries": [] })), "queries"),
-        (body(good(), json!({ "thresold": 1 })), "thresold"),
+        (body(good(), json!({ "cutoff": 1 })), "cutoff"),
         (
             body(json!({ "vector": [1], "ids": [0] }), json!({})),
             "queries[0].vector",
