@@ -1,6 +1,6 @@
 //! Scores of vectors against a query. Pure: no reads, no waiting.
 //!
-//! All arithmetic is in f64, without fused operations: [`LANES`] sums of each [`PIECE_ELEMENTS`] elements, which are added
+//! All arithmetic is in f64, without fused operations: `LANES` sums of each `PIECE_ELEMENTS` elements, which are added
 //! pairwise. So every CPU gives the same score, to the last bit, and its error is below 1e-12 of the sum of the terms'
 //! magnitudes for any vector that there can be. `fearless_simd` compiles the loops for each instruction set and chooses at
 //! run time.
