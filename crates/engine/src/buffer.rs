@@ -59,7 +59,8 @@ impl Drop for ArenaInner {
 }
 
 impl Arena {
-    /// Reserves `budget_bytes` (rounded up to pages) of address space; pages become resident as they are first used.
+    /// Reserves `budget_bytes` (rounded up to pages) of address space, which becomes resident as it is first used: by huge
+    /// pages where the host has them.
     ///
     /// # Errors
     /// errno of mmap, or `InvalidInput` for a budget of nothing or of more than 2^32 pages (16 TiB).
