@@ -2,7 +2,8 @@
 //!
 //! The candidates of all queries are sorted by id, so that one that several queries share is read once, and neighbours are
 //! read together. They are read in windows, the next ones while one is scored, so a request holds little memory however many
-//! candidates it has. The arithmetic runs on the core that asked, and gives way every [`TURN`].
+//! candidates it has. The arithmetic runs on the core that asked, for one request at a time, and gives way every [`TURN`]: so
+//! however many requests are to be scored, what else a core does waits for one turn.
 
 use super::handle::{DatasetHandle, Kind, RequiredKind};
 use super::request::{FetchError, Items, RequestContext};
@@ -14,8 +15,10 @@ use ringfetch_engine::engine::{SubmitOptions, Ticket};
 use ringfetch_engine::error::{ItemError, ReadError};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// How long scores are computed before other tasks of the core have their turn.
 const TURN: Duration = Duration::from_micros(50);
@@ -170,8 +173,11 @@ impl Fetcher {
                 reading.push_back((next.clone(), ticket));
                 unread.next();
             }
+            turn.begin().await?;
             scored = work.score(window, scored, &fetched, &mut turn).await?;
+            turn.end();
         }
+        turn.begin().await?;
         work.finish(scoring.limit, &mut turn).await
     }
 
@@ -432,8 +438,16 @@ impl<'a> Work<'a> {
     }
 }
 
+thread_local! {
+    /// Held by the request that computes on this core.
+    static COMPUTING: Arc<Semaphore> = Arc::new(Semaphore::new(1));
+}
+
 /// The time that a request computes without giving way.
 struct Turn {
+    computing: Arc<Semaphore>,
+    /// While it computes.
+    permit: Option<OwnedSemaphorePermit>,
     began: Instant,
     /// Elements since the clock was read.
     elements: usize,
@@ -443,10 +457,28 @@ struct Turn {
 impl Turn {
     fn new(deadline: Option<Instant>) -> Self {
         Self {
+            computing: COMPUTING.with(Arc::clone),
+            permit: None,
             began: Instant::now(),
             elements: 0,
             deadline,
         }
+    }
+
+    /// Waits until no other request computes on this core, in the order of asking.
+    async fn begin(&mut self) -> Result<(), FetchError> {
+        let acquiring = pin!(Arc::clone(&self.computing).acquire_owned());
+        let late = || FetchError::from(ReadError::DeadlineExceeded);
+        let acquired = timeout_at(self.deadline, acquiring).await.ok_or_else(late)?;
+        // It is never closed.
+        self.permit = acquired.ok();
+        self.began = Instant::now();
+        Ok(())
+    }
+
+    /// Lets others compute, while this one reads.
+    fn end(&mut self) {
+        self.permit = None;
     }
 
     /// Gives way if it computed for long enough.
@@ -460,12 +492,33 @@ impl Turn {
         if self.began.elapsed() < TURN {
             return Ok(());
         }
+        self.end();
         // As `ringfetch_engine::cores::give_way`.
         tokio::task::yield_now().await;
-        self.began = Instant::now();
+        self.begin().await?;
         match self.deadline {
             Some(deadline) if deadline <= self.began => Err(ReadError::DeadlineExceeded.into()),
             Some(_) | None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt as _;
+
+    #[tokio::test]
+    async fn one_request_computes_on_a_core_at_a_time() {
+        // Three requests: the first computes; the second has to wait for it, and the third has no time to.
+        let (mut first, mut second) = (Turn::new(None), Turn::new(None));
+        assert_eq!(first.begin().now_or_never(), Some(Ok(())));
+        assert_eq!(second.begin().now_or_never(), None);
+        let expired = Turn::new(Some(Instant::now())).begin().await;
+        assert_eq!(expired, Err(ReadError::DeadlineExceeded.into()));
+        first.end();
+        assert_eq!(second.begin().now_or_never(), Some(Ok(())));
+        drop(second);
+        assert_eq!(first.begin().now_or_never(), Some(Ok(())));
     }
 }
