@@ -54,6 +54,17 @@ pub struct Context {
     pub command_line: String,
 }
 
+/// Refuses what would mislead, unless it is forced.
+fn refuse(marks: &[String], force: bool) -> Result<(), LabError> {
+    if marks.is_empty() || force {
+        return Ok(());
+    }
+    Err(LabError::Refused(format!(
+        "{} (--force measures it all the same, and marks the report)",
+        marks.join("; ")
+    )))
+}
+
 /// Runs a command. Blocks for as long as the study takes: call it on a thread of its own.
 ///
 /// # Errors
@@ -98,6 +109,8 @@ impl Runs<'_> {
         common: &Common,
         plan: impl FnOnce(material::Progress<'_>) -> Result<Study, LabError>,
     ) -> Result<(), LabError> {
+        let mut marks = honesty::objections_to_run(common.repetitions);
+        refuse(&marks, common.force)?;
         more_descriptors();
         let stop = &self.context.stop;
         let bar = made_bar();
@@ -108,16 +121,8 @@ impl Runs<'_> {
         bar.finish_and_clear();
         let memory = facts::memory();
         let materials: Vec<&Material> = study.materials.iter().map(Arc::as_ref).collect();
-        let mut marks = honesty::objections(&materials, study.needs, common.repetitions, &memory);
-        if cfg!(debug_assertions) {
-            marks.push("this is a debug build, which measures itself: build with --release".to_owned());
-        }
-        if !marks.is_empty() && !common.force {
-            let all = marks.join("; ");
-            return Err(LabError::Refused(format!(
-                "{all} (--force measures it all the same, and marks the report)"
-            )));
-        }
+        marks.extend(honesty::objections(&materials, study.needs, &memory));
+        refuse(&marks, common.force)?;
         let directory = common
             .out
             .clone()

@@ -304,12 +304,15 @@ fn below(path: &Path) -> Result<PathBuf, LabError> {
 fn room_for(directory: &Path, bytes: u64) -> Result<(), LabError> {
     let system = rustix::fs::statvfs(directory).map_err(|error| at_path(directory, &error.into()))?;
     let free = system.f_bavail.saturating_mul(system.f_frsize);
-    if free < bytes {
+    // What else lives there needs room, too.
+    let kept = system.f_blocks.saturating_mul(system.f_frsize) / 20;
+    if free < bytes.saturating_add(kept) {
         return Err(LabError::Failed(format!(
-            "--path: {} has {} free, {} are needed",
+            "--path: {} has {} free, {} are needed, and {} are to stay free: see --size",
             directory.display(),
             size(free),
-            size(bytes)
+            size(bytes),
+            size(kept)
         )));
     }
     Ok(())

@@ -51,11 +51,14 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
         "strategies {SMALL} --size 4MiB --step 10ms --warm-bytes 2MiB --depths 1,4 --profiles buffered \
          --only pread,threaded-pread,aio,mmap"
     );
-    // The data, which a stop would leave unmade.
+    // Not forced it is refused, before anything is made.
     assert!(matches!(
         run(&words.replace(" --force", ""), directory.path(), false),
         Err(LabError::Refused(_))
     ));
+    assert!(!directory.path().join("ringfetch-lab-data").exists());
+    // The data, which a stop would leave unmade.
+    run(&words.replace("DIR/out", "DIR/before"), directory.path(), false).unwrap();
     let stopped = run(&words, directory.path(), true).unwrap_err().to_string();
     assert!(stopped.contains("--resume"), "{stopped}");
     let out = directory.path().join("out");
@@ -139,11 +142,17 @@ fn what_makes_no_sense_is_refused_with_its_option() {
     let directory = scratch();
     fs::write(directory.path().join("file"), vec![1; 2 << 20]).unwrap();
     for (words, option) in [
-        ("strategies --path DIR --size 1MiB --only uringg", "--only"),
-        ("objects --path DIR/file", "--path"),
-        ("objects --path DIR --bytes-max 1MiB", "--bytes-max"),
-        ("strategies --path DIR/none", "--path"),
-        ("block-size --path DIR --size 1MiB --largest 2KiB", "--largest"),
+        (
+            "strategies --path DIR --size 1MiB --only uringg --force",
+            "--only",
+        ),
+        ("objects --path DIR/file --force", "--path"),
+        ("objects --path DIR --bytes-max 1MiB --force", "--bytes-max"),
+        ("strategies --path DIR/none --force", "--path"),
+        (
+            "block-size --path DIR --size 1MiB --largest 2KiB --force",
+            "--largest",
+        ),
     ] {
         let problem = run(words, directory.path(), false).unwrap_err().to_string();
         assert!(problem.starts_with(option), "{words}: {problem}");
