@@ -71,6 +71,7 @@ impl Batch {
     }
 
     /// Appends a whole block. The dataset must be of kind blocks.
+    #[inline]
     pub fn push_block(&mut self, index: u64) {
         let Kind::Blocks { block_bytes, count } = self.dataset.kind() else {
             return self.push_failed(ReadError::IndexOutOfRange {
@@ -180,6 +181,7 @@ impl Batch {
         file_of(&self.dataset, &self.objects, index)
     }
 
+    #[inline]
     fn push_extent(&mut self, extent: Extent) {
         let Some(item) = self.open_item(extent) else {
             return;

@@ -142,6 +142,7 @@ impl Arena {
         share.map_or(Ok(()), |share| share.grants(pages).map_err(overloaded))
     }
 
+    #[inline]
     fn charge(&self, bytes: u64, share: Option<&Arc<Share>>) -> Result<Charge, ReadError> {
         let charged = match share {
             Some(share) => share.charge(bytes),
@@ -150,6 +151,7 @@ impl Arena {
         charged.map_err(overloaded)
     }
 
+    #[inline]
     fn cut(&self, bytes: u64, charge: Charge) -> Result<PooledBuffer, ReadError> {
         let pages = in_pages(bytes) / PAGE_BYTES;
         let overloaded = ReadError::Overloaded {

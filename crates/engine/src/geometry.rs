@@ -46,6 +46,7 @@ pub fn align_out(extent: Extent, align: u32) -> Option<Extent> {
 ///
 /// # Errors
 /// `IndexOutOfRange`; `RangeOverflow` when the offset does not fit 64 bits (no open dataset has such a block).
+#[inline]
 pub fn block_extent(index: u64, block_bytes: u32, count: u64) -> Result<Extent, ReadError> {
     if index >= count {
         return Err(ReadError::IndexOutOfRange {
