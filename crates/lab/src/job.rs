@@ -4,6 +4,7 @@
 //! Invariants: the clock starts when the strategy is set up and ends with the last read; every read's bytes are checked
 //! at both ends (in tests as a whole) where they are known; a read that failed or is wrong fails the step.
 
+use crate::drive::engine::Choice;
 use crate::material::Material;
 use crate::walk::Walk;
 use hdrhistogram::Histogram;
@@ -78,9 +79,24 @@ pub(crate) struct Setup {
     pub(crate) open_each: bool,
     /// Whether buffers are used again, or each read has a new one.
     pub(crate) pooled: bool,
+    /// Settings of the engine other than its strategy's.
+    pub(crate) engine: Option<Choice>,
 }
 
 impl Setup {
+    /// Of files that are open, into buffers that are used again, with the strategy's own settings.
+    pub(crate) fn new(heat: Heat, shape: Shape, amount: Amount, depth: usize) -> Self {
+        Self {
+            heat,
+            shape,
+            amount,
+            depth,
+            open_each: false,
+            pooled: true,
+            engine: None,
+        }
+    }
+
     /// Bytes of the longest read.
     pub(crate) fn read_bytes(&self, material: &Material) -> usize {
         match self.shape {
@@ -228,6 +244,12 @@ impl Job {
 
     pub(crate) fn is_direct(&self) -> bool {
         self.setup.heat == Heat::Direct
+    }
+
+    /// Whether the device has queues for polled completions.
+    pub(crate) fn polls(&self) -> bool {
+        let device = self.material.place.device.as_ref();
+        device.is_some_and(|device| device.poll_queues)
     }
 
     pub(crate) fn read_bytes(&self) -> usize {
@@ -451,14 +473,7 @@ mod tests {
 
     fn job(shape: Shape, amount: Amount) -> (tempfile::TempDir, Arc<Job>) {
         let directory = scratch();
-        let setup = Setup {
-            heat: Heat::Cold,
-            shape,
-            amount,
-            depth: 1,
-            open_each: false,
-            pooled: true,
-        };
+        let setup = Setup::new(Heat::Cold, shape, amount, 1);
         let material = Arc::new(small(directory.path()));
         let stop = Arc::new(AtomicBool::new(false));
         let job = Job::new(&material, setup, 1, false, &stop).unwrap();

@@ -15,14 +15,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Reads of a probe.
 const PROBE_READS: u64 = 8;
 
-/// What came of it.
-#[derive(Debug)]
-pub(crate) enum Outcome {
-    Complete(Rows),
-    /// Stopped after so many of so many steps.
-    Stopped(u64, u64),
-}
-
 /// How it is measured.
 #[derive(Debug)]
 pub(crate) struct Runner<'a> {
@@ -91,11 +83,17 @@ impl Runner<'_> {
         }
     }
 
-    /// Measures every cell in every repetition, but for those that the journal has.
+    /// Measures every cell in every repetition, but for those that the journal has. When it is stopped, what was measured
+    /// until then is returned.
     ///
     /// # Errors
     /// Wrong bytes; a journal that cannot be written.
-    pub(crate) fn run(&self, study: &mut Study, journal: &mut Journal) -> Result<Outcome, LabError> {
+    pub(crate) fn run(
+        &self,
+        study: &mut Study,
+        journal: &mut Journal,
+        bar: &ProgressBar,
+    ) -> Result<Rows, LabError> {
         let cells = study.cells.clone();
         let mut rows: Vec<Row> = cells
             .iter()
@@ -104,10 +102,9 @@ impl Runner<'_> {
                 samples: vec![None; self.repetitions as usize],
             })
             .collect();
-        let total = cells.len() as u64 * u64::from(self.repetitions);
-        let bar = self.bar(total);
+        bar.inc_length(cells.len() as u64 * u64::from(self.repetitions));
         let mut broken = vec![false; cells.len()];
-        for repetition in 0..self.repetitions {
+        'steps: for repetition in 0..self.repetitions {
             let mut order: Vec<usize> = (0..cells.len()).collect();
             // Its own order each time, the same when the run goes on.
             fastrand::Rng::with_seed(self.seed ^ (u64::from(repetition) << 32)).shuffle(&mut order);
@@ -129,8 +126,7 @@ impl Runner<'_> {
                 let seed = self.seed.wrapping_add(bar.position());
                 let made = self.step(study, cell, seed, false);
                 if self.stop.load(Ordering::Relaxed) {
-                    bar.finish_and_clear();
-                    return Ok(Outcome::Stopped(bar.position(), total));
+                    break 'steps;
                 }
                 match made {
                     Ok(sample) => {
@@ -151,10 +147,9 @@ impl Runner<'_> {
                 bar.inc(1);
             }
         }
-        bar.finish_and_clear();
         // A row that failed in some repetition is none.
         let whole = rows.into_iter().zip(broken).filter(|(_, broken)| !broken);
-        Ok(Outcome::Complete(Rows(whole.map(|(row, _)| row).collect())))
+        Ok(Rows(whole.map(|(row, _)| row).collect()))
     }
 
     /// One step: the page cache as it should be, the reads, what the device says of them.
@@ -163,6 +158,7 @@ impl Runner<'_> {
         let (files, window) = (cell.setup.files(), cell.setup.window_bytes());
         let prepared = match cell.setup.heat {
             Heat::Direct | Heat::Cold => material.make_cold(files),
+            Heat::Warm if material.resident_share(files, window) == Some(1.0) => Ok(()),
             Heat::Warm => material.make_warm(files, window, self.stop),
         };
         prepared.map_err(|error| error.to_string())?;
@@ -179,12 +175,13 @@ impl Runner<'_> {
         });
         Ok(sample)
     }
+}
 
-    fn bar(&self, steps: u64) -> ProgressBar {
-        let bar = ProgressBar::new(steps);
-        match ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left  {msg}") {
-            Ok(style) => bar.with_style(style),
-            Err(_) => bar,
-        }
+/// A bar that counts steps.
+pub(crate) fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    match ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left  {msg}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
 }

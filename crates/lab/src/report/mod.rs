@@ -3,7 +3,7 @@
 pub(crate) mod compare;
 mod csv;
 mod html;
-mod plot;
+pub(crate) mod plot;
 mod text;
 
 use crate::error::LabError;
@@ -151,7 +151,7 @@ impl Claim {
             return Self::untested(claim);
         };
         let (least, most) = (published * CONFIRMS.0, published * CONFIRMS.1);
-        let figures = format!("{:.2}x ({:.2} to {:.2})", ours.median, ours.low, ours.high);
+        let figures = ours.times();
         let (verdict, words) = if ours.high < least {
             (
                 "refuted",
@@ -179,7 +179,7 @@ impl Claim {
         let Some(ratio) = ratio else {
             return Self::untested(claim);
         };
-        let figures = format!("{:.2}x ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high);
+        let figures = ratio.times();
         let (verdict, words) = if ratio.low > 1.0 {
             ("confirmed", format!("holds here: {figures}"))
         } else if ratio.high < 1.0 {
@@ -260,6 +260,23 @@ pub struct Report {
     pub beside: Vec<Beside>,
     /// Plots.
     pub plots: Vec<Plot>,
+    /// Settings that follow, of studies that give advice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub advice: Vec<Advice>,
+    /// The same as a section of a configuration.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub yaml: String,
+}
+
+/// A key of the configuration with its value and the reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advice {
+    /// `engine.uring.queue_depth`.
+    pub key: String,
+    /// As in YAML.
+    pub value: String,
+    /// With the figures.
+    pub why: String,
 }
 
 impl Report {
@@ -285,6 +302,8 @@ impl Report {
             claims: Vec::new(),
             beside: Vec::new(),
             plots: Vec::new(),
+            advice: Vec::new(),
+            yaml: String::new(),
         };
         (study.judge)(&mut report, rows);
         report.doubts(rows);
@@ -324,6 +343,12 @@ impl Report {
             .extend(count.map(|(count, what)| format!("{count} {what}")));
     }
 
+    /// As one JSON document.
+    pub(crate) fn json(&self) -> Result<String, LabError> {
+        let json = serde_json::to_string_pretty(self).map_err(|error| LabError::at("report.json", error))?;
+        Ok(format!("{json}\n"))
+    }
+
     /// The table for the terminal.
     pub(crate) fn text(&self) -> String {
         text::write(self)
@@ -336,7 +361,7 @@ impl Report {
     pub(crate) fn write(&self, directory: &Path) -> Result<(), LabError> {
         let mut drawn = Vec::new();
         for plot in &self.plots {
-            let svg = plot::svg(plot)?;
+            let svg = plot::svg(&[plot])?;
             write_whole(&directory.join(format!("{}.svg", plot.name)), svg.as_bytes())?;
             drawn.push(svg);
         }
@@ -345,8 +370,7 @@ impl Report {
             &directory.join("report.html"),
             html::write(self, &drawn).as_bytes(),
         )?;
-        let json = serde_json::to_vec_pretty(self).map_err(|error| LabError::at("report.json", error))?;
-        write_whole(&directory.join("report.json"), &json)
+        write_whole(&directory.join("report.json"), self.json()?.as_bytes())
     }
 
     /// Reads a finished report: its directory, or the file itself.

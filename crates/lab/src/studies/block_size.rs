@@ -1,7 +1,7 @@
 //! `block-size`: how the latency of a random direct read grows with its block. After ClickHouse, "A journey to io_uring,
 //! AIO and modern storage devices" (arXiv 2102.11198); blocks below 4 KiB after Neon's RFC on direct I/O.
 
-use super::{chosen, list, pair};
+use super::{chosen, list, pair, sizes_shown};
 use crate::args::BlockSize;
 use crate::error::LabError;
 use crate::job::{Amount, Heat, Sample, Setup, Shape};
@@ -50,10 +50,7 @@ pub(crate) fn plan(args: &BlockSize, material: Material) -> Result<Study, LabErr
         title: "how latency grows with the block, and which block to read",
         source: "ClickHouse, A journey to io_uring, AIO and modern storage devices",
         settings: vec![
-            pair(
-                "blocks",
-                list(&sizes.iter().map(|bytes| exact_size(*bytes)).collect::<Vec<_>>()),
-            ),
+            pair("blocks", sizes_shown(&sizes)),
             pair("depths", list(&args.depths)),
             pair("step", humantime::format_duration(args.blocks.step)),
         ],
@@ -91,18 +88,16 @@ pub(crate) fn plan(args: &BlockSize, material: Material) -> Result<Study, LabErr
                     ],
                     strategy,
                     material: 0,
-                    setup: Setup {
-                        heat: Heat::Direct,
-                        shape: Shape::Blocks {
+                    setup: Setup::new(
+                        Heat::Direct,
+                        Shape::Blocks {
                             block_bytes: usize::try_from(*bytes).unwrap_or(usize::MAX),
                             window_bytes: length,
                             random: true,
                         },
-                        amount: Amount::For(args.blocks.step),
-                        depth: *depth as usize,
-                        open_each: false,
-                        pooled: true,
-                    },
+                        Amount::For(args.blocks.step),
+                        *depth as usize,
+                    ),
                 });
             }
         }

@@ -93,6 +93,11 @@ pub(crate) fn plan(args: &Strategies, material: Material) -> Result<Study, LabEr
                 if !direct && (*depth > BUFFERED_DEPTH_MAX || strategy.name == "ring-polled") {
                     continue;
                 }
+                let shape = Shape::Blocks {
+                    block_bytes,
+                    window_bytes,
+                    random: direct,
+                };
                 study.plan(Cell {
                     key: vec![
                         pair("profile", profile),
@@ -101,18 +106,7 @@ pub(crate) fn plan(args: &Strategies, material: Material) -> Result<Study, LabEr
                     ],
                     strategy,
                     material: 0,
-                    setup: Setup {
-                        heat,
-                        shape: Shape::Blocks {
-                            block_bytes,
-                            window_bytes,
-                            random: direct,
-                        },
-                        amount: Amount::For(args.blocks.step),
-                        depth: *depth as usize,
-                        open_each: false,
-                        pooled: true,
-                    },
+                    setup: Setup::new(heat, shape, Amount::For(args.blocks.step), *depth as usize),
                 });
             }
         }
