@@ -128,118 +128,77 @@ impl Subject {
 
     /// The cells of a stage, from 0, each with the name of its setting; `None` after the last.
     fn stage(&self, number: usize, rows: &Rows) -> Option<Vec<(String, Step)>> {
+        use BackendKind::{Mmap, Pread, Uring};
         let found = Found::new(self, rows, false);
-        let chosen = |backend| found.chosen(backend);
-        let asked = found.asked();
-        let step = |stage, choice: Choice| Step {
-            stage,
-            choice,
-            direct: found.direct(),
-            warm: false,
-            asked: asked.saturating_mul(choice.rings).min(self.fitting()),
-        };
+        let (asked, direct) = (found.asked(), found.direct());
         let mut cells: Vec<(String, Step)> = Vec::new();
+        let mut add = |stage, setting: &dyn ToString, choice: Choice, set: &dyn Fn(&mut Step)| {
+            let mut step = Step {
+                stage,
+                choice,
+                direct,
+                warm: false,
+                asked: asked.saturating_mul(choice.rings).min(self.fitting()),
+            };
+            set(&mut step);
+            cells.push((setting.to_string(), step));
+        };
         match number {
             0 => {
-                let backend = if self.has_ring() {
-                    BackendKind::Uring
-                } else {
-                    BackendKind::Pread
-                };
+                let base = self.base(if self.has_ring() { Uring } else { Pread });
                 for depth in powers_to(DEPTH_MAX.min(self.fitting())) {
-                    let choice = Choice {
-                        batch: 1,
-                        queue_depth: Some(depth),
+                    add("depth", &depth, base, &|step| {
+                        (step.asked, step.choice.queue_depth) = (depth, Some(depth));
                         // Beyond the tags there is something to be seen, too.
-                        device_tags: None,
-                        ..self.base(backend)
-                    };
-                    let asked = depth;
-                    cells.push((
-                        depth.to_string(),
-                        Step {
-                            asked,
-                            ..step("depth", choice)
-                        },
-                    ));
+                        (step.choice.batch, step.choice.device_tags) = (1, None);
+                    });
                 }
                 // More threads than CPUs wait for faults at the same time.
-                for mmap_threads in powers_to(self.cpus.saturating_mul(2).min(256)) {
-                    let choice = Choice {
-                        mmap_threads,
-                        ..self.base(BackendKind::Mmap)
-                    };
-                    cells.push((mmap_threads.to_string(), step("mmap threads", choice)));
+                for threads in powers_to(self.cpus.saturating_mul(2).min(256)) {
+                    let mapped = self.base(Mmap);
+                    add("mmap threads", &threads, mapped, &|step| {
+                        step.choice.mmap_threads = threads;
+                    });
                 }
             }
             1 => {
-                let mapped = chosen(BackendKind::Mmap);
-                cells.push(("announce on".to_owned(), step("settings", mapped)));
-                let announce = false;
-                cells.push((
-                    "announce off".to_owned(),
-                    step("settings", Choice { announce, ..mapped }),
-                ));
+                let (mapped, ring) = (found.chosen(Mmap), found.chosen(Uring));
+                add("settings", &"announce on", mapped, &|_| {});
+                add("settings", &"announce off", mapped, &|step| {
+                    step.choice.announce = false;
+                });
                 if self.has_ring() {
-                    let ring = chosen(BackendKind::Uring);
-                    cells.push(("default".to_owned(), step("settings", ring)));
-                    let eager_flush_reads = 0;
-                    let lazy = Choice {
-                        eager_flush_reads,
-                        ..ring
-                    };
-                    cells.push(("eager flush 0".to_owned(), step("settings", lazy)));
+                    add("settings", &"default", ring, &|_| {});
+                    add("settings", &"eager flush 0", ring, &|step| {
+                        step.choice.eager_flush_reads = 0;
+                    });
                     if ring.registered_buffers {
-                        let registered_buffers = false;
-                        let plain = Choice {
-                            registered_buffers,
-                            ..ring
-                        };
-                        cells.push(("registered buffers off".to_owned(), step("settings", plain)));
+                        let off = |step: &mut Step| step.choice.registered_buffers = false;
+                        add("settings", &"registered buffers off", ring, &off);
                     }
                     if self.direct {
-                        let direct = false;
-                        let buffered = Step {
-                            direct,
-                            ..step("settings", ring)
-                        };
-                        cells.push(("direct off".to_owned(), buffered));
+                        add("settings", &"direct off", ring, &|step| step.direct = false);
                     }
                 }
             }
             2 if self.has_ring() && self.cpus > 1 => {
                 for rings in powers_to(self.cpus) {
-                    let choice = Choice {
-                        rings,
-                        ..chosen(BackendKind::Uring)
-                    };
-                    cells.push((rings.to_string(), step("rings", choice)));
+                    let mut choice = found.chosen(Uring);
+                    choice.rings = rings;
+                    add("rings", &rings, choice, &|_| {});
                 }
             }
             3 | 4 if number == 3 || self.warm_bytes > 0 => {
-                let warm = number == 4;
+                let (warm, stage) = (number == 4, if number == 4 { "warm" } else { "cold" });
                 for backend in self.candidates(warm) {
-                    let choice = chosen(backend);
-                    let past_cache = matches!(backend, BackendKind::Uring | BackendKind::Pread);
-                    let many = Step {
-                        direct: found.direct() && !(warm && past_cache),
-                        warm,
-                        ..step(if warm { "warm" } else { "cold" }, choice)
-                    };
-                    let choice = Choice {
-                        batch: 1,
-                        rings: 1,
-                        ..choice
-                    };
-                    cells.push((
-                        "one".to_owned(),
-                        Step {
-                            choice,
-                            asked: 1,
-                            ..many
-                        },
-                    ));
-                    cells.push(("many".to_owned(), many));
+                    let choice = found.chosen(backend);
+                    let through_cache = warm && matches!(backend, Uring | Pread);
+                    let heat = |step: &mut Step| (step.warm, step.direct) = (warm, direct && !through_cache);
+                    add(stage, &"many", choice, &heat);
+                    add(stage, &"one", choice, &|step| {
+                        heat(step);
+                        (step.asked, step.choice.batch, step.choice.rings) = (1, 1, 1);
+                    });
                 }
             }
             2..=4 => {}

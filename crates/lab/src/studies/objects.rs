@@ -145,50 +145,40 @@ fn ahead(rows: &Rows, strategy: &str, key: [(&str, &str); 5]) -> Option<Summary>
 }
 
 fn judge(report: &mut Report, rows: &Rows) {
-    let mut table = vec![
-        [
-            "heat",
-            "file",
-            "opening",
-            "buffers",
-            "ring",
-            "ahead from",
-            "behind up to",
-            "at most files",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
-    ];
+    let head = "heat,file,opening,buffers,ring,ahead from,behind up to,at most files";
+    let mut table = vec![head.split(',').map(str::to_owned).collect::<Vec<_>>()];
     let (files, sizes) = (rows.values("files"), rows.values("file_bytes"));
-    for heat in rows.values("heat") {
-        for bytes in &sizes {
-            for opening in ["in", "out"] {
-                for buffers in ["pooled", "new"] {
-                    for strategy in ["ring", "uring"] {
-                        let at = |files: &str| {
-                            let key = [
-                                ("heat", heat.as_str()),
-                                ("file_bytes", bytes),
-                                ("opening", opening),
-                                ("buffers", buffers),
-                                ("files", files),
-                            ];
-                            ahead(rows, strategy, key)
-                        };
-                        let ratios = files.iter().filter_map(|files| Some((files, at(files)?)));
-                        let ratios: Vec<(&String, Summary)> = ratios.collect();
-                        let Some((_, last)) = ratios.last() else {
-                            continue;
-                        };
-                        let (from, to) = crossover(&ratios);
-                        let shown = bytes.parse().map_or_else(|_| bytes.clone(), exact_size);
-                        let line = [heat.as_str(), &shown, opening, buffers, strategy, &from, &to];
-                        let mut line: Vec<String> = line.map(str::to_owned).to_vec();
-                        line.push(format!("{:.2}x", last.median));
-                        table.push(line);
-                    }
-                }
-            }
+    let shown = |bytes: &str| bytes.parse().map_or_else(|_| bytes.to_owned(), exact_size);
+    // A line for each combination of the axes but the number of files.
+    let mut lines: Vec<[(&str, &str); 4]> = Vec::new();
+    for row in &rows.0 {
+        let line =
+            ["heat", "file_bytes", "opening", "buffers"].map(|name| (name, row.get(name).unwrap_or("")));
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    for [heat, bytes, opening, buffers] in lines {
+        for strategy in ["ring", "uring"] {
+            let at = |files: &str| ahead(rows, strategy, [heat, bytes, opening, buffers, ("files", files)]);
+            let ratios = files.iter().filter_map(|files| Some((files, at(files)?)));
+            let ratios: Vec<(&String, Summary)> = ratios.collect();
+            let Some((_, last)) = ratios.last() else {
+                continue;
+            };
+            let (from, to) = crossover(&ratios);
+            let most = format!("{:.2}x", last.median);
+            let line = [
+                heat.1,
+                &shown(bytes.1),
+                opening.1,
+                buffers.1,
+                strategy,
+                &from,
+                &to,
+                &most,
+            ];
+            table.push(line.map(str::to_owned).to_vec());
         }
     }
     report.beside.push(Beside {
@@ -204,7 +194,7 @@ fn judge(report: &mut Report, rows: &Rows) {
                 ("opening", "in"),
                 ("buffers", "pooled"),
             ];
-            let shown = bytes.parse().map_or_else(|_| bytes.clone(), exact_size);
+            let shown = shown(bytes);
             report.plots.push(Plot {
                 name: format!("plot-{heat}-{bytes}"),
                 title: format!("Whole files of {shown}, {heat}, opening included, buffers pooled"),
