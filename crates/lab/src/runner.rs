@@ -29,33 +29,31 @@ impl Runner<'_> {
     /// # Errors
     /// A strategy returned wrong bytes.
     pub(crate) fn probe(&self, study: &mut Study) -> Result<(), LabError> {
-        let mut tried: Vec<(&str, Heat, bool, Result<(), String>)> = Vec::new();
+        let mut tried: Vec<((&str, Heat, bool), bool)> = Vec::new();
         let cells = std::mem::take(&mut study.cells);
-        for cell in cells.clone() {
-            let files = cell.setup.files() > 1;
-            let of = |known: &&(&str, Heat, bool, Result<(), String>)| {
-                (known.0, known.1, known.2) == (cell.strategy.name, cell.setup.heat, files)
-            };
-            let known = tried.iter().find(of).map(|known| known.3.clone());
+        for cell in &cells {
+            let kind = (cell.strategy.name, cell.setup.heat, cell.setup.files() > 1);
+            let known = tried.iter().find(|(known, _)| *known == kind);
             let works = match known {
-                Some(works) => works,
+                Some((_, works)) => *works,
                 None => {
-                    let works = self.tried(study, &cell)?;
+                    let works = self.tried(study, cell)?;
                     if self.stop.load(Ordering::Relaxed) {
                         // What was cut short says nothing; the first step will see the same.
                         study.cells = cells;
                         return Ok(());
                     }
                     if let Err(why) = &works {
-                        let (name, heat) = (cell.strategy.name, cell.setup.heat.as_str());
-                        study.left_out.push(format!("{name}, {heat}: {why}"));
+                        study
+                            .left_out
+                            .push(format!("{}, {}: {why}", kind.0, kind.1.as_str()));
                     }
-                    tried.push((cell.strategy.name, cell.setup.heat, files, works.clone()));
-                    works
+                    tried.push((kind, works.is_ok()));
+                    works.is_ok()
                 }
             };
-            if works.is_ok() {
-                study.cells.push(cell);
+            if works {
+                study.cells.push(cell.clone());
             }
         }
         if study.cells.is_empty() {
@@ -67,19 +65,13 @@ impl Runner<'_> {
 
     /// Why it does not work here, from the attempt.
     fn tried(&self, study: &Study, cell: &Cell) -> Result<Result<(), String>, LabError> {
-        let mut setup = cell.setup;
-        setup.amount = Amount::Reads(PROBE_READS);
-        setup.depth = 1;
-        let cell = Cell {
-            setup,
-            ..cell.clone()
-        };
-        let works = self.step(study, &cell, self.seed, true).map(drop);
-        match works {
+        let mut cell = cell.clone();
+        (cell.setup.amount, cell.setup.depth) = (Amount::Reads(PROBE_READS), 1);
+        match self.step(study, &cell, self.seed, true) {
             Err(problem) if problem.starts_with("wrong bytes") => {
                 Err(LabError::Failed(format!("{}: {problem}", cell.id())))
             }
-            works => Ok(works),
+            works => Ok(works.map(drop)),
         }
     }
 
@@ -103,7 +95,7 @@ impl Runner<'_> {
             })
             .collect();
         bar.inc_length(cells.len() as u64 * u64::from(self.repetitions));
-        let mut broken = vec![false; cells.len()];
+        let mut broken: Vec<usize> = Vec::new();
         'steps: for repetition in 0..self.repetitions {
             let mut order: Vec<usize> = (0..cells.len()).collect();
             // Its own order each time, the same when the run goes on.
@@ -114,10 +106,11 @@ impl Runner<'_> {
                 };
                 let id = cell.id();
                 bar.set_message(id.clone());
-                let place = row.samples.get_mut(repetition as usize);
-                let known = journal.sample(&id, repetition).cloned();
-                if known.is_some() || broken.get(index) == Some(&true) {
-                    place.into_iter().for_each(|place| *place = known.clone());
+                let Some(place) = row.samples.get_mut(repetition as usize) else {
+                    continue;
+                };
+                *place = journal.sample(&id, repetition).cloned();
+                if place.is_some() || broken.contains(&index) {
                     bar.inc(1);
                     // Steps of an earlier run took no time now.
                     bar.reset_eta();
@@ -131,16 +124,13 @@ impl Runner<'_> {
                 match made {
                     Ok(sample) => {
                         journal.record(&id, repetition, &sample)?;
-                        place.into_iter().for_each(|place| *place = Some(sample.clone()));
+                        *place = Some(sample);
                     }
                     Err(problem) if problem.starts_with("wrong bytes") => {
                         return Err(LabError::Failed(format!("{id}: {problem}")));
                     }
                     Err(problem) => {
-                        broken
-                            .get_mut(index)
-                            .into_iter()
-                            .for_each(|broken| *broken = true);
+                        broken.push(index);
                         study.left_out.push(format!("{id}: {problem}"));
                     }
                 }
@@ -148,8 +138,11 @@ impl Runner<'_> {
             }
         }
         // A row that failed in some repetition is none.
-        let whole = rows.into_iter().zip(broken).filter(|(_, broken)| !broken);
-        Ok(Rows(whole.map(|(row, _)| row).collect()))
+        let whole = rows
+            .into_iter()
+            .enumerate()
+            .filter(|(index, _)| !broken.contains(index));
+        Ok(Rows(whole.map(|(_, row)| row).collect()))
     }
 
     /// One step: the page cache as it should be, the reads, what the device says of them.
