@@ -8,6 +8,7 @@ mod engine_mmap;
 mod engine_mmap_plain;
 mod engine_pread;
 mod engine_uring;
+mod engine_uring_batch;
 mod pread;
 mod preadv2_hipri;
 mod ring;
@@ -35,7 +36,7 @@ pub(crate) struct Strategy {
 }
 
 /// All of them, in the order of tables.
-pub(crate) static ALL: [&Strategy; 12] = [
+pub(crate) static ALL: [&Strategy; 13] = [
     &pread::STRATEGY,
     &threaded_pread::STRATEGY,
     &preadv2_hipri::STRATEGY,
@@ -44,6 +45,7 @@ pub(crate) static ALL: [&Strategy; 12] = [
     &ring::STRATEGY,
     &ring_polled::STRATEGY,
     &engine_uring::STRATEGY,
+    &engine_uring_batch::STRATEGY,
     &engine_auto::STRATEGY,
     &engine_mmap::STRATEGY,
     &engine_mmap_plain::STRATEGY,
@@ -123,6 +125,7 @@ mod tests {
         aio_returns_the_right_bytes: "aio";
         ring_returns_the_right_bytes: "ring", "needs io_uring";
         engine_uring_returns_the_right_bytes: "uring", "needs io_uring";
+        engine_uring_batch_returns_the_right_bytes: "uring-batch", "needs io_uring";
         engine_auto_returns_the_right_bytes: "auto", "needs io_uring";
         engine_mmap_returns_the_right_bytes: "mmap";
         engine_mmap_plain_returns_the_right_bytes: "mmap-plain";
@@ -163,7 +166,7 @@ mod tests {
     #[test]
     #[ignore = "needs io_uring and direct I/O"]
     fn strategies_with_a_ring_return_the_right_bytes_direct() {
-        returns_the_right_bytes_direct(&["ring", "uring", "auto"]);
+        returns_the_right_bytes_direct(&["ring", "uring", "uring-batch", "auto"]);
     }
 
     #[test]
