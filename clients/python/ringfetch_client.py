@@ -58,6 +58,9 @@ NUMPY_DTYPES = {
     fetch_pb2.DTYPE_U8: np.dtype("u1"),
     fetch_pb2.DTYPE_I8: np.dtype("i1"),
     fetch_pb2.DTYPE_I32: np.dtype("<i4"),
+    # NumPy has no bfloat16: `values` holds its bits. `(values.astype("<u4") << 16).view("<f4")` are the numbers.
+    fetch_pb2.DTYPE_BF16: np.dtype("<u2"),
+    fetch_pb2.DTYPE_F64: np.dtype("<f8"),
 }
 
 

@@ -2,8 +2,8 @@
 //!
 //! All arithmetic is in f64, without fused operations: `LANES` sums of each `PIECE_ELEMENTS` elements, which are added
 //! pairwise. So every CPU gives the same score, to the last bit, and its error is below 1e-12 of the sum of the terms'
-//! magnitudes for any vector that there can be. `fearless_simd` compiles the loops for each instruction set and chooses at
-//! run time.
+//! magnitudes plus [`NORM_MIN`]. Sums of f64 elements may overflow, which leaves no score. `fearless_simd` compiles the loops
+//! for each instruction set and chooses at run time.
 
 use fearless_simd::{Level, dispatch};
 use half::slice::HalfFloatSliceExt as _;
@@ -16,12 +16,15 @@ const LANES: usize = 16;
 /// Elements that are added at a time: some microseconds of work. A multiple of [`LANES`].
 pub(crate) const PIECE_ELEMENTS: usize = 1 << 14;
 
+/// A norm below it counts as 0: the squares of such elements, which only f64 has, are too small for f64.
+const NORM_MIN: f64 = 1e-145;
+
 /// How near a vector is to a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metric {
     /// Inner product; larger is better.
     Dot,
-    /// Cosine of the angle, from -1 to 1; larger is better. 0 where either norm is 0.
+    /// Cosine of the angle, from -1 to 1; larger is better. 0 where either norm is 0, or below [`NORM_MIN`].
     Cosine,
     /// Root of the sum of squared differences; smaller is better.
     Euclidean,
@@ -95,6 +98,8 @@ pub(crate) struct Scorer {
 enum Kernel {
     F32,
     F16,
+    Bf16,
+    F64,
     U8,
     I8,
 }
@@ -120,6 +125,8 @@ impl Scorer {
         let kernel = match dtype {
             Dtype::F32 => Kernel::F32,
             Dtype::F16 => Kernel::F16,
+            Dtype::Bf16 => Kernel::Bf16,
+            Dtype::F64 => Kernel::F64,
             Dtype::U8 => Kernel::U8,
             Dtype::I8 => Kernel::I8,
             Dtype::I32 => return None,
@@ -162,7 +169,7 @@ impl Scorer {
         sums.squares += total(lanes.squares);
     }
 
-    /// The score. It is not finite where the vector has an element that is not.
+    /// The score. It is not finite where the vector has an element that is not, or a sum overflows.
     pub(crate) fn finish(&self, sums: &Sums, query_norm: f64) -> f64 {
         let sum = sums.terms;
         let score = match self.metric {
@@ -170,11 +177,13 @@ impl Scorer {
             Metric::Euclidean => sum.sqrt(),
             Metric::Cosine => {
                 let norm = sums.squares.sqrt();
-                if norm == 0.0 || query_norm == 0.0 {
+                if query_norm == 0.0 || norm < NORM_MIN {
                     // 0 unless an element is not finite.
                     sum * 0.0
-                } else {
+                } else if norm.is_finite() {
                     (sum / (query_norm * norm)).clamp(-1.0, 1.0)
+                } else {
+                    norm
                 }
             }
         };
@@ -223,6 +232,10 @@ macro_rules! element {
 }
 
 element!(F32, 4, f32::from_le_bytes);
+element!(F64, 8, f64::from_le_bytes);
+element!(Bf16, 2, |raw| f32::from_bits(
+    u32::from(u16::from_le_bytes(raw)) << 16
+));
 element!(U8, 1, u8::from_le_bytes);
 element!(I8, 1, i8::from_le_bytes);
 
@@ -247,6 +260,8 @@ fn add(kernel: Kernel, metric: Metric, lanes: &mut Lanes, query: &[f32], element
     match kernel {
         Kernel::F32 => add_all::<F32>(metric, lanes, query, elements),
         Kernel::F16 => add_all::<F16>(metric, lanes, query, elements),
+        Kernel::Bf16 => add_all::<Bf16>(metric, lanes, query, elements),
+        Kernel::F64 => add_all::<F64>(metric, lanes, query, elements),
         Kernel::U8 => add_all::<U8>(metric, lanes, query, elements),
         Kernel::I8 => add_all::<I8>(metric, lanes, query, elements),
     }
@@ -292,7 +307,7 @@ fn add_each<E: Element, const SQUARES: bool>(
     }
     if !rest.is_empty() {
         // Zeros on both sides add nothing, whatever the metric.
-        let (mut query, mut elements) = ([0.0; LANES], [0_u8; LANES * 4]);
+        let (mut query, mut elements) = ([0.0; LANES], [0_u8; LANES * 8]);
         for (place, value) in query.iter_mut().zip(rest) {
             *place = *value;
         }

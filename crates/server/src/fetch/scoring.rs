@@ -242,7 +242,7 @@ fn check(scoring: &Scoring<'_>, dataset: &DatasetHandle, limits: &Limits) -> Res
         return malformed(
             "metric".to_owned(),
             format!(
-                "{} does not fit the elements of {:?}, which are {dtype}: those of f32, f16, u8 and i8 can be scored",
+                "{} does not fit the elements of {:?}, which are {dtype}: those of f32, f16, bf16, f64, u8 and i8 can be scored",
                 metric.as_str(),
                 dataset.name()
             ),

@@ -266,6 +266,14 @@ fn elements(bytes: &[u8], dtype: &str) -> Vec<f64> {
             .chunks(2)
             .map(|raw| half::f16::from_le_bytes(raw.try_into().unwrap()).to_f64())
             .collect(),
+        "bf16" => bytes
+            .chunks(2)
+            .map(|raw| half::bf16::from_le_bytes(raw.try_into().unwrap()).to_f64())
+            .collect(),
+        "f64" => bytes
+            .chunks(8)
+            .map(|raw| f64::from_le_bytes(raw.try_into().unwrap()))
+            .collect(),
         "u8" => bytes.iter().map(|raw| f64::from(*raw)).collect(),
         "i8" => bytes.iter().map(|raw| f64::from(raw.cast_signed())).collect(),
         other => panic!("{other}"),
@@ -285,7 +293,11 @@ fn plain_score(word: &str, query: &[f32], elements: &[f64]) -> f64 {
         "cosine" => {
             let norms = pairs().map(|(q, _)| q * q).sum::<f64>().sqrt()
                 * pairs().map(|(_, x)| x * x).sum::<f64>().sqrt();
-            if norms == 0.0 { 0.0 } else { dot() / norms }
+            match norms {
+                0.0 => 0.0,
+                f64::INFINITY => f64::NAN,
+                _ => dot() / norms,
+            }
         }
         "euclidean" => pairs().map(|(q, x)| (q - x) * (q - x)).sum::<f64>().sqrt(),
         _ => pairs().map(|(q, x)| (q - x).abs()).sum(),
