@@ -211,7 +211,10 @@ impl FetchStream {
         let check = |answer, _data| match answer {
             WireAnswer::Scores(answer) => Scores::check(&candidates, limit, answer),
             WireAnswer::Status(status) => Err(Error::from_rpc_status(status)),
-            _ => Err(other_kind()),
+            WireAnswer::Blocks(_)
+            | WireAnswer::Vectors(_)
+            | WireAnswer::Ranges(_)
+            | WireAnswer::Objects(_) => Err(other_kind()),
         };
         self.retried(WireRequest::Scores(request), check).await
     }
