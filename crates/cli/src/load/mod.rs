@@ -17,6 +17,7 @@ mod recorder;
 mod report;
 mod require;
 mod schedule;
+mod scores;
 mod series;
 mod text;
 mod trace;
