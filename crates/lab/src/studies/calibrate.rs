@@ -559,12 +559,9 @@ fn conclude(report: &mut Report, found: &Found<'_>, args: &Calibrate) {
         ("p50", "latency p50, us", |sample| sample.p50_us),
         ("p99", "latency p99, us", |sample| sample.p99_us),
     ] {
-        report.plots.push(Plot {
-            name: format!("plot-depth-{name}"),
-            title: format!("Random reads of {block}, one ring{knee}{tags}"),
-            x: "reads in flight asked for".to_owned(),
-            y: y.to_owned(),
-            series: series(found.rows(), &[("stage", "depth")], "backend", "setting", of),
-        });
+        let title = format!("Random reads of {block}, one ring{knee}{tags}");
+        let lines = series(found.rows(), &[("stage", "depth")], "backend", "setting", of);
+        let (name, x) = (format!("plot-depth-{name}"), "reads in flight asked for");
+        report.plots.push(Plot::of(name, title, [x, y], lines));
     }
 }
