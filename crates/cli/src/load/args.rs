@@ -155,6 +155,12 @@ pub(crate) struct Batch {
     pub(crate) max: u32,
 }
 
+impl Batch {
+    pub(crate) fn new(min: u32, max: u32) -> Self {
+        Self { min, max }
+    }
+}
+
 /// Requests a second at the begin and at the end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ramp {
@@ -201,6 +207,15 @@ impl TransportArg {
             Self::Stream => "stream",
             Self::Http => "http",
         }
+    }
+}
+
+impl std::fmt::Display for ArrivalsArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Constant => "constant",
+            Self::Poisson => "Poisson",
+        })
     }
 }
 

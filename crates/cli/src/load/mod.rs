@@ -4,6 +4,11 @@
 //!
 //! Invariant: closed loop or open, a request that starts inside the window is measured and waited for.
 
+/// Adds fields of one value to the same fields of another.
+macro_rules! add_fields {
+    ($mine:ident += $other:ident: $($field:ident),+) => { $($mine.$field += $other.$field;)+ };
+}
+
 mod alarm;
 pub(crate) mod args;
 mod choice;

@@ -165,25 +165,19 @@ pub(crate) fn add_errors(mine: &mut BTreeMap<String, u64>, theirs: &BTreeMap<Str
 impl Tally {
     /// Adds another tally's counts.
     pub(crate) fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
-        self.reads += other.reads;
-        self.bytes += other.bytes;
+        add_fields!(self += other: requests, reads, bytes, wrong_bytes, in_flight, late, reads_in_all);
         add_errors(&mut self.request_errors, &other.request_errors);
         add_errors(&mut self.item_errors, &other.item_errors);
         self.first_error = self.first_error.take().or_else(|| other.first_error.clone());
-        self.wrong_bytes += other.wrong_bytes;
         self.first_wrong = self.first_wrong.take().or_else(|| other.first_wrong.clone());
-        self.in_flight += other.in_flight;
         self.last_end = self.last_end.max(other.last_end);
         self.latency.add(&other.latency);
         self.lateness.add(&other.lateness);
-        self.late += other.late;
         self.parts.resize(self.parts.len().max(other.parts.len()), (0, 0));
         for (mine, theirs) in self.parts.iter_mut().zip(&other.parts) {
             mine.0 += theirs.0;
             mine.1 += theirs.1;
         }
-        self.reads_in_all += other.reads_in_all;
     }
 
     /// Everything that failed, requests and items.
