@@ -1,5 +1,4 @@
-//! What the bytes of pattern data ought to be, and how many of those that came are not. Only the place of the first
-//! wrong byte is worked out.
+//! Compares bytes with those of pattern data: where the first wrong one is, and how many there are.
 
 use ringfetch_client::Dtype;
 use ringfetch_engine::dataset::Dtype as EngineDtype;
@@ -40,6 +39,7 @@ pub(crate) fn check_elements(
 ) -> Option<Wrong> {
     scratch.resize(data.len(), 0);
     pattern::fill_elements(seed, engine_dtype(dtype), first_element, scratch);
+    // A comparison of slices is faster than one of bytes, and nearly always enough.
     if scratch.as_slice() == data {
         None
     } else {
@@ -53,18 +53,15 @@ pub(crate) fn object_seed(seed: u64, name: &str) -> u64 {
 }
 
 fn compare(expected: &[u8], got: &[u8]) -> Option<Wrong> {
-    let mut differences = expected
-        .iter()
-        .zip(got)
-        .enumerate()
-        .filter(|(_, (expected, got))| expected != got);
+    let pairs = expected.iter().zip(got).enumerate();
+    let mut differences = pairs.filter(|(_, (expected, got))| expected != got);
     let (at, (&expected, &got)) = differences.next()?;
-    let more = differences.count();
+    let count = 1 + differences.count() as u64;
     Some(Wrong {
         at,
         expected,
         got,
-        count: u64::try_from(more).unwrap_or(u64::MAX).saturating_add(1),
+        count,
     })
 }
 
@@ -76,7 +73,7 @@ pub(crate) fn engine_dtype(dtype: Dtype) -> EngineDtype {
         Dtype::U8 => EngineDtype::U8,
         Dtype::I8 => EngineDtype::I8,
         Dtype::I32 => EngineDtype::I32,
-        // One of a later client: its bytes are not the pattern's, and are told to be wrong.
+        // One of a later client: its bytes are not the pattern's, and are reported as wrong.
         _ => EngineDtype::U8,
     }
 }
@@ -87,30 +84,27 @@ mod tests {
 
     #[test]
     fn the_first_wrong_byte_is_named_and_all_are_counted() {
-        // Scenario: 9000 bytes of the stream from offset 5, right, and with bytes 4500 and 8999 flipped; ten f32
-        // elements from number 3, right, and with byte 17 flipped.
-        // Expected: nothing; the first place with both values, and how many.
         let mut data = vec![0; 9000];
         pattern::fill(7, 5, &mut data);
         assert_eq!(check_stream(7, 5, &data), None);
-        let right = data[4500];
+        let (at, expected, got, count) = (4500, data[4500], data[4500] ^ 1, 2);
         data[4500] ^= 1;
         data[8999] ^= 1;
-        let want = Wrong {
-            at: 4500,
-            expected: right,
-            got: right ^ 1,
-            count: 2,
-        };
-        assert_eq!(check_stream(7, 5, &data), Some(want));
+        assert_eq!(
+            check_stream(7, 5, &data),
+            Some(Wrong {
+                at,
+                expected,
+                got,
+                count
+            })
+        );
 
         let (mut data, mut scratch) = (vec![0; 40], Vec::new());
         pattern::fill_elements(7, EngineDtype::F32, 3, &mut data);
         assert_eq!(check_elements(7, Dtype::F32, 3, &data, &mut scratch), None);
         data[17] ^= 0xff;
-        assert_eq!(
-            check_elements(7, Dtype::F32, 3, &data, &mut scratch).map(|wrong| (wrong.at, wrong.count)),
-            Some((17, 1))
-        );
+        let wrong = check_elements(7, Dtype::F32, 3, &data, &mut scratch).unwrap();
+        assert_eq!((wrong.at, wrong.count), (17, 1));
     }
 }

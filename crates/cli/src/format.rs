@@ -15,16 +15,14 @@ pub(crate) fn hex_dump(out: &mut dyn Write, base: u64, bytes: &[u8]) -> io::Resu
             }
             let _ = write!(hex, "{byte:02x}");
         }
-        let ascii: String = line
-            .iter()
-            .map(|&b| {
-                if b == b' ' || b.is_ascii_graphic() {
-                    char::from(b)
-                } else {
-                    '.'
-                }
-            })
-            .collect();
+        let shown = |&byte: &u8| {
+            if byte == b' ' || byte.is_ascii_graphic() {
+                char::from(byte)
+            } else {
+                '.'
+            }
+        };
+        let ascii: String = line.iter().map(shown).collect();
         writeln!(out, "{offset:08x}: {hex:<39}  {ascii}")?;
         offset = offset.saturating_add(16);
     }
@@ -33,40 +31,25 @@ pub(crate) fn hex_dump(out: &mut dyn Write, base: u64, bytes: &[u8]) -> io::Resu
 
 /// Bytes as one hexadecimal word.
 pub(crate) fn hex_word(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(2 * bytes.len()), |mut word, byte| {
-            let _ = write!(word, "{byte:02x}");
-            word
-        })
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The elements of one vector, each as the shortest text that reads back as the same number.
 pub(crate) fn elements(dtype: Dtype, bytes: &[u8]) -> Vec<String> {
+    fn each<const N: usize, T: ToString>(bytes: &[u8], element: impl Fn([u8; N]) -> T) -> Vec<String> {
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| element(*bytes).to_string())
+            .collect()
+    }
     match dtype {
-        Dtype::F32 => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|b| f32::from_le_bytes(*b).to_string())
-            .collect(),
-        Dtype::F16 => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|b| half::f16::from_le_bytes(*b).to_string())
-            .collect(),
-        Dtype::U8 => bytes.iter().map(ToString::to_string).collect(),
-        Dtype::I8 => bytes
-            .iter()
-            .map(|&b| i8::from_le_bytes([b]).to_string())
-            .collect(),
-        Dtype::I32 => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|b| i32::from_le_bytes(*b).to_string())
-            .collect(),
+        Dtype::F32 => each(bytes, f32::from_le_bytes),
+        Dtype::F16 => each(bytes, half::f16::from_le_bytes),
+        Dtype::U8 => each(bytes, u8::from_le_bytes),
+        Dtype::I8 => each(bytes, i8::from_le_bytes),
+        Dtype::I32 => each(bytes, i32::from_le_bytes),
         _ => vec![hex_word(bytes)],
     }
 }
@@ -77,8 +60,7 @@ mod tests {
 
     #[test]
     fn a_dump_looks_like_xxds() {
-        // Scenario: 20 bytes, printable and not, from offset 0 and from 0x1f0.
-        // Expected: the bytes that `xxd` and `xxd -o 496` print for them.
+        // As `xxd` and `xxd -o 496` print them.
         let mut out = Vec::new();
         hex_dump(&mut out, 0, b"Hello, ring!\n\x00\xff~ end").unwrap();
         hex_dump(&mut out, 0x1f0, b"odd").unwrap();
@@ -91,17 +73,16 @@ mod tests {
 
     #[test]
     fn elements_are_numbers() {
-        // Scenario: two elements of each type.
-        // Expected: their shortest text.
-        let f32s: Vec<u8> = [0.1f32, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-        let f16s: Vec<u8> = [0.5f32, -2.0]
-            .iter()
-            .flat_map(|&x| half::f16::from_f32(x).to_le_bytes())
-            .collect();
-        let i32s: Vec<u8> = [7i32, -2].iter().flat_map(|x| x.to_le_bytes()).collect();
-        assert_eq!(elements(Dtype::F32, &f32s), ["0.1", "-2"]);
-        assert_eq!(elements(Dtype::F16, &f16s), ["0.5", "-2"]);
-        assert_eq!(elements(Dtype::I32, &i32s), ["7", "-2"]);
+        let f16s = [0.5, -2.0].map(|x| half::f16::from_f32(x).to_le_bytes());
+        assert_eq!(
+            elements(Dtype::F32, [0.1f32, -2.0].map(f32::to_le_bytes).as_flattened()),
+            ["0.1", "-2"]
+        );
+        assert_eq!(elements(Dtype::F16, f16s.as_flattened()), ["0.5", "-2"]);
+        assert_eq!(
+            elements(Dtype::I32, [7i32, -2].map(i32::to_le_bytes).as_flattened()),
+            ["7", "-2"]
+        );
         assert_eq!(elements(Dtype::U8, &[7, 254]), ["7", "254"]);
         assert_eq!(elements(Dtype::I8, &[7, 254]), ["7", "-2"]);
     }
