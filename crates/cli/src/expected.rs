@@ -6,7 +6,7 @@ use ringfetch_pattern as pattern;
 
 /// Bytes that are not the pattern's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wrong {
+pub(crate) struct Mismatch {
     /// Position of the first in what was checked.
     pub(crate) at: usize,
     pub(crate) expected: u8,
@@ -15,14 +15,14 @@ pub(crate) struct Wrong {
     pub(crate) count: u64,
 }
 
-impl std::fmt::Display for Wrong {
+impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "expected 0x{:02x}, got 0x{:02x}", self.expected, self.got)
     }
 }
 
 /// Compares with the stream of `seed` from `offset`. Allocates only when something is wrong.
-pub(crate) fn check_stream(seed: u64, offset: u64, data: &[u8]) -> Option<Wrong> {
+pub(crate) fn check_stream(seed: u64, offset: u64, data: &[u8]) -> Option<Mismatch> {
     pattern::first_difference(seed, offset, data)?;
     let mut expected = vec![0; data.len()];
     pattern::fill(seed, offset, &mut expected);
@@ -36,7 +36,7 @@ pub(crate) fn check_elements(
     first_element: u64,
     data: &[u8],
     scratch: &mut Vec<u8>,
-) -> Option<Wrong> {
+) -> Option<Mismatch> {
     scratch.resize(data.len(), 0);
     pattern::fill_elements(seed, engine_dtype(dtype), first_element, scratch);
     // A comparison of slices is faster than one of bytes, and nearly always enough.
@@ -52,12 +52,12 @@ pub(crate) fn object_seed(seed: u64, name: &str) -> u64 {
     pattern::object_seed(seed, name)
 }
 
-fn compare(expected: &[u8], got: &[u8]) -> Option<Wrong> {
+fn compare(expected: &[u8], got: &[u8]) -> Option<Mismatch> {
     let pairs = expected.iter().zip(got).enumerate();
     let mut differences = pairs.filter(|(_, (expected, got))| expected != got);
     let (at, (&expected, &got)) = differences.next()?;
     let count = 1 + differences.count() as u64;
-    Some(Wrong {
+    Some(Mismatch {
         at,
         expected,
         got,
@@ -92,7 +92,7 @@ mod tests {
         data[8999] ^= 1;
         assert_eq!(
             check_stream(7, 5, &data),
-            Some(Wrong {
+            Some(Mismatch {
                 at,
                 expected,
                 got,

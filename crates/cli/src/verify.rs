@@ -3,7 +3,7 @@
 
 use crate::args::{Global, Verify};
 use crate::daemon::{client, grpc_failure};
-use crate::expected::{Wrong, check_elements, check_stream, object_seed};
+use crate::expected::{Mismatch, check_elements, check_stream, object_seed};
 use crate::outcome::Failure;
 use crate::quantity::{grouped, size};
 use crate::{progress, sink};
@@ -256,7 +256,7 @@ fn batches<'a>(objects: impl Iterator<Item = &'a ObjectInfo>, length_max: u64) -
     batches
 }
 
-fn first_wrong(place: &str, wrong: &Wrong, seed: u64) -> VerifyError {
+fn first_wrong(place: &str, wrong: &Mismatch, seed: u64) -> VerifyError {
     VerifyError::Found(format!("{place}: {wrong} (seed {seed})"))
 }
 

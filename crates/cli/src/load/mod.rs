@@ -33,13 +33,13 @@ use crate::args::Global;
 use crate::daemon::client;
 use crate::outcome::Failure;
 use args::{Load, Merge, Ramp, TransportArg};
-use driver::Crew;
+use driver::LoadThreads;
 use pacer::Pacer;
 use report::{Knee, Report};
 use std::sync::Arc;
 use tokio::time::Instant;
 use transport::Endpoints;
-use watch::Watcher;
+use watch::Monitor;
 use workload::Workload;
 
 /// Where the demo and the default configuration listen.
@@ -62,24 +62,24 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         transport: args.transport,
         timeout: global.timeout,
     };
-    let mut bench = Bench {
+    let mut test = LoadTest {
         args,
-        watcher: Watcher {
+        monitor: Monitor {
             server: args.server_pid.map(cpu::Process::new).transpose()?,
             http: (args.http.is_some() || http_transport).then(|| endpoints.http.clone()),
             timeout: global.timeout,
             interval: args.interval,
             series: args.csv.as_deref().map(series::Series::create).transpose()?,
         },
-        crew: Crew::start(args, &endpoints, &workload).await?,
+        load_threads: LoadThreads::start(args, &endpoints, &workload).await?,
         workload,
     };
     let result = if args.step_to_knee {
-        bench.step_to_knee().await
+        test.step_to_knee().await
     } else {
-        bench.measure(args.rates()).await.map(|(report, _)| report)
+        test.measure(args.rates()).await.map(|(report, _)| report)
     };
-    bench.crew.end()?;
+    test.load_threads.end()?;
     let report = result?;
     text::publish(&report, global.json, args.hgrm.as_deref(), args.hdr.as_deref())?;
     report.outcome()?;
@@ -114,23 +114,30 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
 }
 
 /// Everything a measurement needs, for as many as there are.
-struct Bench<'a> {
+struct LoadTest<'a> {
     args: &'a Load,
     workload: Arc<Workload>,
-    crew: Crew,
-    watcher: Watcher,
+    load_threads: LoadThreads,
+    monitor: Monitor,
 }
 
-impl Bench<'_> {
+impl LoadTest<'_> {
     /// One measurement, and whether it was stopped by hand.
     async fn measure(&mut self, rates: Option<Ramp>) -> Result<(Report, bool), Failure> {
         let args = self.args;
         let window = args.requests.map_or(Ok(args.seconds), Err);
         let open = rates.map(|rates| (rates, args.arrivals));
         let pacer = Arc::new(Pacer::new(Instant::now(), args.warmup_seconds, window, open));
-        let measured = self.watcher.measure(&mut self.crew, &pacer).await?;
+        let measured = self.monitor.measure(&mut self.load_threads, &pacer).await?;
         let rates = rates.map(|rates| (rates.from, rates.to));
-        let report = Report::new(args, self.crew.threads(), &self.workload, &pacer, rates, measured);
+        let report = Report::new(
+            args,
+            self.load_threads.threads(),
+            &self.workload,
+            &pacer,
+            rates,
+            measured,
+        );
         Ok((report, pacer.is_stopped()))
     }
 
@@ -140,7 +147,7 @@ impl Bench<'_> {
         let mut search = knee::Search::new(self.args.rate.unwrap_or(1.0));
         let (mut steps, mut best) = (Vec::new(), None);
         while let Some(rate) = search.next() {
-            let (report, stopped) = self.measure(Some(Ramp { from: rate, to: rate })).await?;
+            let (report, stopped) = self.measure(Some(Ramp::constant(rate))).await?;
             let broken = broken(objective, &report);
             let held = broken.is_none();
             eprint_step(rate, broken.as_deref());

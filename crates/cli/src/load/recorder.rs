@@ -2,9 +2,9 @@
 //! latency; an item that failed is no read.
 
 use super::histogram::Durations;
-use super::pacer::Turn;
-use super::transport::{Answer, Refused};
-use super::workload::{Ask, Workload};
+use super::pacer::Permit;
+use super::transport::{RequestError, Response};
+use super::workload::{Choice, Workload};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -55,46 +55,46 @@ pub(crate) struct Tally {
 /// A request on its way.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sent {
-    turn: Turn,
+    permit: Permit,
     at: Instant,
 }
 
 impl Recorder {
     /// Marks a request as sent now.
-    pub(crate) fn send(&self, turn: Turn, is_open: bool) -> Sent {
+    pub(crate) fn send(&self, permit: Permit, is_open: bool) -> Sent {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        // A closed loop's turn has only just begun.
-        let at = if is_open { Instant::now() } else { turn.start };
-        Sent { turn, at }
+        // A closed loop's permit has only just begun.
+        let at = if is_open { Instant::now() } else { permit.start };
+        Sent { permit, at }
     }
 
     /// Counts one request that ended now, and checks its bytes if the workload says so. Returns when it ended.
     pub(crate) fn end(
         &self,
         workload: &Workload,
-        ask: &Ask,
+        choice: &Choice,
         sent: Sent,
         is_open: bool,
-        answer: &Result<Answer, Refused>,
+        answer: &Result<Response, RequestError>,
     ) -> Instant {
         let end = Instant::now();
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         let mut guard = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         let (tally, scratch) = &mut *guard;
-        if sent.turn.measured {
+        if sent.permit.measured {
             tally.in_flight += end.saturating_duration_since(sent.at);
             tally.last_end = tally.last_end.max(Some(end));
             if is_open {
                 tally
                     .lateness
-                    .record(sent.at.saturating_duration_since(sent.turn.start));
-                tally.late += u64::from(sent.turn.late);
+                    .record(sent.at.saturating_duration_since(sent.permit.start));
+                tally.late += u64::from(sent.permit.late);
             }
         }
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                if sent.turn.measured {
+                if sent.permit.measured {
                     count_error(&mut tally.request_errors, &error.label);
                     tally.first_error.get_or_insert_with(|| error.message.clone());
                 }
@@ -103,29 +103,29 @@ impl Recorder {
         };
         let reads = answer.reads();
         tally.reads_in_all += reads;
-        if !sent.turn.measured {
+        if !sent.permit.measured {
             return end;
         }
         tally.requests += 1;
         tally
             .latency
-            .record(end.saturating_duration_since(sent.turn.start));
+            .record(end.saturating_duration_since(sent.permit.start));
         tally.bytes += answer.bytes;
         tally.reads += reads;
-        if tally.parts.len() <= ask.part {
-            tally.parts.resize(ask.part + 1, (0, 0));
+        if tally.parts.len() <= choice.part {
+            tally.parts.resize(choice.part + 1, (0, 0));
         }
-        let (part_requests, part_reads) = &mut tally.parts[ask.part];
+        let (part_requests, part_reads) = &mut tally.parts[choice.part];
         *part_requests += 1;
         *part_reads += reads;
         for item in &answer.failed {
             count_error(&mut tally.item_errors, &item.label);
             tally.first_error.get_or_insert_with(|| item.message.clone());
         }
-        let part = workload.part(ask.part);
+        let part = workload.part(choice.part);
         if part.verifies() {
             answer.each(|i, bytes| {
-                let Some(&item) = ask.items.get(i) else { return };
+                let Some(&item) = choice.items.get(i) else { return };
                 if let Some(wrong) = part.check(item, bytes, scratch) {
                     tally.wrong_bytes += wrong.count;
                     tally.first_wrong.get_or_insert_with(|| {
@@ -192,24 +192,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn errors_have_no_latency() {
-        // Scenario: three failed requests of 5 ms each, then one before the window.
-        // Expected: three errors by code, time in flight, and no latency at all.
+        // Three failed requests of 5 ms each, then one before the window.
         let (recorder, workload) = (Recorder::default(), Workload::of_blocks(10));
-        let ask = Ask {
+        let choice = Choice {
             part: 0,
             items: vec![1],
         };
         let mut end = Instant::now();
         for measured in [true, true, true, false] {
-            let turn = Turn {
+            let permit = Permit {
                 start: Instant::now(),
                 measured,
                 late: false,
             };
-            let sent = recorder.send(turn, false);
+            let sent = recorder.send(permit, false);
             assert_eq!(recorder.in_flight(), 1);
             tokio::time::advance(Duration::from_millis(5)).await;
-            let ended = recorder.end(&workload, &ask, sent, false, &Err(Refused::timeout()));
+            let ended = recorder.end(&workload, &choice, sent, false, &Err(RequestError::timeout()));
             end = if measured { ended } else { end };
         }
         let tally = recorder.take();

@@ -227,7 +227,7 @@ impl Report {
             instances: 1,
             dataset: names.join(","),
             what: whats.join(", "),
-            pattern: workload.part(0).order(),
+            pattern: workload.part(0).order().to_owned(),
             loop_kind: if open_loop.is_some() { "open" } else { "closed" }.to_owned(),
             transport: args.transport.as_str().to_owned(),
             connections: args.connections(),

@@ -3,12 +3,12 @@
 
 use super::counters::{Counted, Page};
 use super::cpu::{Process, Snapshot};
-use super::driver::Crew;
+use super::driver::LoadThreads;
 use super::pacer::{Pacer, per_second};
 use super::recorder::Tally;
 use super::report::{BothSides, Measured};
 use super::series::Series;
-use super::transport::Refused;
+use super::transport::RequestError;
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::{latency, rate};
@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
 /// What is asked before and after, and who is told.
-pub(super) struct Watcher {
+pub(super) struct Monitor {
     pub(super) server: Option<Process>,
     /// The daemon's HTTP address, if its counters are to be read.
     pub(super) http: Option<String>,
@@ -27,11 +27,11 @@ pub(super) struct Watcher {
     pub(super) series: Option<Series>,
 }
 
-impl Watcher {
+impl Monitor {
     /// The daemon's counters now, if they are wanted.
     pub(super) async fn page(&self) -> Result<Option<Page>, Failure> {
         let Some(http) = &self.http else { return Ok(None) };
-        let told = |refused: Refused| {
+        let told = |refused: RequestError| {
             Failure::Failed(format!(
                 "cannot read the counters of {http} ({}); --http names the daemon's HTTP address",
                 refused.message
@@ -41,12 +41,16 @@ impl Watcher {
     }
 
     /// Measures once with all threads, from the warm-up to the last answer. Ctrl-C ends it early and it counts.
-    pub(super) async fn measure(&mut self, crew: &mut Crew, pacer: &Arc<Pacer>) -> Result<Measured, Failure> {
+    pub(super) async fn measure(
+        &mut self,
+        load_threads: &mut LoadThreads,
+        pacer: &Arc<Pacer>,
+    ) -> Result<Measured, Failure> {
         // One for the whole run: it remembers a signal that comes while nobody waits for it.
         let mut interrupts = signal(SignalKind::interrupt())
             .map_err(|error| Failure::Failed(format!("cannot listen for Ctrl-C: {error}")))?;
         let at_first = self.page().await?;
-        crew.measure(pacer).await;
+        load_threads.measure(pacer).await;
         let mut run = Run {
             line: progress::line(),
             total: Tally::default(),
@@ -61,20 +65,20 @@ impl Watcher {
         let before = Snapshot::take(self.server.as_ref())?;
         let page_before = self.page().await?;
         let mut ticks = tokio::time::interval_at(Instant::now() + self.interval, self.interval);
-        let mut running = crew.threads();
+        let mut running = load_threads.threads();
         while running > 0 {
             tokio::select! {
-                told = crew.done.recv() => match told {
+                told = load_threads.done.recv() => match told {
                     Some(_) => running -= 1,
                     None => return Err(Failure::Failed("a load thread panicked".to_owned())),
                 },
                 _ = interrupts.recv() => pacer.stop(),
-                _ = ticks.tick() => self.tell(&mut run, crew, pacer)?,
+                _ = ticks.tick() => self.tell(&mut run, load_threads, pacer)?,
             }
         }
         let after = Snapshot::take(self.server.as_ref())?;
         let page_after = self.page().await?;
-        self.tell(&mut run, crew, pacer)?;
+        self.tell(&mut run, load_threads, pacer)?;
         run.line.finish_and_clear();
         let between = |before: &Option<Page>| Some(Counted::between(before.as_ref()?, page_after.as_ref()?));
         let client = run.total.reads_in_all;
@@ -91,10 +95,10 @@ impl Watcher {
     }
 
     /// Collects an interval and tells of it.
-    fn tell(&mut self, run: &mut Run, crew: &Crew, pacer: &Pacer) -> Result<(), Failure> {
+    fn tell(&mut self, run: &mut Run, load_threads: &LoadThreads, pacer: &Pacer) -> Result<(), Failure> {
         let mut interval = Tally::default();
         let mut in_flight = 0;
-        for recorder in crew.recorders() {
+        for recorder in load_threads.recorders() {
             interval.add(&recorder.take());
             in_flight += recorder.in_flight();
         }

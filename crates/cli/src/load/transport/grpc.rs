@@ -1,17 +1,19 @@
 //! gRPC by the client crate, as its users have it: as calls, or pipelined on one stream a connection. A stream that
 //! broke is opened anew by the first request that is told so.
 
-use super::answer::{Answer, FailedItem, Refused};
+use super::response::{FailedItem, RequestError, Response};
 use super::{Body, Endpoints};
 use crate::load::workload::{Part, Target, name};
-use ringfetch_client::{
-    Answer as Told, ByteRange, Client, Error, FetchStream, ObjectPart, Request, RetryPolicy,
-};
+use ringfetch_client::{Answer, ByteRange, Client, Error, FetchStream, ObjectPart, Request, RetryPolicy};
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 /// Connects all connections of a thread.
-pub(super) async fn connect(endpoints: &Endpoints, connections: u32, slots: u32) -> Result<Client, Refused> {
+pub(super) async fn connect(
+    endpoints: &Endpoints,
+    connections: u32,
+    slots: u32,
+) -> Result<Client, RequestError> {
     let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
     let client = Client::builder(&endpoints.grpc)
         .connections(count(connections))
@@ -39,7 +41,12 @@ impl Streams {
         }
     }
 
-    pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
+    pub(super) async fn fetch(
+        &self,
+        slot: usize,
+        part: &Part,
+        items: &[u64],
+    ) -> Result<Response, RequestError> {
         let held = &self.streams[slot % self.streams.len()];
         let stream = held.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let answer = stream.send(request(part, items)).await;
@@ -53,7 +60,7 @@ impl Streams {
     }
 }
 
-pub(super) async fn fetch(client: &Client, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
+pub(super) async fn fetch(client: &Client, part: &Part, items: &[u64]) -> Result<Response, RequestError> {
     check(client.fetch(request(part, items)).await?, part)
 }
 
@@ -80,16 +87,16 @@ fn request(part: &Part, items: &[u64]) -> Request {
 }
 
 /// The client holds an answer against its request; that the dataset is what it was is checked here.
-fn check(answer: Told, part: &Part) -> Result<Answer, Refused> {
+fn check(answer: Answer, part: &Part) -> Result<Response, RequestError> {
     let changed = match (&answer, part.target()) {
-        (Told::Blocks(blocks), Target::Blocks { block_bytes }) => blocks.block_bytes() != *block_bytes,
-        (Told::Vectors(vectors), Target::Vectors { dtype, dim }) => {
+        (Answer::Blocks(blocks), Target::Blocks { block_bytes }) => blocks.block_bytes() != *block_bytes,
+        (Answer::Vectors(vectors), Target::Vectors { dtype, dim }) => {
             (vectors.dtype(), vectors.dim()) != (*dtype, *dim)
         }
         _ => false,
     };
     if changed {
-        return Err(Refused::protocol(
+        return Err(RequestError::protocol(
             "the dataset has another shape than when the run began",
         ));
     }
@@ -98,7 +105,7 @@ fn check(answer: Told, part: &Part) -> Result<Answer, Refused> {
         label: Cow::Borrowed(error.label()),
         message: format!("item {}: {}", error.item, error.message),
     });
-    Ok(Answer {
+    Ok(Response {
         items: items.len(),
         bytes: u64::try_from(items.data_bytes()).unwrap_or(u64::MAX),
         failed: failed.collect(),

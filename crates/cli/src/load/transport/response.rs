@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// A request that was answered, held against it by the transport.
 #[derive(Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     /// Items asked for, failed ones included.
     pub(crate) items: usize,
     /// Of all items together.
@@ -42,7 +42,7 @@ pub(crate) struct FailedItem {
 
 /// A request that failed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct RequestError {
     /// A code, for counting.
     pub(crate) label: Cow<'static, str>,
     /// For people.
@@ -51,36 +51,33 @@ pub(crate) struct Refused {
     pub(crate) retry_after: Option<Duration>,
 }
 
-impl Refused {
-    /// An answer that breaks the protocol, or does not fit its request.
-    pub(crate) fn protocol(message: impl Into<String>) -> Self {
+impl RequestError {
+    fn new(label: &'static str, message: impl Into<String>) -> Self {
+        let (label, message, retry_after) = (Cow::Borrowed(label), message.into(), None);
         Self {
-            label: Cow::Borrowed("PROTOCOL"),
-            message: message.into(),
-            retry_after: None,
+            label,
+            message,
+            retry_after,
         }
+    }
+
+    /// A response that breaks the protocol, or does not fit its request.
+    pub(crate) fn protocol(message: impl Into<String>) -> Self {
+        Self::new("PROTOCOL", message)
     }
 
     /// A connection that cannot be made, or broke.
     pub(crate) fn transport(message: impl Into<String>) -> Self {
-        Self {
-            label: Cow::Borrowed("TRANSPORT"),
-            message: message.into(),
-            retry_after: None,
-        }
+        Self::new("TRANSPORT", message)
     }
 
-    /// No answer in time.
+    /// No response in time.
     pub(crate) fn timeout() -> Self {
-        Self {
-            label: Cow::Borrowed("DEADLINE_EXCEEDED"),
-            message: "no answer within --timeout".to_owned(),
-            retry_after: None,
-        }
+        Self::new("DEADLINE_EXCEEDED", "no answer within --timeout")
     }
 }
 
-impl From<Error> for Refused {
+impl From<Error> for RequestError {
     fn from(error: Error) -> Self {
         let message = match &error {
             Error::DeadlineExceeded => return Self::timeout(),
@@ -97,7 +94,7 @@ impl From<Error> for Refused {
     }
 }
 
-impl Answer {
+impl Response {
     /// Items that were read.
     pub(crate) fn reads(&self) -> u64 {
         u64::try_from(self.items.saturating_sub(self.failed.len())).unwrap_or(u64::MAX)
