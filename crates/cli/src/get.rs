@@ -249,7 +249,7 @@ fn item_json(number: u64, item: Result<Bytes, ItemError>, dtype: Option<Dtype>) 
             json!({ "item": number, "length": bytes.len(), "hex": format::hex_word(&bytes) })
         }
         (Ok(bytes), Some(dtype)) => {
-            // JSON has no NaN and no infinity: null stands for them, as in most encoders.
+            // JSON has no NaN and no infinity: null represents them, as in most encoders.
             let values: Vec<Value> = format::elements(dtype, &bytes)
                 .iter()
                 .map(|element| serde_json::from_str(element).unwrap_or(Value::Null))

@@ -84,7 +84,7 @@ impl Selection {
         if args.all || args.sample >= count {
             return Self::All(count);
         }
-        // Drawn with the seed, so that a failure can be seen again. Repeats are dropped and drawn anew.
+        // Drawn with the seed, so that a failure can be seen again. Repeats are dropped and drawn again.
         let mut random = fastrand::Rng::with_seed(args.seed);
         let mut chosen = std::collections::BTreeSet::new();
         while u64::try_from(chosen.len()).is_ok_and(|drawn| drawn < args.sample) {

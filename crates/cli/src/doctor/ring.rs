@@ -21,7 +21,7 @@ checks! {
     FILES = "io_uring.registered_files",
         "a registered file's descriptor is not looked up for every read; without it, reads still work";
     BUFFERS = "io_uring.registered_buffers",
-        "memory that is registered with a ring need not be pinned anew for every read; without it, reads still work";
+        "memory that is registered with a ring need not be pinned again for every read; without it, reads still work";
     MEMLOCK = "limits.memlock",
         "registered memory counts against RLIMIT_MEMLOCK, once a ring, and over all processes of the user";
 }

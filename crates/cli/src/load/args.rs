@@ -107,7 +107,7 @@ pub(crate) struct Load {
     /// Write a line an interval: rates, latencies, errors, requests in flight.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) csv: Option<PathBuf>,
-    /// How often --csv and the line on the terminal tell.
+    /// How often --csv and the line on the terminal are written.
     #[arg(long, value_name = "S", value_parser = parse_interval, default_value = "1", help_heading = "Results")]
     pub(crate) interval: Duration,
 }
@@ -201,13 +201,13 @@ pub(crate) enum TransportArg {
     Http,
 }
 
-impl TransportArg {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Grpc => "grpc",
-            Self::Stream => "stream",
-            Self::Http => "http",
-        }
+impl std::fmt::Display for TransportArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(
+            self.to_possible_value()
+                .as_ref()
+                .map_or("", |value| value.get_name()),
+        )
     }
 }
 
@@ -314,8 +314,8 @@ fn parse_mix(text: &str) -> Result<Mix, String> {
         let share = share
             .parse::<f64>()
             .ok()
-            .filter(|share| share.is_finite() && *share > 0.0)
-            .ok_or_else(|| format!("the share of {name:?} is not a number above 0"))?;
+            .filter(|share| share.is_finite() && *share > 0.0);
+        let share = share.ok_or_else(|| format!("the share of {name:?} is not a number above 0"))?;
         if name.is_empty() || parts.iter().any(|(other, _)| other == name) {
             return Err(format!("the dataset {name:?} is empty or named twice"));
         }

@@ -70,37 +70,19 @@ impl Page {
     }
 }
 
-/// `name{label="value",...} 1.5`, with `\\`, `\"` and `\n` in values.
+/// `name{label="value",...} 1.5`, with `\\`, `\"` and `\n` in values, which JSON escapes alike.
 fn parse_sample(line: &str) -> Option<Sample> {
-    let end = line.find(['{', ' '])?;
-    let (name, mut rest) = line.split_at(end);
+    let (name, mut rest) = line.split_at(line.find(['{', ' '])?);
     let mut labels = Vec::new();
     if let Some(inside) = rest.strip_prefix('{') {
         rest = inside;
-        loop {
-            rest = rest.trim_start_matches([',', ' ']);
-            if let Some(after) = rest.strip_prefix('}') {
-                rest = after;
-                break;
-            }
-            let (label, quoted) = rest.split_once("=\"")?;
-            let (mut value, mut escaped, mut length) = (String::new(), false, None);
-            for (at, letter) in quoted.char_indices() {
-                match (escaped, letter) {
-                    (true, 'n') => value.push('\n'),
-                    (true, other) => value.push(other),
-                    (false, '"') => {
-                        length = Some(at + 1);
-                        break;
-                    }
-                    (false, '\\') => {}
-                    (false, other) => value.push(other),
-                }
-                escaped = !escaped && letter == '\\';
-            }
-            rest = quoted.get(length?..)?;
-            labels.push((label.to_owned(), value));
+        while !rest.starts_with('}') {
+            let (label, quoted) = rest.split_once('=')?;
+            let mut values = serde_json::Deserializer::from_str(quoted).into_iter::<String>();
+            labels.push((label.to_owned(), values.next()?.ok()?));
+            rest = quoted.get(values.byte_offset()..)?.trim_start_matches([',', ' ']);
         }
+        rest = &rest[1..];
     }
     let value = rest.split_ascii_whitespace().next()?.parse().ok()?;
     let name = name.to_owned();

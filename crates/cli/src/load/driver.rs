@@ -1,5 +1,5 @@
 //! The threads that drive: each has a runtime, connections and slots of its own, so that nothing of a read crosses
-//! threads and the generator stays cheap. They are started once and then measure as often as they are told to.
+//! threads and the generator stays cheap. They are started once for any number of measurements.
 //! Invariant: a request is measured if it starts inside the window, and then it is waited for, so that a stall at the
 //! end is not lost.
 

@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_millis(100);
 const STOP_CHECK: Duration = Duration::from_millis(100);
 /// Arrivals closer than this are sent together: a system call for the timer and one for the socket for each call cost
 /// as much CPU as all the rest of it, on a machine that the server may share (ADR 0012). A request waits at most so
-/// long for those after it, its latency counts from its own arrival, and the report tells the lateness.
+/// long for those after it, its latency counts from its own arrival, and the report has the lateness.
 /// [`Arrivals::take`] decides.
 const TOGETHER: Duration = Duration::from_micros(100);
 

@@ -1,4 +1,4 @@
-//! What is measured: one tally a thread, taken and summed by whoever watches. A request that failed as a whole has no
+//! What is measured: one tally a thread, taken and summed by the monitor. A request that failed as a whole has no
 //! latency; an item that failed is no read.
 
 use super::histogram::Durations;
@@ -63,12 +63,12 @@ impl Recorder {
     /// Marks a request as sent now.
     pub(crate) fn send(&self, permit: Permit, is_open: bool) -> Sent {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        // A closed loop's permit has only just begun.
+        // A closed loop's permit starts now.
         let at = if is_open { Instant::now() } else { permit.start };
         Sent { permit, at }
     }
 
-    /// Counts one request that ended now, and checks its bytes if the workload says so. Returns when it ended.
+    /// Counts one request that ended now, and checks its bytes if the workload verifies. Returns when it ended.
     pub(crate) fn end(
         &self,
         workload: &Workload,
@@ -142,7 +142,7 @@ impl Recorder {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// The counts so far; they begin anew.
+    /// The counts so far; they restart at 0.
     pub(crate) fn take(&self) -> Tally {
         std::mem::take(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner).0)
     }

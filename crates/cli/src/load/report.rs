@@ -1,6 +1,6 @@
-//! All numbers of a run, as they are written to JSON, read from it and merged. `text` tells them to people.
+//! All numbers of a run, as they are written to JSON, read from it and merged. `text` prints them for people.
 
-use super::args::{ArrivalsArg, Load};
+use super::args::{ArrivalsArg, Load, Ramp};
 use super::counters::Counted;
 use super::cpu::Snapshot;
 use super::histogram::Durations;
@@ -167,7 +167,7 @@ impl Report {
         threads: u32,
         workload: &Workload,
         pacer: &Pacer,
-        rates: Option<(f64, f64)>,
+        rates: Option<Ramp>,
         measured: Measured,
     ) -> Self {
         let Measured {
@@ -185,16 +185,17 @@ impl Report {
         let own_cpu = cpu(after.own_since(&before).as_secs_f64());
         let by_pid = after.server_since(&before).map(|used| cpu(used.as_secs_f64()));
         let server_cpu = by_pid.or_else(|| server.as_ref().map(Cpu::of_server));
-        let open_loop = rates.map(|(rate_from, rate_to)| {
+        let open_loop = rates.map(|rates| {
             // Arrivals are those of the window; its last requests may have ended later.
             let window = pacer
                 .end()
-                .map_or(elapsed, |end| end.saturating_duration_since(pacer.measure_from()));
+                .map(|end| end.saturating_duration_since(pacer.measure_from()));
+            let window = window.unwrap_or(elapsed);
             let arrivals = tally.lateness.count() + pacer.missed();
             OpenLoop {
                 arrivals_kind: args.arrivals,
-                rate_from,
-                rate_to,
+                rate_from: rates.from,
+                rate_to: rates.to,
                 arrivals,
                 intended_per_second: per_second(arrivals, window),
                 missed: pacer.missed(),
@@ -229,7 +230,7 @@ impl Report {
             what: whats.join(", "),
             pattern: workload.part(0).order().to_owned(),
             loop_kind: if open_loop.is_some() { "open" } else { "closed" }.to_owned(),
-            transport: args.transport.as_str().to_owned(),
+            transport: args.transport.to_string(),
             connections: args.connections(),
             threads,
             batch: args.batch.max,

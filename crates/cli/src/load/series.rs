@@ -36,7 +36,7 @@ impl Series {
         outstanding: u32,
     ) -> Result<(), Failure> {
         writeln!(self.out, "{}", line(at, length, intended, interval, outstanding))?;
-        // Whoever follows the file sees it now.
+        // A reader that follows the file sees it now.
         self.out.flush()?;
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! What is read: one dataset or several with shares, which items of it, how many a request, and what their bytes
-//! ought to be. Absent: how a request travels (`transport`) and when (`pacer`).
+//! What is read: one dataset or several with shares, which items of it, how many a request, and the check of their
+//! bytes.
 
 use super::args::{Batch, Load, PatternArg};
 use super::choice::Chooser;

@@ -1,4 +1,4 @@
-//! `ringfetch doctor` on this host, and on worse ones: under a seccomp filter, with little lockable memory, as a user who
+//! `ringfetch doctor` on this host, and restricted: under a seccomp filter, with little lockable memory, as a user who
 //! may read nothing.
 
 use crate::seccomp::{ENOSYS, EPERM, without_io_uring};
@@ -114,10 +114,10 @@ impl LoopDevice {
             .arg(file)
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
+        let error = String::from_utf8_lossy(&output.stderr);
         assert!(
             output.status.success(),
-            "losetup must be allowed (run as root): {told}"
+            "losetup must be allowed (run as root): {error}"
         );
         Self(PathBuf::from(String::from_utf8(output.stdout).unwrap().trim()))
     }
@@ -329,8 +329,8 @@ fn little_lockable_memory_is_a_warning() {
         "{asked}"
     );
     somebody(&through, &[&budget[..], &["4", "--strict"]].concat(), 1);
-    let mended = format!("--memlock={bytes}");
-    let report = somebody(&["prlimit", &mended], &[&budget[..], &["4"]].concat(), 0);
+    let raised = format!("--memlock={bytes}");
+    let report = somebody(&["prlimit", &raised], &[&budget[..], &["4"]].concat(), 0);
     assert_verdict(&report, "limits.memlock", None, "ok");
 }
 
@@ -375,13 +375,13 @@ fn paths_that_cannot_be_read_fail_with_the_remedy() {
     let paths = ["gone", "secret", "empty", "fifo", "none", "some", "good"].map(here);
     let args: Vec<&str> = paths.iter().map(|path| path.to_str().unwrap()).collect();
     let report = somebody(&[], &args, 1);
-    let told = |name: &str, verdict| remedy(&report, "path.open", Some(&here(name)), verdict);
-    assert!(told("gone", "problem").contains("correct the path"));
-    assert!(told("secret", "problem").contains("let the daemon's user read it"));
-    assert!(told("empty", "problem").contains("write it first"));
-    assert!(told("fifo", "problem").contains("name a regular file"));
-    assert!(told("none", "warning").contains("put objects there"));
-    assert!(told("some", "warning").contains("let the daemon's user read them"));
+    let fix = |name: &str, verdict| remedy(&report, "path.open", Some(&here(name)), verdict);
+    assert!(fix("gone", "problem").contains("correct the path"));
+    assert!(fix("secret", "problem").contains("let the daemon's user read it"));
+    assert!(fix("empty", "problem").contains("write it first"));
+    assert!(fix("fifo", "problem").contains("name a regular file"));
+    assert!(fix("none", "warning").contains("put objects there"));
+    assert!(fix("some", "warning").contains("let the daemon's user read them"));
     let object = check(&report, "path.open", Some(&here("some")))["found"]
         .as_str()
         .unwrap();

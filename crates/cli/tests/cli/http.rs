@@ -1,4 +1,4 @@
-//! The HTTP side of a daemon's stand-in: HTTP/1.1 with keep-alive, a thread a connection, the same data as the gRPC
+//! The HTTP side of the fake daemon: HTTP/1.1 with keep-alive, a thread a connection, the same data as the gRPC
 //! side, and a metrics page that counts its own reads. Only what `ringfetch load` asks for.
 
 use crate::server::{Item, Server};

@@ -1,5 +1,5 @@
-//! A daemon's stand-in on a port of its own: pattern data straight from its definition, with one byte flipped where a
-//! test says so. It has no limits and no files; the real one is tested elsewhere.
+//! A fake daemon on its own port: pattern data straight from its definition, with one byte flipped where a test asks for
+//! it. It has no limits and no files; the real one is tested elsewhere.
 
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;

@@ -1,4 +1,4 @@
-//! A server for tests that only knows the clock: it answers after a time of its own, and not at all during a stall.
+//! A server for tests that only knows the clock: it answers after a fixed time, and not at all during a stall.
 
 use super::response::{RequestError, Response};
 use std::time::Duration;

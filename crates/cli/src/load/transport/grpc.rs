@@ -1,5 +1,5 @@
 //! gRPC by the client crate, as its users have it: as calls, or pipelined on one stream a connection. A stream that
-//! broke is opened anew by the first request that is told so.
+//! broke is replaced by the first request that fails with it.
 
 use super::response::{FailedItem, RequestError, Response};
 use super::{Body, Endpoints};

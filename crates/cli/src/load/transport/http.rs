@@ -22,7 +22,7 @@ use tokio::sync::Mutex;
 
 /// Longest answer that is taken, as the client crate's default.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
-/// How much of a problem's text is told.
+/// How much of a problem's text is kept.
 const PROBLEM_CHARS_MAX: usize = 300;
 
 /// One thread's connections, one a slot.
@@ -34,7 +34,7 @@ pub(in crate::load) struct Http {
     slots: Vec<Mutex<Option<HttpConnection>>>,
 }
 
-/// A connection, driven by whoever has a request on it.
+/// A connection, driven by the task that has a request on it.
 #[derive(Debug)]
 struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
@@ -70,7 +70,7 @@ impl Http {
         let exchange = async {
             let request = request(part, items, &self.host)?;
             let mut held = self.slots[slot % self.slots.len()].lock().await;
-            // Taken out, so that one that is given up half-way is not used again.
+            // Taken out, so that one that is abandoned half-way is not used again.
             let mut wire = match held.take().filter(|wire| !wire.sender.is_closed()) {
                 Some(wire) => wire,
                 None => HttpConnection::connect(&self.address).await?,
@@ -138,10 +138,10 @@ struct HttpResponse {
 
 impl HttpConnection {
     async fn connect(address: &str) -> Result<Self, RequestError> {
-        let told = |error: std::io::Error| RequestError::transport(format!("{address}: {error}"));
-        let stream = TcpStream::connect(address).await.map_err(told)?;
+        let failed = |error: std::io::Error| RequestError::transport(format!("{address}: {error}"));
+        let stream = TcpStream::connect(address).await.map_err(failed)?;
         // Without it a small request waits 40 ms for the acknowledgement of the one before.
-        stream.set_nodelay(true).map_err(told)?;
+        stream.set_nodelay(true).map_err(failed)?;
         let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(broken)?;
         Ok(Self {
             sender,
@@ -332,7 +332,7 @@ fn batch(target: &Target, items: &[u64]) -> (&'static str, String) {
     (kind, json)
 }
 
-/// Percent-encodes what may not stand in a path; `/` stays.
+/// Percent-encodes what a path may not contain; `/` stays.
 fn encode(text: &str, path: &mut String) {
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
@@ -395,14 +395,14 @@ fn octets(answer: HttpResponse, part: &Part, items: &[u64]) -> Result<Response, 
             "{whole} bytes in a response of {sum:?}"
         )));
     }
-    let tell = |item: &usize| FailedItem {
+    let failed_item = |item: &usize| FailedItem {
         label: Cow::Borrowed("ITEM"),
         message: format!("item {item} failed; octets do not say why"),
     };
     Ok(Response {
         items: items.len(),
         bytes: answer.bytes,
-        failed: failed.iter().map(tell).collect(),
+        failed: failed.iter().map(failed_item).collect(),
         body: Body::Octets {
             lengths,
             data: answer.data,

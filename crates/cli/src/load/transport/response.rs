@@ -1,5 +1,5 @@
-//! What came back, whatever brought it: how many items and bytes, which items failed, and the bytes themselves where
-//! they are to be checked.
+//! A response of any transport: how many items and bytes, which items failed, and the bytes themselves where they are to
+//! be checked.
 
 use bytes::Bytes;
 use ringfetch_client::{Error, Items};
@@ -81,7 +81,7 @@ impl From<Error> for RequestError {
     fn from(error: Error) -> Self {
         let message = match &error {
             Error::DeadlineExceeded => return Self::timeout(),
-            // Whoever shows it says what could not be reached.
+            // The caller adds what could not be reached.
             Error::Transport { message, .. } => message.clone(),
             Error::StreamBroken { cause, .. } => return Self::from(Error::clone(cause)),
             Error::Status(_) | Error::Protocol { .. } | Error::Invalid { .. } | _ => error.to_string(),
