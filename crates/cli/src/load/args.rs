@@ -138,7 +138,7 @@ impl Load {
         self.connections.unwrap_or(default)
     }
 
-    /// The rate at the begin and at the end of the window, for an open loop.
+    /// The rate at the start and at the end of the window, for an open loop.
     pub(crate) fn rates(&self) -> Option<Ramp> {
         self.ramp.or(self.rate.map(Ramp::constant))
     }
@@ -161,7 +161,7 @@ impl Batch {
     }
 }
 
-/// Requests a second at the begin and at the end.
+/// Requests a second at the start and at the end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ramp {
     pub(crate) from: f64,

@@ -137,7 +137,7 @@ struct LoadTest<'a> {
 }
 
 impl LoadTest<'_> {
-    /// One measurement, and whether it was stopped by hand.
+    /// One measurement, and whether Ctrl-C stopped it.
     async fn measure(&mut self, rates: Option<Ramp>) -> Result<(Report, bool), Failure> {
         let args = self.args;
         let window = args.requests.map_or(Ok(args.seconds), Err);

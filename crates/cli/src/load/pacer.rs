@@ -259,8 +259,8 @@ impl Gate {
                         arrivals.schedule.end();
                     }
                     drop(arrivals);
-                    // The slots of all that is due come past here before the first of them sends: what they send then
-                    // goes into one write a connection.
+                    // The slots of all requests that are due pass here before the first of them sends, so that one write
+                    // a connection sends them all.
                     tokio::task::yield_now().await;
                     return permit;
                 }

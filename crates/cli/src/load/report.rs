@@ -33,7 +33,7 @@ pub(crate) struct Report {
     pub(crate) batch_min: u32,
     pub(crate) choice_seed: u64,
     pub(crate) warmup_seconds: f64,
-    /// From the window's begin to the end of the last request that began in it.
+    /// From the window's start to the end of the last request that started in it.
     pub(crate) seconds: f64,
     pub(crate) requests: u64,
     pub(crate) requests_per_second: f64,
@@ -92,7 +92,7 @@ pub(crate) struct LatencyMicros {
 pub(crate) struct OpenLoop {
     /// constant or poisson.
     pub(crate) arrivals_kind: ArrivalsArg,
-    /// Requests a second at the begin and at the end of the window.
+    /// Requests a second at the start and at the end of the window.
     pub(crate) rate_from: f64,
     pub(crate) rate_to: f64,
     /// Requests that arrived in the window, and a second.
