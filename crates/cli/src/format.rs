@@ -36,22 +36,21 @@ pub(crate) fn hex_word(bytes: &[u8]) -> String {
 
 /// The elements of one vector, each as the shortest text that reads back as the same number.
 pub(crate) fn elements(dtype: Dtype, bytes: &[u8]) -> Vec<String> {
-    fn each<const N: usize, T: ToString>(bytes: &[u8], element: impl Fn([u8; N]) -> T) -> Vec<String> {
-        bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|bytes| element(*bytes).to_string())
-            .collect()
-    }
     match dtype {
-        Dtype::F32 => each(bytes, f32::from_le_bytes),
-        Dtype::F16 => each(bytes, half::f16::from_le_bytes),
-        Dtype::U8 => each(bytes, u8::from_le_bytes),
-        Dtype::I8 => each(bytes, i8::from_le_bytes),
-        Dtype::I32 => each(bytes, i32::from_le_bytes),
+        Dtype::F32 => texts(bytes, f32::from_le_bytes),
+        Dtype::F16 => texts(bytes, half::f16::from_le_bytes),
+        Dtype::Bf16 => texts(bytes, half::bf16::from_le_bytes),
+        Dtype::F64 => texts(bytes, f64::from_le_bytes),
+        Dtype::U8 => texts(bytes, u8::from_le_bytes),
+        Dtype::I8 => texts(bytes, i8::from_le_bytes),
+        Dtype::I32 => texts(bytes, i32::from_le_bytes),
         _ => vec![hex_word(bytes)],
     }
+}
+
+fn texts<const N: usize, T: ToString>(bytes: &[u8], element: impl Fn([u8; N]) -> T) -> Vec<String> {
+    let elements = bytes.as_chunks().0.iter();
+    elements.map(|bytes| element(*bytes).to_string()).collect()
 }
 
 #[cfg(test)]
@@ -73,16 +72,15 @@ mod tests {
 
     #[test]
     fn elements_are_numbers() {
+        let f32s = [0.1f32, -2.0].map(f32::to_le_bytes);
+        let f64s = [0.1f64, -2.0].map(f64::to_le_bytes);
         let f16s = [0.5, -2.0].map(|x| half::f16::from_f32(x).to_le_bytes());
-        assert_eq!(
-            elements(Dtype::F32, [0.1f32, -2.0].map(f32::to_le_bytes).as_flattened()),
-            ["0.1", "-2"]
-        );
+        let i32s = [7i32, -2].map(i32::to_le_bytes);
+        assert_eq!(elements(Dtype::F32, f32s.as_flattened()), ["0.1", "-2"]);
+        assert_eq!(elements(Dtype::F64, f64s.as_flattened()), ["0.1", "-2"]);
         assert_eq!(elements(Dtype::F16, f16s.as_flattened()), ["0.5", "-2"]);
-        assert_eq!(
-            elements(Dtype::I32, [7i32, -2].map(i32::to_le_bytes).as_flattened()),
-            ["7", "-2"]
-        );
+        assert_eq!(elements(Dtype::Bf16, &[0, 0x3f, 0, 0xc0]), ["0.5", "-2"]);
+        assert_eq!(elements(Dtype::I32, i32s.as_flattened()), ["7", "-2"]);
         assert_eq!(elements(Dtype::U8, &[7, 254]), ["7", "254"]);
         assert_eq!(elements(Dtype::I8, &[7, 254]), ["7", "-2"]);
     }

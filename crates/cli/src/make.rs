@@ -126,6 +126,9 @@ impl Plan {
                 let mut keys = vec![format!("layout: {layout}")];
                 if layout == Layout::Raw {
                     keys.extend([format!("dim: {dim}"), format!("dtype: {dtype}")]);
+                } else if (layout, dtype) == (Layout::Npy, Dtype::Bf16) {
+                    // NumPy has no name for bfloat16.
+                    keys.push("dtype: bf16".to_owned());
                 }
                 let write: Write = Box::new(move |path, seed, on| {
                     pattern::write_vectors(path, seed, layout, dtype, dim, count, on)
@@ -243,6 +246,11 @@ mod tests {
                 "vectors /v.npy --count 1 --dim 3",
                 "/v",
                 "path: /v\n    layout: npy\n",
+            ),
+            (
+                "vectors /v.npy --count 1 --dim 3 --dtype bf16",
+                "/v",
+                "layout: npy\n    dtype: bf16\n",
             ),
             ("objects /o --count 3", "/o", "kind: objects\n    path: /o\n"),
         ] {

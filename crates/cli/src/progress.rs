@@ -18,11 +18,6 @@ pub(crate) fn items(total: u64, what: &str) -> ProgressBar {
     )
 }
 
-/// A bar that counts steps; its owner sets how many there are and the message.
-pub(crate) fn steps() -> ProgressBar {
-    bar(0, "{bar:30} {pos}/{len}  {eta} left  {msg}")
-}
-
 /// A line that shows a message.
 pub(crate) fn line() -> ProgressBar {
     bar(0, "{msg}")

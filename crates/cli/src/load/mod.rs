@@ -22,6 +22,7 @@ mod recorder;
 mod report;
 mod require;
 mod schedule;
+mod scores;
 mod series;
 mod text;
 mod trace;

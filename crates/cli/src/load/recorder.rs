@@ -3,7 +3,7 @@
 
 use super::histogram::Durations;
 use super::pacer::Permit;
-use super::transport::{RequestError, Response};
+use super::transport::{Body, RequestError, Response};
 use super::workload::{Choice, Workload};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -123,7 +123,14 @@ impl Recorder {
             tally.first_error.get_or_insert_with(|| item.message.clone());
         }
         let part = workload.part(choice.part);
-        if part.verifies() {
+        if let Body::Ranked(ranking) = &answer.body
+            && answer.failed.is_empty()
+            && let Some((problem, places)) = part.check_ranking(&choice.items, ranking)
+        {
+            // An id and a score are 16 bytes.
+            tally.wrong_bytes += places.saturating_mul(16);
+            tally.first_wrong.get_or_insert(problem);
+        } else if part.verifies() {
             answer.each(|i, bytes| {
                 let Some(&item) = choice.items.get(i) else { return };
                 if let Some(wrong) = part.check(item, bytes, scratch) {

@@ -1,10 +1,12 @@
 //! The studies: for each its axes, its strategies, and what its figures mean.
 
 pub(crate) mod block_size;
+pub(crate) mod calibrate;
 pub(crate) mod objects;
 pub(crate) mod strategies;
 
 use crate::error::LabError;
+use crate::quantity::exact_size;
 use crate::strategies::{ALL, Strategy, named};
 
 /// The strategies of these names, or of `--only`.
@@ -24,6 +26,11 @@ fn chosen(names: &[&str], only: &[String]) -> Result<Vec<&'static Strategy>, Lab
 fn list<T: ToString>(values: &[T]) -> String {
     let values: Vec<String> = values.iter().map(T::to_string).collect();
     values.join(", ")
+}
+
+fn sizes_shown(bytes: &[u64]) -> String {
+    let shown: Vec<String> = bytes.iter().copied().map(exact_size).collect();
+    list(&shown)
 }
 
 fn pair(name: &str, value: impl ToString) -> (String, String) {

@@ -10,7 +10,7 @@ mod response;
 pub(super) use http::{Http, get_text};
 pub(super) use response::{Body, RequestError, Response};
 
-use super::args::TransportArg;
+use super::args::{ScoreAt, TransportArg};
 use super::workload::Part;
 use grpc::Streams;
 use ringfetch_client::Client;
@@ -58,12 +58,16 @@ impl Transport {
         part: &Part,
         items: &[u64],
     ) -> Result<Response, RequestError> {
-        match self {
+        let response = match self {
             Self::Calls(client) => grpc::fetch(client, part, items).await,
             Self::Streams(streams) => streams.fetch(slot, part, items).await,
             Self::Http(http) => http.fetch(slot, part, items).await,
             #[cfg(test)]
             Self::Fake(fake) => fake.fetch(items).await,
-        }
+        }?;
+        Ok(match part.scored_at(ScoreAt::Client) {
+            Some(scoring) => response.rank(scoring, items),
+            None => response,
+        })
     }
 }
