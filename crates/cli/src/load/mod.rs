@@ -81,30 +81,19 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         test.measure(args.rates()).await.map(|(report, _)| report)
     };
     test.load_threads.end()?;
-    conclude(
-        global,
-        &result?,
-        args.hgrm.as_deref(),
-        args.hdr.as_deref(),
-        &args.require,
-    )
-}
-
-/// Writes a report, and fails if it is none or does not hold what it must.
-fn conclude(
-    global: &Global,
-    report: &Report,
-    hgrm: Option<&Path>,
-    hdr: Option<&Path>,
-    require: &[Requirement],
-) -> Result<(), Failure> {
-    text::publish(report, global.json, hgrm, hdr)?;
-    report.outcome()?;
+    let report = result?;
+    publish(global, &report, args.hgrm.as_deref(), args.hdr.as_deref())?;
     if let Some(knee) = report.knee.as_ref().filter(|knee| knee.rate.is_none()) {
         let objective = knee.objective.join(", ");
         return Err(Failure::Condition(format!("not met: no rate held {objective}")));
     }
-    require::check(require, |figure| report.figure(figure))
+    require::check(&args.require, |figure| report.figure(figure))
+}
+
+/// Writes a report, and fails if nothing was read or bytes were wrong.
+fn publish(global: &Global, report: &Report, hgrm: Option<&Path>, hdr: Option<&Path>) -> Result<(), Failure> {
+    text::publish(report, global.json, hgrm, hdr)?;
+    report.outcome()
 }
 
 /// Merges results that `load --json` printed.
@@ -120,13 +109,8 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
         }
     }
     let merged = merged.ok_or_else(|| Failure::Usage("name at least one result".to_owned()))?;
-    conclude(
-        global,
-        &merged,
-        args.hgrm.as_deref(),
-        args.hdr.as_deref(),
-        &args.require,
-    )
+    publish(global, &merged, args.hgrm.as_deref(), args.hdr.as_deref())?;
+    require::check(&args.require, |figure| merged.figure(figure))
 }
 
 /// Everything a measurement needs, for as many as there are.

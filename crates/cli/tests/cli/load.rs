@@ -176,6 +176,10 @@ fn conditions_set_the_exit_code() {
         3,
     );
     assert_fields(&report["knee"], &value!({ "rate": null }));
+    // Merging a result without a knee demands nothing of it.
+    let result = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&result, report.to_string()).unwrap();
+    stdout(server, &format!("load-merge {}", result.path().display()));
     let steps = report["knee"]["steps"].as_array().unwrap();
     assert!(
         steps.len() > 3 && steps.iter().all(|step| step["broken"].is_string()),
