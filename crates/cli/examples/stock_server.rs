@@ -2,19 +2,13 @@
 //! threads, all data in memory. The peer of the warm mmap row (docs/BENCHMARKING.md): same messages, same client.
 //!
 //! Serves FetchBlocks of one dataset named `data`, and GetDataset, which clients ask first; the rest is UNIMPLEMENTED.
-//! Deliberately absent: limits, metrics, deadlines, anything that would cost it time.
+//! It has no limits, metrics or deadlines, nothing that would cost it time.
 #![forbid(unsafe_code)]
 
 use bytes::BytesMut;
+use ringfetch_proto::v1 as wire;
 use ringfetch_proto::v1::dataset_service_server::{DatasetService, DatasetServiceServer};
 use ringfetch_proto::v1::fetch_service_server::{FetchService, FetchServiceServer};
-use ringfetch_proto::v1::{
-    Dataset, FetchBlocksRequest, FetchBlocksResponse, FetchObjectsRequest, FetchObjectsResponse,
-    FetchRangesRequest, FetchRangesResponse, FetchStreamRequest, FetchStreamResponse, FetchVectorsRequest,
-    FetchVectorsResponse, GetDatasetRequest, GetDatasetResponse, Kind, ListDatasetsRequest,
-    ListDatasetsResponse, ListObjectsRequest, ListObjectsResponse, ReadObjectRequest, ReadObjectResponse,
-    ScoreVectorsRequest, ScoreVectorsResponse,
-};
 use std::io::Write as _;
 use std::sync::Arc;
 use tonic::{Request, Response, Status, Streaming};
@@ -40,115 +34,70 @@ impl Memory {
     }
 }
 
-#[tonic::async_trait]
-impl FetchService for Memory {
-    type FetchStreamStream = futures_util::stream::Empty<Result<FetchStreamResponse, Status>>;
-
-    async fn fetch_blocks(
-        &self,
-        request: Request<FetchBlocksRequest>,
-    ) -> Result<Response<FetchBlocksResponse>, Status> {
-        let request = request.into_inner();
-        if request.dataset != NAME {
-            return Err(Status::not_found("the only dataset is `data`"));
+/// A service of some methods that are written out and others that are not served.
+macro_rules! service {
+    ($service:ident { $($others:tt)* } not served: $($name:ident($request:ty) -> $response:ty;)*) => {
+        #[tonic::async_trait]
+        impl $service for Memory {
+            $($others)*
+            $(async fn $name(&self, _: Request<$request>) -> Result<Response<$response>, Status> {
+                Err(Status::unimplemented("the stock server has FetchBlocks and GetDataset only"))
+            })*
         }
-        let mut data = BytesMut::with_capacity(request.indices.len() * BLOCK_BYTES);
-        for index in request.indices {
-            data.extend_from_slice(
-                self.block(index)
-                    .ok_or_else(|| Status::out_of_range("no such block"))?,
-            );
-        }
-        Ok(Response::new(FetchBlocksResponse {
-            block_bytes: 4096,
-            lengths: Vec::new(),
-            errors: Vec::new(),
-            data: data.freeze(),
-            ..Default::default()
-        }))
-    }
-
-    async fn fetch_vectors(
-        &self,
-        _: Request<FetchVectorsRequest>,
-    ) -> Result<Response<FetchVectorsResponse>, Status> {
-        Err(not_served())
-    }
-
-    async fn score_vectors(
-        &self,
-        _: Request<ScoreVectorsRequest>,
-    ) -> Result<Response<ScoreVectorsResponse>, Status> {
-        Err(not_served())
-    }
-
-    async fn fetch_ranges(
-        &self,
-        _: Request<FetchRangesRequest>,
-    ) -> Result<Response<FetchRangesResponse>, Status> {
-        Err(not_served())
-    }
-
-    async fn fetch_objects(
-        &self,
-        _: Request<FetchObjectsRequest>,
-    ) -> Result<Response<FetchObjectsResponse>, Status> {
-        Err(not_served())
-    }
-
-    async fn fetch_stream(
-        &self,
-        _: Request<Streaming<FetchStreamRequest>>,
-    ) -> Result<Response<Self::FetchStreamStream>, Status> {
-        Err(not_served())
-    }
-
-    type ReadObjectStream = tokio_stream::Empty<Result<ReadObjectResponse, Status>>;
-
-    async fn read_object(
-        &self,
-        _: Request<ReadObjectRequest>,
-    ) -> Result<Response<Self::ReadObjectStream>, Status> {
-        Err(not_served())
-    }
+    };
 }
 
-#[tonic::async_trait]
-impl DatasetService for Memory {
-    async fn list_datasets(
-        &self,
-        _: Request<ListDatasetsRequest>,
-    ) -> Result<Response<ListDatasetsResponse>, Status> {
-        Err(not_served())
-    }
+service! {
+    FetchService {
+        type FetchStreamStream = futures_util::stream::Empty<Result<wire::FetchStreamResponse, Status>>;
+        type ReadObjectStream = futures_util::stream::Empty<Result<wire::ReadObjectResponse, Status>>;
 
-    async fn get_dataset(
-        &self,
-        _: Request<GetDatasetRequest>,
-    ) -> Result<Response<GetDatasetResponse>, Status> {
-        let dataset = Dataset {
-            name: NAME.to_owned(),
-            kind: Kind::Blocks.into(),
-            length_bytes: self.blocks() * BLOCK_BYTES as u64,
-            count: self.blocks(),
-            block_bytes: 4096,
-            ..Dataset::default()
-        };
-        Ok(Response::new(GetDatasetResponse {
-            dataset: Some(dataset),
-        }))
+        async fn fetch_blocks(
+            &self,
+            request: Request<wire::FetchBlocksRequest>,
+        ) -> Result<Response<wire::FetchBlocksResponse>, Status> {
+            let request = request.into_inner();
+            if request.dataset != NAME {
+                return Err(Status::not_found("the only dataset is `data`"));
+            }
+            let mut data = BytesMut::with_capacity(request.indices.len() * BLOCK_BYTES);
+            for index in request.indices {
+                let block = self.block(index).ok_or_else(|| Status::out_of_range("no such block"))?;
+                data.extend_from_slice(block);
+            }
+            let (block_bytes, data) = (4096, data.freeze());
+            Ok(Response::new(wire::FetchBlocksResponse { block_bytes, data, ..Default::default() }))
+        }
     }
-
-    async fn list_objects(
-        &self,
-        _: Request<ListObjectsRequest>,
-    ) -> Result<Response<ListObjectsResponse>, Status> {
-        Err(not_served())
-    }
+    not served:
+    fetch_vectors(wire::FetchVectorsRequest) -> wire::FetchVectorsResponse;
+    score_vectors(wire::ScoreVectorsRequest) -> wire::ScoreVectorsResponse;
+    fetch_ranges(wire::FetchRangesRequest) -> wire::FetchRangesResponse;
+    fetch_objects(wire::FetchObjectsRequest) -> wire::FetchObjectsResponse;
+    fetch_stream(Streaming<wire::FetchStreamRequest>) -> Self::FetchStreamStream;
+    read_object(wire::ReadObjectRequest) -> Self::ReadObjectStream;
 }
 
-fn not_served() -> Status {
-    Status::unimplemented("the stock server has FetchBlocks and GetDataset only")
+service! {
+    DatasetService {
+        async fn get_dataset(
+            &self,
+            _: Request<wire::GetDatasetRequest>,
+        ) -> Result<Response<wire::GetDatasetResponse>, Status> {
+            let dataset = Some(wire::Dataset {
+                name: NAME.to_owned(),
+                kind: wire::Kind::Blocks.into(),
+                length_bytes: self.blocks() * BLOCK_BYTES as u64,
+                count: self.blocks(),
+                block_bytes: 4096,
+                ..Default::default()
+            });
+            Ok(Response::new(wire::GetDatasetResponse { dataset }))
+        }
+    }
+    not served:
+    list_datasets(wire::ListDatasetsRequest) -> wire::ListDatasetsResponse;
+    list_objects(wire::ListObjectsRequest) -> wire::ListObjectsResponse;
 }
 
 fn main() -> anyhow::Result<()> {

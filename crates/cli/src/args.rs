@@ -109,6 +109,9 @@ pub(crate) enum Format {
     Text,
     Raw,
     Npy,
+    /// By the global flag.
+    #[value(skip)]
+    Json,
 }
 
 #[derive(Debug, Subcommand)]

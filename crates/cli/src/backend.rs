@@ -1,13 +1,13 @@
 //! `ringfetch backend`: which backend reads each dataset and why, and the switch to another while the daemon serves.
 
 use crate::args::Global;
-use crate::daemon::admin;
+use crate::daemon::{admin, admin_failure};
 use crate::outcome::Failure;
-use crate::sink::{Sink, print_json};
+use crate::sink;
 use crate::table::Table;
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use ringfetch_client::{Backend, DatasetStatus, Error, Status, Switched};
+use ringfetch_client::{Backend, DatasetStatus, Status, Switched};
 use serde_json::{Value, json};
 use std::io::Write as _;
 
@@ -50,27 +50,17 @@ pub(crate) async fn run(global: &Global, args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn failed(global: &Global) -> impl Fn(Error) -> Failure {
-    |error| Failure::call(&error, "admin", &global.admin)
-}
-
 async fn show(global: &Global) -> Result<(), Failure> {
-    let status = admin(global)?.status().await.map_err(failed(global))?;
-    let mut out = Sink::open(None)?;
-    if global.json {
-        let datasets: Vec<Value> = status.datasets.iter().map(dataset_json).collect();
-        let Status {
-            backend,
-            requested,
-            reason,
-            ..
-        } = &status;
-        let engine = json!({ "backend": backend, "requested": requested, "reason": reason });
-        print_json(&mut out, &json!({ "engine": engine, "datasets": datasets }))?;
-    } else {
-        table(&status).write(&mut out)?;
-    }
-    out.finish()
+    let status = admin(global)?.status().await.map_err(admin_failure(global))?;
+    let value = json!({
+        "engine": {
+            "backend": status.backend,
+            "requested": status.requested,
+            "reason": status.reason,
+        },
+        "datasets": status.datasets.iter().map(dataset_json).collect::<Vec<_>>(),
+    });
+    sink::print(global.json, &value, |out| table(&status).write(out))
 }
 
 fn table(status: &Status) -> Table {
@@ -104,42 +94,27 @@ fn dataset_json(dataset: &DatasetStatus) -> Value {
 }
 
 async fn set(global: &Global, backend: Backend, dataset: Option<&str>) -> Result<(), Failure> {
-    let answer = admin(global)?
-        .set_backend(backend, dataset)
-        .await
-        .map_err(failed(global))?;
-    let Switched {
-        previous, backend, ..
-    } = answer;
-    let what = dataset.unwrap_or("engine");
+    let switched = admin(global)?.set_backend(backend, dataset).await;
+    let switched = switched.map_err(admin_failure(global))?;
+    let (what, backend, previous) = (dataset.unwrap_or("engine"), switched.backend, switched.previous);
     let mut text = format!("{what}: {backend} (was: {previous}); until the next reload\n");
-    if !answer.datasets_with_own.is_empty() {
-        let names = answer.datasets_with_own.join(", ");
+    if !switched.datasets_with_own.is_empty() {
+        let names = switched.datasets_with_own.join(", ");
         text.push_str(&format!("as before, by a backend of their own: {names}\n"));
     }
-    tell(global, dataset, &answer, &text)
+    print(global, dataset, &switched, &text)
 }
 
 async fn clear(global: &Global, dataset: &str) -> Result<(), Failure> {
-    let answer = admin(global)?
-        .clear_backend(dataset)
-        .await
-        .map_err(failed(global))?;
-    let Switched {
-        previous, backend, ..
-    } = answer;
+    let switched = admin(global)?.clear_backend(dataset).await;
+    let switched = switched.map_err(admin_failure(global))?;
+    let (backend, previous) = (switched.backend, switched.previous);
     let text = format!("{dataset}: {backend}, the engine's (was: {previous}); until the next reload\n");
-    tell(global, Some(dataset), &answer, &text)
+    print(global, Some(dataset), &switched, &text)
 }
 
-fn tell(global: &Global, dataset: Option<&str>, answer: &Switched, text: &str) -> Result<(), Failure> {
-    let mut out = Sink::open(None)?;
-    if global.json {
-        let mut told = serde_json::to_value(answer)?;
-        told["dataset"] = json!(dataset);
-        print_json(&mut out, &told)?;
-    } else {
-        out.write_all(text.as_bytes())?;
-    }
-    out.finish()
+fn print(global: &Global, dataset: Option<&str>, switched: &Switched, text: &str) -> Result<(), Failure> {
+    let mut value = serde_json::to_value(switched)?;
+    value["dataset"] = json!(dataset);
+    sink::print(global.json, &value, |out| out.write_all(text.as_bytes()))
 }

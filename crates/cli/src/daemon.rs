@@ -2,22 +2,27 @@
 
 use crate::args::Global;
 use crate::outcome::Failure;
-use ringfetch_client::{AdminClient, Client};
+use ringfetch_client::{AdminClient, Client, Error};
 
 /// A client of the daemon's data port.
 pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
-    Client::builder(&global.grpc)
-        .timeout(global.timeout)
-        .connect_lazy()
-        .map_err(|error| Failure::call(&error, "grpc", &global.grpc))
+    let client = Client::builder(&global.grpc).timeout(global.timeout);
+    client.connect_lazy().map_err(grpc_failure(global))
 }
 
 /// A client of the daemon's admin port.
 pub(crate) fn admin(global: &Global) -> Result<AdminClient, Failure> {
-    let client = Client::builder(&global.admin)
-        .timeout(global.timeout)
-        .connect_lazy();
-    client
-        .map(AdminClient::from)
-        .map_err(|error| Failure::call(&error, "admin", &global.admin))
+    let client = Client::builder(&global.admin).timeout(global.timeout);
+    let client = client.connect_lazy().map_err(admin_failure(global))?;
+    Ok(AdminClient::from(client))
+}
+
+/// What a failed call to the data port is reported as.
+pub(crate) fn grpc_failure(global: &Global) -> impl Fn(Error) -> Failure + Copy {
+    |error| Failure::call(&error, "grpc", &global.grpc)
+}
+
+/// What a failed call to the admin port is reported as.
+pub(crate) fn admin_failure(global: &Global) -> impl Fn(Error) -> Failure + Copy {
+    |error| Failure::call(&error, "admin", &global.admin)
 }

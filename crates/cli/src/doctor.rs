@@ -1,10 +1,8 @@
-//! `ringfetch doctor`: what this host, and the device beneath each path, can do for the daemon, and why not.
+//! `ringfetch doctor`: checks this host, and the device below each path, for the daemon.
 //!
-//! Owns the order of the checks and the exit code. What is read from /proc and /sys goes through a [`View`], so
-//! that other hosts' trees can be put in its place; what can only be known by trying is tried, through the engine.
-//! Invariants: nothing is changed and nothing is written; a *problem* is only what keeps io_uring from working or a path
-//! from being read, since scripts go by it. Absent: the daemon's configuration (`ringfetchd check-config --open` opens
-//! what that names; here are paths), and any measurement of speed.
+//! Owns the order of the checks and the exit code. What is read from /proc and /sys goes through a [`View`], which tests
+//! replace; what can only be known by trying is tried, through the engine. Nothing is changed or written. Scripts rely on
+//! a *problem* being only what keeps io_uring from working or a path from being read.
 
 mod block;
 mod finding;
@@ -20,7 +18,7 @@ mod tests;
 use crate::args::Global;
 use crate::outcome::Failure;
 use crate::quantity::parse_size;
-use crate::sink::{Sink, print_json};
+use crate::sink;
 use clap::Args;
 use finding::Verdict;
 use report::Report;
@@ -53,58 +51,60 @@ struct Needs {
     paths: u64,
 }
 
+impl Needs {
+    const fn new(memory_budget_bytes: u64, cores: u32, paths: u64) -> Self {
+        Self {
+            memory_budget_bytes,
+            cores,
+            paths,
+        }
+    }
+}
+
 pub(crate) fn run(global: &Global, doctor: &Doctor) -> Result<(), Failure> {
     let report = examine(doctor);
-    let mut out = Sink::open(None)?;
-    if global.json {
-        print_json(&mut out, &report.json())?;
-    } else {
+    sink::print(global.json, &report.json(), |out| {
         let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        report.write(&mut out, colour)?;
-    }
-    out.finish()?;
-    let bar = if doctor.strict {
+        report.write(out, colour)
+    })?;
+    let found = report.at_least(if doctor.strict {
         Verdict::Warning
     } else {
         Verdict::Problem
-    };
-    match report.at_least(bar) {
-        found if found.is_empty() => Ok(()),
-        found => Err(Failure::Failed(format!("not all is well: {}", found.join(", ")))),
+    });
+    if found.is_empty() {
+        return Ok(());
     }
+    Err(Failure::Failed(format!("not all is well: {}", found.join(", "))))
 }
 
 fn examine(doctor: &Doctor) -> Report {
     let view = View::real();
     let usable = u32::try_from(ringfetch_host::cpus::usable_cpus().len()).unwrap_or(u32::MAX);
-    let needs = Needs {
-        memory_budget_bytes: doctor.memory_budget,
-        cores: doctor.cores.unwrap_or(usable),
-        paths: doctor.paths.len() as u64,
-    };
+    let (cores, paths) = (doctor.cores.unwrap_or(usable), doctor.paths.len() as u64);
+    let needs = Needs::new(doctor.memory_budget, cores, paths);
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let group = Cgroup::of_this_process(&view);
-    let tried = ring::Tried::now(needs);
+    let ring = ring::RingProbe::run(needs);
+    let has_ring = ring.probe.is_ok();
 
-    let mut checks = vec![
-        host::kernel(&release),
-        host::environment(&view, tried.is_refused()),
-    ];
-    checks.extend(ring::checks(&view, &tried, needs));
+    let mut checks = vec![host::kernel(&release), host::environment(&view, !has_ring)];
+    checks.extend(ring::checks(&view, &ring, needs));
     checks.extend(limits::checks(&view, &group, usable, needs));
     checks.push(host::clock_source(&view));
     checks.push(host::huge_pages(&view));
     let mut files = Vec::new();
     for path in &doctor.paths {
-        let (found, file) = paths::examine(&view, &group, path, needs, !tried.is_refused());
+        let (found, file) = paths::examine(&view, &group, path, needs, has_ring);
         checks.extend(found);
         files.push(file);
     }
     let room = limits::cache_room(&view, &group, needs);
-    let summary = summary::Summary::of(&checks, &files, !tried.is_refused(), room);
+    let summary = summary::Summary::of(&checks, &files, has_ring, room);
+    let user = rustix::process::geteuid().as_raw();
     Report {
         release,
-        user: rustix::process::geteuid().as_raw(),
+        user,
         needs,
         checks,
         summary,

@@ -1,5 +1,4 @@
-//! What the bytes of pattern data ought to be, and how many of those that came are not. Only the place of the first
-//! wrong byte is worked out.
+//! Compares bytes with those of pattern data: where the first wrong one is, and how many there are.
 
 use ringfetch_client::Dtype;
 use ringfetch_engine::dataset::Dtype as EngineDtype;
@@ -7,7 +6,7 @@ use ringfetch_pattern as pattern;
 
 /// Bytes that are not the pattern's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wrong {
+pub(crate) struct Mismatch {
     /// Position of the first in what was checked.
     pub(crate) at: usize,
     pub(crate) expected: u8,
@@ -16,14 +15,14 @@ pub(crate) struct Wrong {
     pub(crate) count: u64,
 }
 
-impl std::fmt::Display for Wrong {
+impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "expected 0x{:02x}, got 0x{:02x}", self.expected, self.got)
     }
 }
 
 /// Compares with the stream of `seed` from `offset`. Allocates only when something is wrong.
-pub(crate) fn check_stream(seed: u64, offset: u64, data: &[u8]) -> Option<Wrong> {
+pub(crate) fn check_stream(seed: u64, offset: u64, data: &[u8]) -> Option<Mismatch> {
     pattern::first_difference(seed, offset, data)?;
     let mut expected = vec![0; data.len()];
     pattern::fill(seed, offset, &mut expected);
@@ -37,9 +36,10 @@ pub(crate) fn check_elements(
     first_element: u64,
     data: &[u8],
     scratch: &mut Vec<u8>,
-) -> Option<Wrong> {
+) -> Option<Mismatch> {
     scratch.resize(data.len(), 0);
     pattern::fill_elements(seed, engine_dtype(dtype), first_element, scratch);
+    // A comparison of slices is faster than one of bytes, and nearly always enough.
     if scratch.as_slice() == data {
         None
     } else {
@@ -52,19 +52,16 @@ pub(crate) fn object_seed(seed: u64, name: &str) -> u64 {
     pattern::object_seed(seed, name)
 }
 
-fn compare(expected: &[u8], got: &[u8]) -> Option<Wrong> {
-    let mut differences = expected
-        .iter()
-        .zip(got)
-        .enumerate()
-        .filter(|(_, (expected, got))| expected != got);
+fn compare(expected: &[u8], got: &[u8]) -> Option<Mismatch> {
+    let pairs = expected.iter().zip(got).enumerate();
+    let mut differences = pairs.filter(|(_, (expected, got))| expected != got);
     let (at, (&expected, &got)) = differences.next()?;
-    let more = differences.count();
-    Some(Wrong {
+    let count = 1 + differences.count() as u64;
+    Some(Mismatch {
         at,
         expected,
         got,
-        count: u64::try_from(more).unwrap_or(u64::MAX).saturating_add(1),
+        count,
     })
 }
 
@@ -78,7 +75,7 @@ pub(crate) fn engine_dtype(dtype: Dtype) -> EngineDtype {
         Dtype::I32 => EngineDtype::I32,
         Dtype::Bf16 => EngineDtype::Bf16,
         Dtype::F64 => EngineDtype::F64,
-        // One of a later client: its bytes are not the pattern's, and are told to be wrong.
+        // One of a later client: its bytes are not the pattern's, and are reported as wrong.
         _ => EngineDtype::U8,
     }
 }
@@ -89,30 +86,27 @@ mod tests {
 
     #[test]
     fn the_first_wrong_byte_is_named_and_all_are_counted() {
-        // Scenario: 9000 bytes of the stream from offset 5, right, and with bytes 4500 and 8999 flipped; ten f32
-        // elements from number 3, right, and with byte 17 flipped.
-        // Expected: nothing; the first place with both values, and how many.
         let mut data = vec![0; 9000];
         pattern::fill(7, 5, &mut data);
         assert_eq!(check_stream(7, 5, &data), None);
-        let right = data[4500];
+        let (at, expected, got, count) = (4500, data[4500], data[4500] ^ 1, 2);
         data[4500] ^= 1;
         data[8999] ^= 1;
-        let want = Wrong {
-            at: 4500,
-            expected: right,
-            got: right ^ 1,
-            count: 2,
-        };
-        assert_eq!(check_stream(7, 5, &data), Some(want));
+        assert_eq!(
+            check_stream(7, 5, &data),
+            Some(Mismatch {
+                at,
+                expected,
+                got,
+                count
+            })
+        );
 
         let (mut data, mut scratch) = (vec![0; 40], Vec::new());
         pattern::fill_elements(7, EngineDtype::F32, 3, &mut data);
         assert_eq!(check_elements(7, Dtype::F32, 3, &data, &mut scratch), None);
         data[17] ^= 0xff;
-        assert_eq!(
-            check_elements(7, Dtype::F32, 3, &data, &mut scratch).map(|wrong| (wrong.at, wrong.count)),
-            Some((17, 1))
-        );
+        let wrong = check_elements(7, Dtype::F32, 3, &data, &mut scratch).unwrap();
+        assert_eq!((wrong.at, wrong.count), (17, 1));
     }
 }

@@ -15,16 +15,14 @@ pub(crate) fn hex_dump(out: &mut dyn Write, base: u64, bytes: &[u8]) -> io::Resu
             }
             let _ = write!(hex, "{byte:02x}");
         }
-        let ascii: String = line
-            .iter()
-            .map(|&b| {
-                if b == b' ' || b.is_ascii_graphic() {
-                    char::from(b)
-                } else {
-                    '.'
-                }
-            })
-            .collect();
+        let shown = |&byte: &u8| {
+            if byte == b' ' || byte.is_ascii_graphic() {
+                char::from(byte)
+            } else {
+                '.'
+            }
+        };
+        let ascii: String = line.iter().map(shown).collect();
         writeln!(out, "{offset:08x}: {hex:<39}  {ascii}")?;
         offset = offset.saturating_add(16);
     }
@@ -33,12 +31,7 @@ pub(crate) fn hex_dump(out: &mut dyn Write, base: u64, bytes: &[u8]) -> io::Resu
 
 /// Bytes as one hexadecimal word.
 pub(crate) fn hex_word(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(2 * bytes.len()), |mut word, byte| {
-            let _ = write!(word, "{byte:02x}");
-            word
-        })
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The elements of one vector, each as the shortest text that reads back as the same number.
@@ -66,8 +59,7 @@ mod tests {
 
     #[test]
     fn a_dump_looks_like_xxds() {
-        // Scenario: 20 bytes, printable and not, from offset 0 and from 0x1f0.
-        // Expected: the bytes that `xxd` and `xxd -o 496` print for them.
+        // As `xxd` and `xxd -o 496` print them.
         let mut out = Vec::new();
         hex_dump(&mut out, 0, b"Hello, ring!\n\x00\xff~ end").unwrap();
         hex_dump(&mut out, 0x1f0, b"odd").unwrap();
@@ -80,20 +72,15 @@ mod tests {
 
     #[test]
     fn elements_are_numbers() {
-        // Scenario: two elements of each type.
-        // Expected: their shortest text.
-        let f32s: Vec<u8> = [0.1f32, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-        let f16s: Vec<u8> = [0.5f32, -2.0]
-            .iter()
-            .flat_map(|&x| half::f16::from_f32(x).to_le_bytes())
-            .collect();
-        let i32s: Vec<u8> = [7i32, -2].iter().flat_map(|x| x.to_le_bytes()).collect();
-        assert_eq!(elements(Dtype::F32, &f32s), ["0.1", "-2"]);
-        assert_eq!(elements(Dtype::F16, &f16s), ["0.5", "-2"]);
+        let f32s = [0.1f32, -2.0].map(f32::to_le_bytes);
+        let f64s = [0.1f64, -2.0].map(f64::to_le_bytes);
+        let f16s = [0.5, -2.0].map(|x| half::f16::from_f32(x).to_le_bytes());
+        let i32s = [7i32, -2].map(i32::to_le_bytes);
+        assert_eq!(elements(Dtype::F32, f32s.as_flattened()), ["0.1", "-2"]);
+        assert_eq!(elements(Dtype::F64, f64s.as_flattened()), ["0.1", "-2"]);
+        assert_eq!(elements(Dtype::F16, f16s.as_flattened()), ["0.5", "-2"]);
         assert_eq!(elements(Dtype::Bf16, &[0, 0x3f, 0, 0xc0]), ["0.5", "-2"]);
-        let f64s = [0.1f64.to_le_bytes(), (-2.0f64).to_le_bytes()].concat();
-        assert_eq!(elements(Dtype::F64, &f64s), ["0.1", "-2"]);
-        assert_eq!(elements(Dtype::I32, &i32s), ["7", "-2"]);
+        assert_eq!(elements(Dtype::I32, i32s.as_flattened()), ["7", "-2"]);
         assert_eq!(elements(Dtype::U8, &[7, 254]), ["7", "254"]);
         assert_eq!(elements(Dtype::I8, &[7, 254]), ["7", "-2"]);
     }

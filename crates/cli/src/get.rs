@@ -2,7 +2,7 @@
 //! what could be read and name the rest.
 
 use crate::args::{Format, Get, Global, Out};
-use crate::daemon::client;
+use crate::daemon::{client, grpc_failure};
 use crate::expected::engine_dtype;
 use crate::format;
 use crate::outcome::Failure;
@@ -20,10 +20,10 @@ pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
     let (Get::Block { out, .. } | Get::Vector { out, .. } | Get::Range { out, .. } | Get::Object { out, .. }) =
         get;
     let vectors = matches!(get, Get::Vector { .. });
-    let shape = Shape::choose(global.json, out, vectors)?;
+    let format = format_of(global.json, out, vectors)?;
     let client = client(global)?;
-    let failed = |error| Failure::call(&error, "grpc", &global.grpc);
-    let mut printer = Printer::open(shape, out)?;
+    let failed = grpc_failure(global);
+    let mut printer = Printer::open(format, out)?;
     match get {
         Get::Block { dataset, indices, .. } => {
             let blocks = client.fetch_blocks(dataset, indices).await.map_err(failed)?;
@@ -39,8 +39,11 @@ pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
             length,
             ..
         } => {
-            let source = Source::Range { dataset };
-            stretch(&client, global, &source, *offset, Some(*length), &mut printer).await?;
+            let source = Source {
+                dataset,
+                object: None,
+            };
+            fetch_range(&client, global, source, *offset, Some(*length), &mut printer).await?;
         }
         Get::Object {
             dataset,
@@ -49,107 +52,92 @@ pub(crate) async fn run(global: &Global, get: &Get) -> Result<(), Failure> {
             length,
             ..
         } => {
-            let source = Source::Object { dataset, name };
-            stretch(&client, global, &source, *offset, *length, &mut printer).await?;
+            let source = Source {
+                dataset,
+                object: Some(name),
+            };
+            fetch_range(&client, global, source, *offset, *length, &mut printer).await?;
         }
     }
     printer.finish()
 }
 
-/// What the output looks like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
-    Hex,
-    Text,
-    Raw,
-    Npy,
-    Json,
-}
-
-impl Shape {
-    fn choose(json: bool, out: &Out, vectors: bool) -> Result<Self, Failure> {
-        Ok(match out.format {
-            _ if json => Self::Json,
-            None if vectors => Self::Text,
-            None | Some(Format::Hex) => Self::Hex,
-            Some(Format::Text) => Self::Text,
-            Some(Format::Raw) => Self::Raw,
-            Some(Format::Npy) if vectors => Self::Npy,
-            Some(Format::Npy) => {
-                return Err(Failure::Usage(
-                    "--format npy: only vectors have a shape; use raw".to_owned(),
-                ));
-            }
-        })
+/// The format of the output: what was asked for, where it suits the items.
+fn format_of(json: bool, out: &Out, vectors: bool) -> Result<Format, Failure> {
+    match out.format {
+        _ if json => Ok(Format::Json),
+        None => Ok(if vectors { Format::Text } else { Format::Hex }),
+        Some(Format::Npy) if !vectors => {
+            let problem = "--format npy: only vectors have a shape; use raw";
+            Err(Failure::Usage(problem.to_owned()))
+        }
+        Some(format) => Ok(format),
     }
 }
 
-/// Where a stretch of bytes lies.
-enum Source<'a> {
-    Range { dataset: &'a str },
-    Object { dataset: &'a str, name: &'a str },
+/// A dataset's byte range, or where a name is given the object's.
+struct Source<'a> {
+    dataset: &'a str,
+    object: Option<&'a str>,
 }
 
 /// Fetches `length` bytes from `offset`, in parts if it is long; `None`: to the object's end, in one.
-async fn stretch(
+async fn fetch_range(
     client: &Client,
     global: &Global,
-    source: &Source<'_>,
-    offset: u64,
+    Source { dataset, object }: Source<'_>,
+    mut offset: u64,
     length: Option<u64>,
     printer: &mut Printer,
 ) -> Result<(), Failure> {
-    let label = match source {
-        Source::Range { .. } => Value::from(offset),
-        Source::Object { name, .. } => Value::from(*name),
-    };
-    let mut whole = Vec::new();
-    let mut at = offset;
-    let mut left = length;
+    let label = object.map_or_else(|| Value::from(offset), Value::from);
+    let (mut whole, mut left) = (Vec::new(), length);
     loop {
         let part = left.map(|left| left.min(PART_BYTES));
-        let items = match source {
-            Source::Range { dataset } => {
-                let range = ByteRange::new(at, part.unwrap_or(0));
-                client.fetch_ranges(dataset, &[range]).await
+        let items = match object {
+            None => {
+                client
+                    .fetch_ranges(dataset, &[ByteRange::new(offset, part.unwrap_or(0))])
+                    .await
             }
-            Source::Object { dataset, name } => {
-                let object = ObjectPart::new(*name, at, part);
-                client.fetch_objects(dataset, &[object]).await
+            Some(name) => {
+                client
+                    .fetch_objects(dataset, &[ObjectPart::new(name, offset, part)])
+                    .await
             }
         };
-        let items = items.map_err(|error| Failure::call(&error, "grpc", &global.grpc))?;
+        let items = items.map_err(grpc_failure(global))?;
         let bytes = items
             .get(0)
             .map_err(|error| Failure::Failed(format!("{}: {}", error.label(), error.message)))?;
-        match printer.shape {
-            Shape::Hex => format::hex_dump(&mut printer.sink, at, &bytes)?,
-            Shape::Raw => printer.sink.write_all(&bytes)?,
-            Shape::Text | Shape::Npy | Shape::Json => whole.extend_from_slice(&bytes),
+        match printer.format {
+            Format::Hex => format::hex_dump(&mut printer.sink, offset, &bytes)?,
+            Format::Raw => printer.sink.write_all(&bytes)?,
+            Format::Text | Format::Npy | Format::Json => whole.extend_from_slice(&bytes),
         }
-        let Some(before) = left else { break };
-        let got = part.unwrap_or(0);
-        at = at.saturating_add(got);
-        left = Some(before - got);
-        if left == Some(0) {
+        let fetched = part.unwrap_or(0);
+        offset = offset.saturating_add(fetched);
+        left = left.map(|left| left - fetched).filter(|left| *left > 0);
+        if left.is_none() {
             break;
         }
     }
-    match printer.shape {
-        Shape::Hex | Shape::Raw | Shape::Npy => {}
-        Shape::Text => printer.text(&label.to_string(), &whole, None)?,
-        Shape::Json => printer.json.push(json!({
-            "item": label,
-            "length": whole.len(),
-            "hex": format::hex_word(&whole),
-        })),
+    match printer.format {
+        Format::Hex | Format::Raw | Format::Npy => {}
+        Format::Text => printer.text(&label.to_string(), &whole, None)?,
+        Format::Json => {
+            let hex = format::hex_word(&whole);
+            printer
+                .json
+                .push(json!({ "item": label, "length": whole.len(), "hex": hex }));
+        }
     }
     Ok(())
 }
 
-/// Prints items in one shape.
+/// Prints items in one format.
 struct Printer {
-    shape: Shape,
+    format: Format,
     sink: Sink,
     json: Vec<Value>,
     /// What could not be printed.
@@ -157,18 +145,19 @@ struct Printer {
 }
 
 impl Printer {
-    fn open(shape: Shape, out: &Out) -> Result<Self, Failure> {
+    fn open(format: Format, out: &Out) -> Result<Self, Failure> {
         let sink = Sink::open(out.out.as_deref())?;
-        if matches!(shape, Shape::Raw | Shape::Npy) && sink.is_terminal() {
+        if matches!(format, Format::Raw | Format::Npy) && sink.is_terminal() {
             let problem =
                 "--format: raw bytes would garble the terminal; add --out FILE, or pipe them somewhere";
             return Err(Failure::Usage(problem.to_owned()));
         }
+        let (json, failures) = (Vec::new(), Vec::new());
         Ok(Self {
-            shape,
+            format,
             sink,
-            json: Vec::new(),
-            failures: Vec::new(),
+            json,
+            failures,
         })
     }
 
@@ -181,14 +170,15 @@ impl Printer {
         vectors: Option<(Dtype, u32)>,
     ) -> Result<(), Failure> {
         let label = |item: usize| format!("{what} {}", numbers.get(item).copied().unwrap_or(0));
+        let dtype = vectors.map(|(dtype, _)| dtype);
         let describe =
             |error: &ItemError| format!("{}: {}: {}", label(error.item), error.label(), error.message);
         self.failures.extend(items.errors().iter().map(describe));
-        if matches!(self.shape, Shape::Raw | Shape::Npy) {
+        if matches!(self.format, Format::Raw | Format::Npy) {
             if !self.failures.is_empty() {
                 return Err(self.failure());
             }
-            if let (Shape::Npy, Some((dtype, dim))) = (self.shape, vectors) {
+            if let (Format::Npy, Some((dtype, dim))) = (self.format, vectors) {
                 let rows = u64::try_from(items.len()).unwrap_or(u64::MAX);
                 let header = ringfetch_pattern::npy_header(engine_dtype(dtype), dim, rows);
                 self.sink.write_all(&header)?;
@@ -199,19 +189,18 @@ impl Printer {
             return Ok(());
         }
         for (i, (item, &number)) in items.iter().zip(numbers).enumerate() {
-            if self.shape == Shape::Json {
-                self.json
-                    .push(item_json(number, item, vectors.map(|(dtype, _)| dtype)));
+            if self.format == Format::Json {
+                self.json.push(item_json(number, item, dtype));
                 continue;
             }
             let Ok(bytes) = item else { continue };
-            if self.shape == Shape::Hex {
+            if self.format == Format::Hex {
                 if numbers.len() > 1 {
                     writeln!(self.sink, "{}:", label(i))?;
                 }
                 format::hex_dump(&mut self.sink, 0, &bytes)?;
             } else {
-                self.text(&label(i), &bytes, vectors.map(|(dtype, _)| dtype))?;
+                self.text(&label(i), &bytes, dtype)?;
             }
         }
         Ok(())
@@ -234,27 +223,20 @@ impl Printer {
     }
 
     fn failure(&self) -> Failure {
-        let more = match self.failures.len() {
-            0 | 1 => String::new(),
-            n => format!(" (and {} more)", n - 1),
-        };
-        Failure::Failed(format!(
-            "{}{more}",
-            self.failures.first().map_or("", String::as_str)
-        ))
+        Failure::Failed(match &self.failures[..] {
+            [] => String::new(),
+            [only] => only.clone(),
+            [first, others @ ..] => format!("{first} (and {} more)", others.len()),
+        })
     }
 
     fn finish(mut self) -> Result<(), Failure> {
-        if self.shape == Shape::Json {
+        if self.format == Format::Json {
             print_json(&mut self.sink, &json!({ "items": self.json }))?;
         }
-        let outcome = if self.failures.is_empty() {
-            Ok(())
-        } else {
-            Err(self.failure())
-        };
+        let failure = (!self.failures.is_empty()).then(|| self.failure());
         self.sink.finish()?;
-        outcome
+        failure.map_or(Ok(()), Err)
     }
 }
 
@@ -267,7 +249,7 @@ fn item_json(number: u64, item: Result<Bytes, ItemError>, dtype: Option<Dtype>) 
             json!({ "item": number, "length": bytes.len(), "hex": format::hex_word(&bytes) })
         }
         (Ok(bytes), Some(dtype)) => {
-            // JSON has no NaN and no infinity: null stands for them, as in most encoders.
+            // JSON has no NaN and no infinity: null represents them, as in most encoders.
             let values: Vec<Value> = format::elements(dtype, &bytes)
                 .iter()
                 .map(|element| serde_json::from_str(element).unwrap_or(Value::Null))

@@ -1,11 +1,11 @@
-//! `ringfetch datasets`, `status` and `log-level`: what the daemon tells about itself, as tables or JSON.
+//! `ringfetch datasets`, `status` and `log-level`: what the daemon reports about itself, as tables or JSON.
 
 use crate::args::Global;
-use crate::daemon::{admin, client};
+use crate::daemon::{admin, admin_failure, client, grpc_failure};
 use crate::outcome::Failure;
 use crate::quantity::{grouped, latency, rate, size};
 use crate::reload;
-use crate::sink::{Sink, print_json};
+use crate::sink;
 use crate::table::Table;
 use ringfetch_client::{Backend, Dataset, Dtype, Kind, ReadPath, ShardStatus, Status};
 use serde_json::json;
@@ -16,56 +16,40 @@ pub(crate) async fn datasets(global: &Global) -> Result<(), Failure> {
     let datasets = client(global)?
         .list_datasets()
         .await
-        .map_err(|error| Failure::call(&error, "grpc", &global.grpc))?;
-    let mut out = Sink::open(None)?;
-    if global.json {
-        print_json(&mut out, &json!({ "datasets": datasets }))?;
-    } else if datasets.is_empty() {
-        writeln!(out, "The daemon serves no datasets.")?;
-    } else {
-        dataset_table(datasets.iter().map(|dataset| (dataset, None))).write(&mut out)?;
-    }
-    out.finish()
+        .map_err(grpc_failure(global))?;
+    sink::print(global.json, &json!({ "datasets": datasets }), |out| {
+        if datasets.is_empty() {
+            return writeln!(out, "The daemon serves no datasets.");
+        }
+        dataset_table(datasets.iter().map(|dataset| (dataset, None))).write(out)
+    })
 }
 
 pub(crate) async fn log_level(global: &Global, filter: &str) -> Result<(), Failure> {
-    let admin = admin(global)?;
-    let previous = admin
-        .set_log_level(filter)
-        .await
-        .map_err(|error| Failure::call(&error, "admin", &global.admin))?;
-    let mut out = Sink::open(None)?;
-    if global.json {
-        print_json(&mut out, &json!({ "filter": filter, "previous": previous }))?;
-    } else {
-        writeln!(out, "log filter: {filter} (was: {previous})")?;
-    }
-    out.finish()
+    let previous = admin(global)?.set_log_level(filter).await;
+    let previous = previous.map_err(admin_failure(global))?;
+    let value = json!({ "filter": filter, "previous": previous });
+    sink::print(global.json, &value, |out| {
+        writeln!(out, "log filter: {filter} (was: {previous})")
+    })
 }
 
 pub(crate) async fn status(global: &Global) -> Result<(), Failure> {
-    let admin = admin(global)?;
-    let status = admin
-        .status()
-        .await
-        .map_err(|error| Failure::call(&error, "admin", &global.admin))?;
-    let mut out = Sink::open(None)?;
-    if global.json {
-        print_json(&mut out, &status)?;
-    } else {
-        status_facts(&status).write(&mut out)?;
+    let status = admin(global)?.status().await.map_err(admin_failure(global))?;
+    sink::print(global.json, &status, |out| {
+        status_table(&status).write(out)?;
         if !status.shards.is_empty() {
             writeln!(out)?;
-            shard_table(&status.shards).write(&mut out)?;
+            shard_table(&status.shards).write(out)?;
         }
         if !status.datasets.is_empty() {
             writeln!(out)?;
             let datasets = status.datasets.iter();
             let rows = datasets.filter_map(|each| Some((each.dataset.as_ref()?, each.read_path.as_ref())));
-            dataset_table(rows).write(&mut out)?;
+            dataset_table(rows).write(out)?;
         }
-    }
-    out.finish()
+        Ok(())
+    })
 }
 
 /// Datasets, and how they are read where that is known.
@@ -106,46 +90,39 @@ fn dataset_table<'a>(datasets: impl Iterator<Item = (&'a Dataset, Option<&'a Rea
     table
 }
 
-fn status_facts(status: &Status) -> Table {
-    let backend = status.backend;
+fn status_table(status: &Status) -> Table {
     let backend = match (status.fallback, status.reason.as_str()) {
-        (true, reason) => format!("{backend}, FALLBACK from {}: {reason}", status.requested),
-        (false, "") => backend.to_string(),
-        (false, reason) => format!("{backend} ({reason})"),
+        (true, reason) => format!("{}, FALLBACK from {}: {reason}", status.backend, status.requested),
+        (false, "") => status.backend.to_string(),
+        (false, reason) => format!("{} ({reason})", status.backend),
     };
-    let micros = |us: f64| latency(us * 1e3);
-    let uptime = Duration::from_secs(status.uptime_ms / 1000);
-    let mut table = Table::default();
-    table.row([
-        "state",
-        &format!("{}, up {}", status.state, humantime::format_duration(uptime)),
-    ]);
-    table.row(["version", &status.version]);
-    table.row(["backend", &backend]);
-    table.row(["cores", &status.cores.to_string()]);
+    let uptime = humantime::format_duration(Duration::from_secs(status.uptime_ms / 1000));
     let (used, budget) = (size(status.memory_in_use_bytes), size(status.memory_budget_bytes));
-    table.row(["memory", &format!("{used} of {budget} in use")]);
-    let (reads, bytes) = (
+    let megabytes = rate(status.read_bytes_per_second / 1e6);
+    let (reads, window) = (
         rate(status.reads_per_second),
-        rate(status.read_bytes_per_second / 1e6),
+        f64::from(status.rates_window_ms) / 1e3,
     );
-    let window = f64::from(status.rates_window_ms) / 1e3;
-    table.row([
-        "rate",
-        &format!("{reads} reads/s, {bytes} MB/s over the last {window} s"),
-    ]);
-    let (reads, errors) = (grouped(status.reads_total), grouped(status.read_errors_total));
-    table.row(["reads", &format!("{reads}, {errors} failed")]);
-    let [p50, p99, p999] = [
+    let (total, errors) = (grouped(status.reads_total), grouped(status.read_errors_total));
+    let percentiles = [
         status.latency_p50_us,
         status.latency_p99_us,
         status.latency_p999_us,
-    ]
-    .map(micros);
+    ];
+    let [p50, p99, p999] = percentiles.map(|us| latency(us * 1e3));
+    let mut table = Table::default();
+    table.row(["state", &format!("{}, up {uptime}", status.state)]);
+    table.row(["version", &status.version]);
+    table.row(["backend", &backend]);
+    table.row(["cores", &status.cores.to_string()]);
+    table.row(["memory", &format!("{used} of {budget} in use")]);
     table.row([
-        "latency",
-        &format!("p50 {p50}, p99 {p99}, p99.9 {p999} (upper bucket bounds, since start)"),
+        "rate",
+        &format!("{reads} reads/s, {megabytes} MB/s over the last {window} s"),
     ]);
+    table.row(["reads", &format!("{total}, {errors} failed")]);
+    let latencies = format!("p50 {p50}, p99 {p99}, p99.9 {p999} (upper bucket bounds, since start)");
+    table.row(["latency", &latencies]);
     if let Some(last) = &status.last_reload {
         table.row(["config", &reload::last_line(last)]);
     }
@@ -154,15 +131,7 @@ fn status_facts(status: &Status) -> Table {
 
 fn shard_table(shards: &[ShardStatus]) -> Table {
     let mut table = Table::new(&[0, 2, 3, 4, 5, 6]);
-    table.row([
-        "SHARD",
-        "BACKEND",
-        "IN FLIGHT",
-        "QUEUED",
-        "DEPTH",
-        "DEVICE READS",
-        "SUBMISSIONS",
-    ]);
+    table.row("SHARD,BACKEND,IN FLIGHT,QUEUED,DEPTH,DEVICE READS,SUBMISSIONS".split(','));
     for shard in shards {
         table.row([
             shard.shard.to_string(),

@@ -3,13 +3,11 @@
 
 use crate::args::{Global, Make, MakeHow};
 use crate::outcome::Failure;
-use crate::progress;
 use crate::quantity::exact_size;
-use crate::sink::{Sink, print_json};
+use crate::{progress, sink};
 use ringfetch_engine::dataset::{Dtype, Layout};
 use ringfetch_pattern as pattern;
 use serde_json::json;
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::Arc;
@@ -17,26 +15,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
     let plan = Plan::new(make)?;
-    let (path, how) = place(make);
-    check_path(path, how.force, plan.kind() == "objects")?;
-    let bar = progress::bytes(plan.length_bytes());
+    let (path, how) = destination(make);
+    check_path(path, how.force, plan.kind == "objects")?;
+    let bar = progress::bytes(plan.length_bytes);
     let stop = Arc::new(AtomicBool::new(false));
-    let writing = {
-        let (plan, path, seed, bar, stop) = (
-            plan.clone(),
-            path.to_owned(),
-            how.seed,
-            bar.clone(),
-            Arc::clone(&stop),
-        );
+    let mut writing = {
+        let (write, path, seed) = (plan.write, path.to_owned(), how.seed);
+        let (bar, stop) = (bar.clone(), Arc::clone(&stop));
         tokio::task::spawn_blocking(move || {
-            plan.write(&path, seed, &mut |written| {
+            write(&path, seed, &mut |written| {
                 bar.set_position(written);
                 !stop.load(Ordering::Relaxed)
             })
         })
     };
-    tokio::pin!(writing);
     let written = tokio::select! {
         written = &mut writing => written,
         _ = tokio::signal::ctrl_c() => {
@@ -45,61 +37,68 @@ pub(crate) async fn run(global: &Global, make: &Make) -> Result<(), Failure> {
         }
     };
     bar.finish_and_clear();
-    match written {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {
-            return Err(Failure::Failed("interrupted".to_owned()));
+    let written = written.map_err(|_| Failure::Failed("the writer failed".to_owned()))?;
+    written.map_err(|error| {
+        if error.kind() == io::ErrorKind::Interrupted {
+            return Failure::Failed("interrupted".to_owned());
         }
-        Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidInput => {
-            return Err(Failure::Usage(error.to_string()));
+        let problem = format!("cannot write {}: {error}", path.display());
+        let wrong_shape = error.kind() == io::ErrorKind::InvalidInput;
+        if wrong_shape {
+            Failure::Usage(error.to_string())
+        } else {
+            Failure::Failed(problem)
         }
-        Ok(Err(error)) => {
-            return Err(Failure::Failed(format!(
-                "cannot write {}: {error}",
-                path.display()
-            )));
-        }
-        Err(_) => return Err(Failure::Failed("the writer failed".to_owned())),
-    }
-    tell(global, &plan, path, how)
+    })?;
+    let absolute = std::fs::canonicalize(path)?.to_string_lossy().into_owned();
+    let name = how.name.clone().unwrap_or_else(|| name_of(path));
+    let (kind, seed) = (plan.kind, how.seed);
+    let yaml = yaml(&name, kind, &absolute, &plan.keys);
+    let value = json!({
+        "path": absolute, "name": name, "kind": kind, "seed": seed, "length_bytes": plan.length_bytes, "yaml": yaml,
+    });
+    sink::print(global.json, &value, |out| {
+        write!(
+            out,
+            "# Made with seed {seed}. For `datasets:` in the daemon's configuration:\n{yaml}"
+        )
+    })
 }
 
-fn place(make: &Make) -> (&Path, &MakeHow) {
+fn destination(make: &Make) -> (&Path, &MakeHow) {
     let (Make::Blocks { path, how, .. } | Make::Vectors { path, how, .. } | Make::Objects { path, how, .. }) =
         make;
     (path, how)
 }
 
+/// Writes data of a seed to a path.
+type Write = Box<dyn FnOnce(&Path, u64, pattern::Progress<'_>) -> io::Result<()> + Send>;
+
 /// What to write.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Plan {
-    Blocks {
-        length_bytes: u64,
-        block_bytes: u64,
-    },
-    Vectors {
-        layout: Layout,
-        dtype: Dtype,
-        dim: u32,
-        count: u64,
-    },
-    Objects {
-        count: u64,
-        length_min: u64,
-        length_max: u64,
-        length_bytes: u64,
-    },
+struct Plan {
+    kind: &'static str,
+    /// Bytes to write; for vectors without the few of a header.
+    length_bytes: u64,
+    /// Keys of the dataset's configuration beside its name, kind and path.
+    keys: Vec<String>,
+    write: Write,
 }
 
 impl Plan {
     fn new(make: &Make) -> Result<Self, Failure> {
-        match *make {
+        let (kind, length_bytes, keys, write): (_, _, _, Write) = match *make {
             Make::Blocks {
                 size, block_bytes, ..
-            } => Ok(Self::Blocks {
-                length_bytes: size,
-                block_bytes: block_bytes.into(),
-            }),
+            } => {
+                let mut keys = vec![format!("block_bytes: {}", exact_size(block_bytes.into()))];
+                match size % u64::from(block_bytes) {
+                    0 => {}
+                    rest => keys.push(format!("partial_tail: ignore # the last {rest} bytes")),
+                }
+                let write: Write =
+                    Box::new(move |path, seed, on| pattern::write_blocks(path, seed, size, on));
+                ("blocks", size, keys, write)
+            }
             Make::Vectors {
                 ref path,
                 count,
@@ -114,16 +113,34 @@ impl Plan {
                     .unwrap_or(Layout::Raw);
                 let dtype = dtype.or(layout.fixed_dtype()).unwrap_or(Dtype::F32);
                 if layout.fixed_dtype().is_some_and(|fixed| fixed != dtype) {
-                    return Err(Failure::Usage(format!(
-                        "--dtype {dtype}: layout {layout} has a type of its own"
-                    )));
+                    let problem = format!("--dtype {dtype}: layout {layout} has a type of its own");
+                    return Err(Failure::Usage(problem));
                 }
-                Ok(Self::Vectors {
-                    layout,
-                    dtype,
-                    dim,
-                    count,
-                })
+                let header = match layout {
+                    Layout::Fvecs | Layout::Bvecs | Layout::Ivecs => 4,
+                    Layout::Raw | Layout::Npy | Layout::Fbin | Layout::U8bin | Layout::I8bin => 0,
+                };
+                let record = u64::from(dim)
+                    .saturating_mul(dtype.bytes().into())
+                    .saturating_add(header);
+                let mut keys = vec![format!("layout: {layout}")];
+                if layout == Layout::Raw {
+                    keys.extend([format!("dim: {dim}"), format!("dtype: {dtype}")]);
+                } else if (layout, dtype) == (Layout::Npy, Dtype::Bf16) {
+                    // NumPy has no name for bfloat16.
+                    keys.push("dtype: bf16".to_owned());
+                }
+                let write: Write = Box::new(move |path, seed, on| {
+                    pattern::write_vectors(path, seed, layout, dtype, dim, count, on)
+                });
+                ("vectors", count.saturating_mul(record), keys, write)
+            }
+            Make::Objects {
+                length_min,
+                length_max,
+                ..
+            } if length_min > length_max => {
+                return Err(Failure::Usage("--length-min is above --length-max".to_owned()));
             }
             Make::Objects {
                 count,
@@ -132,114 +149,32 @@ impl Plan {
                 ref how,
                 ..
             } => {
-                if length_min > length_max {
-                    let problem = "--length-min is above --length-max";
-                    return Err(Failure::Usage(problem.to_owned()));
-                }
                 let length = |index| pattern::object_length(how.seed, index, length_min, length_max);
                 let length_bytes = (0..count).map(length).fold(0, u64::saturating_add);
-                Ok(Self::Objects {
-                    count,
-                    length_min,
-                    length_max,
-                    length_bytes,
-                })
+                // A directory is at no moment whole: objects appear one by one.
+                let write: Write = Box::new(move |path, seed, on| {
+                    pattern::write_objects(path, seed, count, length_min, length_max, on)
+                });
+                ("objects", length_bytes, Vec::new(), write)
             }
-        }
-    }
-
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Blocks { .. } => "blocks",
-            Self::Vectors { .. } => "vectors",
-            Self::Objects { .. } => "objects",
-        }
-    }
-
-    /// Bytes to write; for vectors without the few of a header.
-    fn length_bytes(&self) -> u64 {
-        match *self {
-            Self::Blocks { length_bytes, .. } | Self::Objects { length_bytes, .. } => length_bytes,
-            Self::Vectors {
-                layout,
-                dtype,
-                dim,
-                count,
-            } => {
-                let record_header = match layout {
-                    Layout::Fvecs | Layout::Bvecs | Layout::Ivecs => 4,
-                    Layout::Raw | Layout::Npy | Layout::Fbin | Layout::U8bin | Layout::I8bin => 0,
-                };
-                let record = u64::from(dim)
-                    .saturating_mul(dtype.bytes().into())
-                    .saturating_add(record_header);
-                count.saturating_mul(record)
-            }
-        }
-    }
-
-    fn write(&self, path: &Path, seed: u64, progress: pattern::Progress<'_>) -> io::Result<()> {
-        match *self {
-            Self::Blocks { length_bytes, .. } => pattern::write_blocks(path, seed, length_bytes, progress),
-            Self::Vectors {
-                layout,
-                dtype,
-                dim,
-                count,
-            } => pattern::write_vectors(path, seed, layout, dtype, dim, count, progress),
-            // A directory has no moment at which it is whole: objects appear one by one.
-            Self::Objects {
-                count,
-                length_min,
-                length_max,
-                ..
-            } => pattern::write_objects(path, seed, count, length_min, length_max, progress),
-        }
-    }
-
-    /// The entry for `datasets:` in the daemon's configuration.
-    fn yaml(&self, name: &str, path: &str) -> String {
-        let mut yaml = format!(
-            "  - name: {name}\n    kind: {}\n    path: {}\n",
-            self.kind(),
-            yaml_text(path)
-        );
-        // Writing to a string cannot fail.
-        let _ = match *self {
-            Self::Blocks {
-                length_bytes,
-                block_bytes,
-            } => {
-                let _ = writeln!(yaml, "    block_bytes: {}", exact_size(block_bytes));
-                if length_bytes.is_multiple_of(block_bytes) {
-                    Ok(())
-                } else {
-                    writeln!(
-                        yaml,
-                        "    partial_tail: ignore # the last {} bytes",
-                        length_bytes % block_bytes
-                    )
-                }
-            }
-            Self::Vectors {
-                layout: Layout::Raw,
-                dtype,
-                dim,
-                ..
-            } => {
-                writeln!(yaml, "    layout: raw\n    dim: {dim}\n    dtype: {dtype}")
-            }
-            // NumPy has no name for bfloat16.
-            Self::Vectors {
-                layout: Layout::Npy,
-                dtype: Dtype::Bf16,
-                ..
-            } => writeln!(yaml, "    layout: npy\n    dtype: bf16"),
-            Self::Vectors { layout, .. } => writeln!(yaml, "    layout: {layout}"),
-            Self::Objects { .. } => Ok(()),
         };
-        yaml
+        Ok(Self {
+            kind,
+            length_bytes,
+            keys,
+            write,
+        })
     }
+}
+
+/// The entry for `datasets:` in the daemon's configuration.
+fn yaml(name: &str, kind: &str, path: &str, keys: &[String]) -> String {
+    let mut yaml = format!(
+        "  - name: {name}\n    kind: {kind}\n    path: {}\n",
+        yaml_text(path)
+    );
+    yaml.extend(keys.iter().map(|key| format!("    {key}\n")));
+    yaml
 }
 
 /// A plain scalar where YAML cannot mistake it, else a quoted one (JSON's quoting is YAML's too).
@@ -253,116 +188,90 @@ fn yaml_text(text: &str) -> String {
 }
 
 fn check_path(path: &Path, force: bool, directory: bool) -> Result<(), Failure> {
-    let shown = path.display();
     let Ok(found) = std::fs::symlink_metadata(path) else {
         return Ok(());
     };
-    if directory {
-        let empty = std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
-        if !found.is_dir() {
-            return Err(Failure::Failed(format!(
-                "{shown} exists and is not a directory; choose another path"
-            )));
-        }
-        if !empty && !force {
-            return Err(Failure::Failed(format!(
-                "{shown} is not empty; --force replaces objects in it"
-            )));
-        }
-    } else if !found.is_file() {
-        return Err(Failure::Failed(format!(
-            "{shown} exists and is not a regular file; choose another path"
-        )));
-    } else if !force {
-        return Err(Failure::Failed(format!(
-            "{shown} is there already; --force replaces it"
-        )));
-    }
-    Ok(())
-}
-
-fn tell(global: &Global, plan: &Plan, path: &Path, how: &MakeHow) -> Result<(), Failure> {
-    let absolute = std::fs::canonicalize(path)?;
-    let absolute = absolute.to_string_lossy();
-    let name = how.name.clone().unwrap_or_else(|| name_of(path));
-    let yaml = plan.yaml(&name, &absolute);
-    let mut out = Sink::open(None)?;
-    if global.json {
-        let made = json!({
-            "path": absolute, "name": name, "kind": plan.kind(), "seed": how.seed,
-            "length_bytes": plan.length_bytes(), "yaml": yaml,
-        });
-        print_json(&mut out, &made)?;
-    } else {
-        write!(
-            out,
-            "# Made with seed {}. For `datasets:` in the daemon's configuration:\n{yaml}",
-            how.seed
-        )?;
-    }
-    out.finish()
+    let empty = || std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
+    let problem = match directory {
+        true if !found.is_dir() => "exists and is not a directory; choose another path",
+        true if !force && !empty() => "is not empty; --force replaces objects in it",
+        false if !found.is_file() => "exists and is not a regular file; choose another path",
+        false if !force => "is there already; --force replaces it",
+        true | false => return Ok(()),
+    };
+    Err(Failure::Failed(format!("{} {problem}", path.display())))
 }
 
 /// A dataset name from a path: its stem, with what names may not have as `-`.
 fn name_of(path: &Path) -> String {
-    let stem = path
-        .file_stem()
-        .map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-    let allowed = |c: char| {
-        if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') {
-            c
-        } else {
-            '-'
-        }
-    };
-    let name: String = stem.chars().map(allowed).take(128).collect();
-    let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
-    if name.is_empty() {
-        "made".to_owned()
-    } else {
-        name.to_owned()
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let name: String = stem
+        .chars()
+        .map(|c| if allowed(c) { c } else { '-' })
+        .take(128)
+        .collect();
+    match name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric()) {
+        "" => "made".to_owned(),
+        name => name.to_owned(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::DatasetCommand;
+    use crate::commands::{Cli, Command};
+    use clap::Parser as _;
 
     #[test]
     fn the_printed_configuration_names_what_the_daemon_needs() {
-        // Scenario: blocks with and without a tail, raw vectors, .npy, a path with a space, an odd file name.
-        // Expected: the keys that the daemon documents, quoted where YAML needs it.
-        let blocks = |length_bytes| Plan::Blocks {
-            length_bytes,
-            block_bytes: 4096,
-        };
-        let head = "  - name: b\n    kind: blocks\n    path: /d/b.bin\n    block_bytes: 4KiB\n";
-        assert_eq!(blocks(8192).yaml("b", "/d/b.bin"), head);
-        let tail = "    partial_tail: ignore # the last 1 bytes\n";
-        assert_eq!(blocks(8193).yaml("b", "/d/b.bin"), format!("{head}{tail}"));
-        let vectors = |layout| Plan::Vectors {
-            layout,
-            dtype: Dtype::U8,
-            dim: 3,
-            count: 1,
-        };
-        let raw = vectors(Layout::Raw).yaml("v", "/d/a b");
-        assert!(
-            raw.ends_with("path: \"/d/a b\"\n    layout: raw\n    dim: 3\n    dtype: u8\n"),
-            "{raw}"
-        );
-        assert!(vectors(Layout::Npy).yaml("v", "/d/v").ends_with("layout: npy\n"));
-        let bfloat16 = Plan::Vectors {
-            layout: Layout::Npy,
-            dtype: Dtype::Bf16,
-            dim: 3,
-            count: 1,
-        };
-        assert!(
-            bfloat16
-                .yaml("v", "/d/v")
-                .ends_with("layout: npy\n    dtype: bf16\n")
-        );
+        for (arguments, path, want) in [
+            (
+                "blocks /b --size 8KiB",
+                "/d/b",
+                "kind: blocks\n    path: /d/b\n    block_bytes: 4KiB\n",
+            ),
+            (
+                "blocks /b --size 8193",
+                "/b",
+                "4KiB\n    partial_tail: ignore # the last 1 bytes\n",
+            ),
+            (
+                "vectors /v --count 1 --dim 3 --dtype u8",
+                "/d/a b",
+                "path: \"/d/a b\"\n    layout: raw\n    dim: 3\n    dtype: u8\n",
+            ),
+            (
+                "vectors /v.npy --count 1 --dim 3",
+                "/v",
+                "path: /v\n    layout: npy\n",
+            ),
+            (
+                "vectors /v.npy --count 1 --dim 3 --dtype bf16",
+                "/v",
+                "layout: npy\n    dtype: bf16\n",
+            ),
+            ("objects /o --count 3", "/o", "kind: objects\n    path: /o\n"),
+        ] {
+            let line = format!("ringfetch dataset make {arguments}");
+            let Command::Dataset(DatasetCommand::Make(make)) = Cli::parse_from(line.split(' ')).command
+            else {
+                panic!("{line}");
+            };
+            let Ok(plan) = Plan::new(&make) else {
+                panic!("{line}")
+            };
+            let yaml = yaml("n", plan.kind, path, &plan.keys);
+            assert!(
+                yaml.starts_with("  - name: n\n    kind: ") && yaml.ends_with(want),
+                "{yaml}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_dataset_is_named_by_its_path() {
         for (path, name) in [
             ("/d/my data.bin", "my-data"),
             ("/", "made"),

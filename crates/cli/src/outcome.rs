@@ -1,4 +1,4 @@
-//! How a command ends: what is told on stderr, and the exit code.
+//! How a command ends: its message on stderr, and the exit code.
 
 use ringfetch_client::Error;
 use std::io;
@@ -65,7 +65,7 @@ impl Failure {
     }
 }
 
-/// Tells a failure on stderr, in one line, and makes the exit code.
+/// Prints a failure on stderr, in one line, and returns the exit code.
 pub(crate) fn report(outcome: Result<(), Failure>) -> ExitCode {
     let (message, code) = match outcome {
         Ok(()) | Err(Failure::PipeClosed) => return ExitCode::SUCCESS,

@@ -18,7 +18,7 @@ pub(crate) fn items(total: u64, what: &str) -> ProgressBar {
     )
 }
 
-/// A line that is told what to say.
+/// A line that shows a message.
 pub(crate) fn line() -> ProgressBar {
     bar(0, "{msg}")
 }

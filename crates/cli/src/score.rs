@@ -1,9 +1,9 @@
 //! `ringfetch score`: the vectors nearest to a query, ranked by the daemon.
 
 use crate::args::Global;
-use crate::daemon::client;
+use crate::daemon::{client, grpc_failure};
 use crate::outcome::Failure;
-use crate::sink::{Sink, print_json};
+use crate::sink;
 use crate::table::Table;
 use clap::{Args, ValueEnum};
 use ringfetch_client::{Client, Metric, Ranking, ScoreRequest};
@@ -79,24 +79,21 @@ pub(crate) async fn run(global: &Global, score: &Score) -> Result<(), Failure> {
     let scores = client
         .score_vectors(request)
         .await
-        .map_err(|error| Failure::call(&error, "grpc", &global.grpc))?;
+        .map_err(grpc_failure(global))?;
     let ranking = scores.results.first();
-    let ranking = ranking.ok_or_else(|| Failure::Failed("the answer has no result".to_owned()))?;
-    let mut out = Sink::open(None)?;
-    if global.json {
-        print_json(&mut out, &as_json(ranking, &scores.etag))?;
-    } else {
+    let ranking = ranking.ok_or_else(|| Failure::Failed("the response has no result".to_owned()))?;
+    sink::print(global.json, &as_json(ranking, &scores.etag), |out| {
         let mut table = Table::new(&[0, 1]);
         table.row(["ID", "SCORE"]);
         for (id, score) in &ranking.best {
             table.row([id.to_string(), score.to_string()]);
         }
-        table.write(&mut out)?;
-        if ranking.unscored > 0 {
-            writeln!(out, "{} without a finite score", ranking.unscored)?;
+        table.write(out)?;
+        match ranking.unscored {
+            0 => Ok(()),
+            unscored => writeln!(out, "{unscored} without a finite score"),
         }
-    }
-    out.finish()?;
+    })?;
     match ranking.errors.first() {
         None => Ok(()),
         Some(first) => Err(Failure::Failed(format!(
@@ -125,7 +122,7 @@ async fn vector(client: &Client, global: &Global, dataset: &str, id: u64) -> Res
     let vectors = client
         .fetch_vectors(dataset, &[id])
         .await
-        .map_err(|error| Failure::call(&error, "grpc", &global.grpc))?;
+        .map_err(grpc_failure(global))?;
     match vectors.get(0) {
         Ok(_) => Ok(vectors.as_f32(0).unwrap_or_default()),
         Err(error) => Err(Failure::Failed(format!("--like: {}", error.message))),

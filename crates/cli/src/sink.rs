@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// A place for a command's result. Nothing is there for certain before [`Sink::finish`].
+/// A place for a command's result. Nothing is certain to be there before [`Sink::finish`].
 #[derive(Debug)]
 pub(crate) enum Sink {
     Stdout(BufWriter<StdoutLock<'static>>),
@@ -26,18 +26,13 @@ impl Sink {
         };
         let part = part_beside(path)
             .map_err(|error| Failure::Failed(format!("--out: cannot write {}: {error}", path.display())))?;
-        Ok(Self::File {
-            out: BufWriter::new(part),
-            path: path.to_owned(),
-        })
+        let (out, path) = (BufWriter::new(part), path.to_owned());
+        Ok(Self::File { out, path })
     }
 
     /// Whether a person would see what is written.
     pub(crate) fn is_terminal(&self) -> bool {
-        match self {
-            Self::Stdout(_) => io::stdout().is_terminal(),
-            Self::File { .. } => false,
-        }
+        matches!(self, Self::Stdout(_)) && io::stdout().is_terminal()
     }
 
     /// Everything was written.
@@ -51,6 +46,28 @@ impl Sink {
         }
         Ok(())
     }
+
+    fn writer(&mut self) -> &mut dyn Write {
+        match self {
+            Self::Stdout(out) => out,
+            Self::File { out, .. } => out,
+        }
+    }
+}
+
+/// Prints a command's result on stdout: as JSON, or as the text that `text` writes.
+pub(crate) fn print(
+    json: bool,
+    value: &impl Serialize,
+    text: impl FnOnce(&mut Sink) -> io::Result<()>,
+) -> Result<(), Failure> {
+    let mut out = Sink::open(None)?;
+    if json {
+        print_json(&mut out, value)?;
+    } else {
+        text(&mut out)?;
+    }
+    out.finish()
 }
 
 /// Writes a value as indented JSON.
@@ -62,25 +79,20 @@ pub(crate) fn print_json(out: &mut Sink, value: &impl Serialize) -> Result<(), F
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Stdout(out) => out.write(bytes),
-            Self::File { out, .. } => out.write(bytes),
-        }
+        self.writer().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Self::Stdout(out) => out.flush(),
-            Self::File { out, .. } => out.flush(),
-        }
+        self.writer().flush()
     }
 }
 
 /// A new file in the directory of `path`, so that a rename gives it that name; removed when dropped before.
 pub(crate) fn part_beside(path: &Path) -> io::Result<NamedTempFile> {
-    // A bare name has an empty parent. The permissions are cut by the umask, as any new file's.
+    // A bare name has an empty parent. The umask limits the permissions, as any new file's.
     let directory = Path::new(".").join(path.parent().unwrap_or(path));
+    let permissions = Permissions::from_mode(0o666);
     tempfile::Builder::new()
-        .permissions(Permissions::from_mode(0o666))
+        .permissions(permissions)
         .tempfile_in(directory)
 }

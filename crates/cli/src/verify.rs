@@ -1,13 +1,12 @@
 //! `ringfetch dataset verify`: fetches a dataset, or a sample of it, and compares every byte with the pattern.
-//! Requests are pipelined, answers are looked at in order, so that the wrong byte that is told is the first one.
+//! Requests are pipelined and responses checked in order, so that the wrong byte reported is the first one.
 
 use crate::args::{Global, Verify};
-use crate::daemon::client;
-use crate::expected::{Wrong, check_elements, check_stream, object_seed};
+use crate::daemon::{client, grpc_failure};
+use crate::expected::{Mismatch, check_elements, check_stream, object_seed};
 use crate::outcome::Failure;
-use crate::progress;
 use crate::quantity::{grouped, size};
-use crate::sink::{Sink, print_json};
+use crate::{progress, sink};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use ringfetch_client::{Client, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart};
 use serde_json::json;
@@ -20,48 +19,41 @@ const REQUESTS_IN_FLIGHT: usize = 8;
 
 pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
     let client = client(global)?;
-    let call = |error: Error| Failure::call(&error, "grpc", &global.grpc);
-    let dataset = client.get_dataset(&args.dataset).await.map_err(call)?;
+    let failed = grpc_failure(global);
+    let (name, seed) = (&args.dataset, args.seed);
+    let dataset = client.get_dataset(name).await.map_err(failed)?;
     let outcome = if dataset.kind == Kind::Objects {
-        objects(&client, &args.dataset, args).await
+        objects(&client, name, args).await
     } else {
         records(&client, &dataset, args).await
     };
-    let mut out = Sink::open(None)?;
     let checked = match outcome {
         Ok(checked) => checked,
-        Err(Stopped::Call(error)) => return Err(call(error)),
-        Err(Stopped::Found(found)) if global.json => {
-            let found = json!({ "dataset": args.dataset, "seed": args.seed, "ok": false, "problem": found });
-            print_json(&mut out, &found)?;
-            out.finish()?;
+        Err(VerifyError::Call(error)) => return Err(failed(error)),
+        Err(VerifyError::Found(found)) if global.json => {
+            let value = json!({ "dataset": name, "seed": seed, "ok": false, "problem": found });
+            sink::print(true, &value, |_| Ok(()))?;
             return Err(Failure::Failed(format!(
-                "{} is not the pattern of seed {}",
-                args.dataset, args.seed
+                "{name} is not the pattern of seed {seed}"
             )));
         }
-        Err(Stopped::Found(found)) => return Err(Failure::Failed(format!("{}: {found}", args.dataset))),
+        Err(VerifyError::Found(found)) => return Err(Failure::Failed(format!("{name}: {found}"))),
     };
     let kind = dataset.kind.as_str();
-    if global.json {
-        let found = json!({
-            "dataset": args.dataset, "kind": kind, "seed": args.seed, "ok": true,
-            "items_checked": checked.items, "items": checked.of, "bytes_checked": checked.bytes,
-        });
-        print_json(&mut out, &found)?;
-        return out.finish();
-    }
-    let (items, of, bytes) = (grouped(checked.items), grouped(checked.of), size(checked.bytes));
-    writeln!(
-        out,
-        "{}: {items} of {of} {kind} ({bytes}) hold the pattern of seed {}",
-        args.dataset, args.seed
-    )?;
-    out.finish()
+    let value = json!({
+        "dataset": name, "kind": kind, "seed": seed, "ok": true,
+        "items_checked": checked.items, "items": checked.of, "bytes_checked": checked.bytes,
+    });
+    sink::print(global.json, &value, |out| {
+        let (items, of, bytes) = (grouped(checked.items), grouped(checked.of), size(checked.bytes));
+        writeln!(
+            out,
+            "{name}: {items} of {of} {kind} ({bytes}) hold the pattern of seed {seed}"
+        )
+    })
 }
 
 /// What was checked and is right.
-#[derive(Debug, Default)]
 struct Checked {
     items: u64,
     of: u64,
@@ -69,30 +61,30 @@ struct Checked {
 }
 
 /// Why the check ended early.
-enum Stopped {
+enum VerifyError {
     Call(Error),
     /// A wrong byte, or an item that could not be read.
     Found(String),
 }
 
-impl From<Error> for Stopped {
+impl From<Error> for VerifyError {
     fn from(error: Error) -> Self {
         Self::Call(error)
     }
 }
 
 /// Which items to check, in ascending order.
-enum Choice {
+enum Selection {
     All(u64),
     Sample(Vec<u64>),
 }
 
-impl Choice {
+impl Selection {
     fn new(args: &Verify, count: u64) -> Self {
         if args.all || args.sample >= count {
             return Self::All(count);
         }
-        // Drawn with the seed, so that a failure can be seen again. Repeats are dropped and drawn anew.
+        // Drawn with the seed, so that a failure can be seen again. Repeats are dropped and drawn again.
         let mut random = fastrand::Rng::with_seed(args.seed);
         let mut chosen = std::collections::BTreeSet::new();
         while u64::try_from(chosen.len()).is_ok_and(|drawn| drawn < args.sample) {
@@ -121,14 +113,12 @@ impl Choice {
 }
 
 /// Blocks or vectors: items of one length.
-async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Checked, Stopped> {
+async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Checked, VerifyError> {
     let name = args.dataset.as_str();
     let shape = match &dataset.vectors {
         Some(shape) => {
-            let dtype = shape
-                .dtype
-                .ok_or_else(|| Stopped::Found("its dtype is unknown here".to_owned()))?;
-            Some((dtype, shape.dim))
+            let unknown = || VerifyError::Found("its dtype is unknown here".to_owned());
+            Some((shape.dtype.ok_or_else(unknown)?, shape.dim))
         }
         None => None,
     };
@@ -140,7 +130,7 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
     // Only the first bytes: the items that begin in them, and of the last one only what is asked for.
     let bytes_end = args.length.unwrap_or(u64::MAX);
     let count = dataset.count.min(bytes_end.div_ceil(item_bytes));
-    let choice = Choice::new(args, count);
+    let choice = Selection::new(args, count);
     let per_request = (REQUEST_BYTES / item_bytes).clamp(1, REQUEST_ITEMS);
     let bar = progress::items(choice.len(), "items");
     let requests = choice.len().div_ceil(per_request);
@@ -157,18 +147,17 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
         })
         .buffered(REQUESTS_IN_FLIGHT);
     let mut checked = Checked {
+        items: 0,
         of: dataset.count,
-        ..Checked::default()
+        bytes: 0,
     };
     let mut scratch = Vec::new();
     while let Some((numbers, items)) = answers.try_next().await? {
         for (number, item) in numbers.iter().copied().zip(items.iter()) {
             let bytes = item.map_err(|error| unreadable(&format!("{what} {number}"), &error))?;
             let begin = number * item_bytes;
-            let due = usize::try_from(bytes_end - begin)
-                .unwrap_or(usize::MAX)
-                .min(bytes.len());
-            let bytes = &bytes[..due];
+            let due = usize::try_from(bytes_end - begin).unwrap_or(usize::MAX);
+            let bytes = &bytes[..due.min(bytes.len())];
             let wrong = match shape {
                 Some((dtype, dim)) => {
                     check_elements(args.seed, dtype, number * u64::from(dim), bytes, &mut scratch)
@@ -176,32 +165,28 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
                 None => check_stream(args.seed, begin, bytes),
             };
             if let Some(wrong) = wrong {
-                bar.finish_and_clear();
-                let offset = begin + u64::try_from(wrong.at).unwrap_or(0);
+                let at = wrong.at;
                 let place = match shape {
-                    Some(_) => format!("vector {number}, byte {} of its elements", wrong.at),
-                    None => format!("offset {offset} (block {number}, byte {})", wrong.at),
+                    Some(_) => format!("vector {number}, byte {at} of its elements"),
+                    None => format!("offset {} (block {number}, byte {at})", begin + at as u64),
                 };
                 return Err(first_wrong(&place, &wrong, args.seed));
             }
             checked.items += 1;
-            checked.bytes += u64::try_from(due).unwrap_or(0);
+            checked.bytes += bytes.len() as u64;
         }
         bar.set_position(checked.items);
     }
-    bar.finish_and_clear();
     Ok(checked)
 }
 
 /// Objects: whole ones several a request, long ones in parts.
-async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, Stopped> {
+async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, VerifyError> {
     let listed: Vec<ObjectInfo> = client.list_objects(name).try_collect().await?;
     let count = u64::try_from(listed.len()).unwrap_or(u64::MAX);
-    let choice = Choice::new(args, count);
-    let chosen = choice.part(0, choice.len());
-    let chosen = chosen
-        .iter()
-        .filter_map(|&n| listed.get(usize::try_from(n).unwrap_or(usize::MAX)));
+    let choice = Selection::new(args, count);
+    let chosen = choice.part(0, choice.len()).into_iter();
+    let chosen = chosen.filter_map(|n| listed.get(usize::try_from(n).ok()?));
     let requests = batches(chosen, args.length.unwrap_or(u64::MAX));
     let bar = progress::items(u64::try_from(requests.len()).unwrap_or(u64::MAX), "requests");
     let mut answers = stream::iter(requests)
@@ -225,22 +210,16 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
                     part.name,
                     bytes.len()
                 );
-                return Err(Stopped::Found(found));
+                return Err(VerifyError::Found(found));
             }
             if let Some(wrong) = check_stream(object_seed(args.seed, &part.name), part.offset, &bytes) {
-                bar.finish_and_clear();
-                let offset = part.offset + u64::try_from(wrong.at).unwrap_or(0);
-                return Err(first_wrong(
-                    &format!("object {}, offset {offset}", part.name),
-                    &wrong,
-                    args.seed,
-                ));
+                let place = format!("object {}, offset {}", part.name, part.offset + wrong.at as u64);
+                return Err(first_wrong(&place, &wrong, args.seed));
             }
-            checked.bytes += u64::try_from(bytes.len()).unwrap_or(0);
+            checked.bytes += bytes.len() as u64;
         }
         bar.inc(1);
     }
-    bar.finish_and_clear();
     Ok(checked)
 }
 
@@ -277,47 +256,43 @@ fn batches<'a>(objects: impl Iterator<Item = &'a ObjectInfo>, length_max: u64) -
     batches
 }
 
-fn first_wrong(place: &str, wrong: &Wrong, seed: u64) -> Stopped {
-    Stopped::Found(format!("{place}: {wrong} (seed {seed})"))
+fn first_wrong(place: &str, wrong: &Mismatch, seed: u64) -> VerifyError {
+    VerifyError::Found(format!("{place}: {wrong} (seed {seed})"))
 }
 
-fn unreadable(item: &str, error: &ItemError) -> Stopped {
-    Stopped::Found(format!("{item}: {}: {}", error.label(), error.message))
+fn unreadable(item: &str, error: &ItemError) -> VerifyError {
+    VerifyError::Found(format!("{item}: {}: {}", error.label(), error.message))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn args(sample: u64, all: bool) -> Verify {
-        Verify {
-            dataset: "d".into(),
-            seed: 1,
-            sample,
-            all,
-            length: None,
-        }
-    }
-
     #[test]
     fn a_sample_is_distinct_ascending_and_in_range() {
-        // Scenario: 50 of 60 items, all of 60, a sample larger than the dataset.
-        // Expected: 50 different ones in order; everything; everything.
-        let choice = Choice::new(&args(50, false), 60);
+        let (dataset, seed, length) = ("d".to_owned(), 1, None);
+        let mut args = Verify {
+            dataset,
+            seed,
+            sample: 50,
+            all: false,
+            length,
+        };
+        let choice = Selection::new(&args, 60);
         let chosen = choice.part(0, choice.len());
         assert_eq!(chosen.len(), 50);
         assert!(
-            chosen.windows(2).all(|pair| pair[0] < pair[1]) && chosen[49] < 60,
+            chosen.is_sorted_by(|one, next| one < next) && chosen[49] < 60,
             "{chosen:?}"
         );
-        assert_eq!(Choice::new(&args(50, true), 60).part(58, 60), [58, 59]);
-        assert_eq!(Choice::new(&args(100, false), 60).len(), 60);
+        args.all = true;
+        assert_eq!(Selection::new(&args, 60).part(58, 60), [58, 59]);
+        (args.all, args.sample) = (false, 100);
+        assert_eq!(Selection::new(&args, 60).len(), 60);
     }
 
     #[test]
     fn every_byte_of_every_object_is_asked_for_once() {
-        // Scenario: an empty object, many small ones, one of three and a half requests.
-        // Expected: parts that tile each object, in order; no request above the bounds; the empty one whole.
         let lengths = [0, 1, 300_000, 900_000, 3_670_016, 5];
         let objects: Vec<_> = (0..)
             .zip(lengths)

@@ -73,8 +73,8 @@ impl Builder {
         self
     }
 
-    /// How long a call may take in all, waiting for its turn and retries included; the server is told and does not
-    /// begin what is late. `None`: for ever. Default 10 s. [`Client::with_timeout`] changes it for single calls.
+    /// How long a call may take in all, waiting for its turn and retries included. It is sent to the server, which does
+    /// not start what is late. `None`: for ever. Default 10 s. [`Client::with_timeout`] changes it for single calls.
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self

@@ -84,8 +84,8 @@ fn head(uri: Uri, headers: HeaderMap) -> Request<()> {
     request
 }
 
-/// A name and a value that a caller may send along. gRPC's own names are not to be had, and what ends in `-bin` would
-/// have to be encoded.
+/// A name and a value that a caller may add to a call. gRPC's own names are reserved, and what ends in `-bin` would have
+/// to be encoded.
 pub(crate) fn metadata(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Error> {
     let wrong = |problem: String| Error::invalid("metadata", problem);
     let name = HeaderName::try_from(name).map_err(|error| wrong(format!("{name:?}: {error}")))?;
@@ -132,7 +132,7 @@ pub(crate) async fn exchange(
     let mut incoming = Incoming::new(answer_bytes_max);
     let mut answer = None;
     while let Some(chunk) = body.data().await {
-        incoming.push(taken(&mut body, chunk?)?);
+        incoming.push(release(&mut body, chunk?)?);
         if answer.is_none() {
             answer = incoming.next()?;
         }
@@ -157,8 +157,8 @@ pub(crate) fn accept(response: Response<RecvStream>) -> Result<RecvStream, Error
     }
 }
 
-/// A chunk, whose room the server may use again: answers are bounded, so all of it is taken at once.
-pub(crate) fn taken(body: &mut RecvStream, chunk: Bytes) -> Result<Bytes, Error> {
+/// A chunk, whose flow-control window is released at once: answers are bounded.
+pub(crate) fn release(body: &mut RecvStream, chunk: Bytes) -> Result<Bytes, Error> {
     body.flow_control().release_capacity(chunk.len())?;
     Ok(chunk)
 }
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn metadata_cannot_take_the_place_of_what_grpc_sends() {
-        // Scenario: a name of one's own; names of gRPC and HTTP/2; a binary one; no names; a value with a line end.
+        // Scenario: a custom name; names of gRPC and HTTP/2; a binary one; no names; a value with a line end.
         // Expected: the first is taken.
         assert!(metadata("x-tenant", "blue").is_ok());
         for name in [

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::items::{Blocks, Items};
 use crate::message::{Encoded, frame};
 use crate::pool::Avoid;
-use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request, other_kind};
+use crate::request::{Answer, ByteRange, ObjectPart, Request, RequestKind, other_kind};
 use crate::retry::Retries;
 use crate::scores::{ScoreRequest, Scores};
 use crate::stream::FetchStream;
@@ -76,7 +76,7 @@ impl Client {
     /// Fetches whole blocks by index.
     ///
     /// # Errors
-    /// Whatever fails the call as a whole; a bad index alone is told by its item.
+    /// Whatever fails the call as a whole; a bad index alone is an error of its item.
     ///
     /// # Cancel safety
     /// Dropping the future gives the call up; reads that are in flight at the server finish there and are dropped.
@@ -126,7 +126,7 @@ impl Client {
     /// As [`Self::fetch_blocks`].
     pub async fn fetch(&self, request: Request) -> Result<Answer, Error> {
         let (request, expected) = request.into_wire(self.options.fail_fast)?;
-        let asked = Asked::of(&request);
+        let kind = RequestKind::of(&request);
         let (method, message) = match &request {
             WireRequest::Blocks(request) => (&FETCH_BLOCKS, frame(request)?),
             WireRequest::Vectors(request) => (&FETCH_VECTORS, frame(request)?),
@@ -140,20 +140,20 @@ impl Client {
         // Freed while it is in the CPU's cache, not when the answer comes.
         drop(request);
         let answer = self.send(method, message).await?;
-        let (answer, data) = match asked {
-            Asked::Blocks => answer
+        let (answer, data) = match kind {
+            RequestKind::Blocks => answer
                 .decode()
                 .map(|(answer, data)| (WireAnswer::Blocks(answer), data)),
-            Asked::Vectors => answer
+            RequestKind::Vectors => answer
                 .decode()
                 .map(|(answer, data)| (WireAnswer::Vectors(answer), data)),
-            Asked::Ranges => answer
+            RequestKind::Ranges => answer
                 .decode()
                 .map(|(answer, data)| (WireAnswer::Ranges(answer), data)),
-            Asked::Objects => answer
+            RequestKind::Objects => answer
                 .decode()
                 .map(|(answer, data)| (WireAnswer::Objects(answer), data)),
-            Asked::Cancel | Asked::Scores => Err(other_kind()),
+            RequestKind::Cancel | RequestKind::Scores => Err(other_kind()),
         }?;
         Answer::from_wire(&expected, answer, data)
     }
@@ -175,7 +175,7 @@ impl Client {
     }
 
     /// Opens a stream that pipelines requests; see [`FetchStream`]. Must be called inside a Tokio runtime. Returns
-    /// at once: a server that cannot be reached is told to the requests.
+    /// at once: if the server cannot be reached, the requests fail.
     pub fn stream(&self) -> FetchStream {
         FetchStream::open(&self.core, &self.options)
     }
@@ -258,7 +258,7 @@ impl Client {
         pages.try_flatten()
     }
 
-    /// Makes one call of one's own, in wire messages: for what this client has no method for. `path` is
+    /// Makes any call, in wire messages: for what this client has no method for. `path` is
     /// `/PACKAGE.SERVICE/METHOD`. With feature `wire`.
     ///
     /// # Errors

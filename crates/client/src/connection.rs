@@ -26,7 +26,7 @@ const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// What one system call reads: h2 asks for 8 KiB, which is two small answers. Large frames go past this buffer.
 const READ_BYTES: usize = 64 << 10;
-/// Calls given up lately that are remembered, so that their late answers are not taken for a fault of the server's.
+/// Calls abandoned lately that are remembered, so that their late answers are not mistaken for a fault of the server.
 const ABANDONED_CALLS_MAX: usize = 4096;
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// How often a connection with calls on it is asked for a sign of life, and how long it may take.
@@ -187,7 +187,7 @@ where
     tokio::spawn(async move {
         tokio::select! {
             biased;
-            // Why it ended is told to the calls on it.
+            // The calls on it fail with the reason.
             _ = connection => {}
             // Dropped, it fails the calls on it.
             Ok(()) = is_silent => {}
@@ -199,7 +199,7 @@ where
     Ok(sender)
 }
 
-/// Returns, having told so, when the peer owes a sign of life for too long.
+/// Signals and returns when the peer has not answered a ping in time.
 async fn watch(mut pings: h2::PingPong, calls: Arc<AtomicUsize>, silent: oneshot::Sender<()>) {
     loop {
         tokio::time::sleep(PING_EVERY).await;

@@ -1,4 +1,4 @@
-//! What the server tells about its datasets.
+//! How the server describes its datasets.
 
 use crate::vectors::Dtype;
 use ringfetch_proto::v1 as wire;

@@ -47,7 +47,7 @@ pub enum Error {
     Invalid {
         /// The argument.
         field: &'static str,
-        /// What is wrong and what would mend it.
+        /// What is wrong and how to fix it.
         problem: String,
     },
 }
@@ -59,7 +59,7 @@ pub enum Error {
 pub struct StatusError {
     /// The gRPC code.
     pub code: Code,
-    /// What is wrong and what would mend it.
+    /// What is wrong and how to fix it.
     pub message: String,
     /// When a retry makes sense (`google.rpc.RetryInfo`): after this long. None: the server does not suggest one.
     pub retry_after: Option<Duration>,

@@ -18,7 +18,7 @@ pub struct ItemError {
     pub item: usize,
     /// Why, as a gRPC code.
     pub code: Code,
-    /// What is wrong and what would mend it.
+    /// What is wrong and how to fix it.
     pub message: String,
 }
 
@@ -60,7 +60,7 @@ enum Places {
 }
 
 impl Items {
-    /// Checks an answer against its request. `item_bytes` is what every good item has, where the answer says so.
+    /// Checks an answer against its request. `item_bytes` is the length of every good item, where the answer has it.
     pub(crate) fn check(
         expected: &Expected,
         item_bytes: Option<u64>,

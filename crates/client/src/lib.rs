@@ -39,7 +39,7 @@
 //! A slice kept alive keeps its whole buffer, up to 256 KiB: copy what you keep.
 //!
 //! # Features
-//! `serde` makes what the server tells about itself and its datasets serializable. `wire` adds `Client::call` and the
+//! `serde` makes the server's status and its datasets' descriptions serializable. `wire` adds `Client::call` and the
 //! generated messages as `wire`. It ties your code to prost and to the protocol's messages; without it neither is part of
 //! this crate's API.
 #![forbid(unsafe_code)]

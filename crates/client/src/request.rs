@@ -221,13 +221,13 @@ impl Answer {
     }
 
     /// Whether it is of the kind that was asked for.
-    pub(crate) fn fits(&self, asked: Asked) -> bool {
+    pub(crate) fn fits(&self, kind: RequestKind) -> bool {
         matches!(
-            (self, asked),
-            (Self::Blocks(_), Asked::Blocks)
-                | (Self::Vectors(_), Asked::Vectors)
-                | (Self::Ranges(_), Asked::Ranges)
-                | (Self::Objects(_), Asked::Objects)
+            (self, kind),
+            (Self::Blocks(_), RequestKind::Blocks)
+                | (Self::Vectors(_), RequestKind::Vectors)
+                | (Self::Ranges(_), RequestKind::Ranges)
+                | (Self::Objects(_), RequestKind::Objects)
         )
     }
 
@@ -268,7 +268,7 @@ pub(crate) fn other_kind() -> Error {
 
 /// The kind of a request, which its answer must have too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum RequestKind {
     Blocks,
     Vectors,
     Ranges,
@@ -279,7 +279,7 @@ pub(crate) enum Asked {
     Scores,
 }
 
-impl Asked {
+impl RequestKind {
     pub(crate) fn of(request: &WireRequest) -> Self {
         match request {
             WireRequest::Blocks(_) => Self::Blocks,

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often and how patiently a call is tried again. What is retried at all is told in the crate's documentation.
+/// How often a call is retried and after which delays. The crate's documentation says what is retried at all.
 /// Made from [`RetryPolicy::default`] or [`RetryPolicy::none`] by setting fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RetryPolicy {
-    /// Attempts in all, the first included; 1 means no retry, and 0 is taken for 1.
+    /// Attempts in all, the first included; 1 means no retry, and so does 0.
     pub attempts_max: u32,
     /// Upper bound of the wait before the second attempt; it doubles with each further one.
     pub backoff_min: Duration,

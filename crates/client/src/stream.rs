@@ -1,15 +1,15 @@
 //! Requests pipelined on one FetchStream call. Invariant: every request that was sent is in `pending` until it is
-//! answered or the stream ends, and then every one of them is told, also when its sender has given up, so that what the
-//! server has in hand stays bounded.
+//! answered or the stream ends, which fails every one of them. A request stays there when its caller has been dropped, so
+//! that what the server works on stays bounded.
 
-use crate::call::{CallOptions, accept, end, taken};
+use crate::call::{CallOptions, accept, end, release};
 use crate::connection::{Endpoint, Method};
 use crate::core::Core;
 use crate::error::Error;
 use crate::items::{Blocks, Items};
 use crate::message::{Data, Incoming, frame};
 use crate::pool::Avoid;
-use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request, other_kind};
+use crate::request::{Answer, ByteRange, ObjectPart, Request, RequestKind, other_kind};
 use crate::retry::Retries;
 use crate::scores::{ScoreRequest, Scores};
 use crate::vectors::Vectors;
@@ -47,7 +47,7 @@ struct Sending {
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        self.shared.lock().outlet.end();
+        self.shared.lock().send_side.end();
     }
 }
 
@@ -62,7 +62,7 @@ struct Shared {
 struct State {
     next_id: u64,
     pending: HashMap<u64, Waiting, BuildHasherDefault<OwnNumber>>,
-    outlet: Outlet,
+    send_side: SendSide,
     /// Why the stream ended, once it has.
     broken: Option<Arc<Error>>,
 }
@@ -91,7 +91,7 @@ impl Hasher for OwnNumber {
 
 /// Where requests go. What it holds back, here or in h2, are never more requests than may be in flight.
 #[derive(Debug)]
-enum Outlet {
+enum SendSide {
     /// Not connected yet: what there is to send, and whether that is all.
     Opening {
         waiting: Vec<Bytes>,
@@ -100,7 +100,7 @@ enum Outlet {
     Open(SendStream<Bytes>),
 }
 
-impl Default for Outlet {
+impl Default for SendSide {
     fn default() -> Self {
         Self::Opening {
             waiting: Vec::new(),
@@ -109,7 +109,7 @@ impl Default for Outlet {
     }
 }
 
-impl Outlet {
+impl SendSide {
     fn send(&mut self, message: Bytes) -> Result<(), Error> {
         match self {
             Self::Opening { waiting, .. } => waiting.push(message),
@@ -161,15 +161,15 @@ impl FetchStream {
     /// the request counts as in flight.
     pub async fn send(&self, request: Request) -> Result<Answer, Error> {
         let (request, expected) = request.into_wire(self.0.options.fail_fast)?;
-        let asked = Asked::of(&request);
+        let kind = RequestKind::of(&request);
         let check = |answer, data| {
             let answer = Answer::from_wire(&expected, answer, data)?;
-            answer.fits(asked).then_some(answer).ok_or_else(other_kind)
+            answer.fits(kind).then_some(answer).ok_or_else(other_kind)
         };
         self.retried(request, check).await
     }
 
-    /// Sends a request, again where that helps, until `check` accepts its answer.
+    /// Sends a request, with retries, until `check` accepts its answer.
     async fn retried<T>(
         &self,
         request: WireRequest,
@@ -275,7 +275,7 @@ impl FetchStream {
         (deadline, late): (Option<Instant>, Option<Instant>),
     ) -> Result<(WireAnswer, Data), Error> {
         let (answer, answered) = oneshot::channel();
-        let mut attempt = Unsent {
+        let mut attempt = QueuedRequest {
             answer,
             request,
             late,
@@ -293,36 +293,36 @@ impl FetchStream {
     }
 
     /// Sends it, or gives it back where too many are in flight. An id is either pending and sent, or neither.
-    fn try_send(&self, unsent: Unsent) -> Result<Option<Unsent>, Error> {
+    fn try_send(&self, queued: QueuedRequest) -> Result<Option<QueuedRequest>, Error> {
         let (shared, max_in_flight) = (&self.0.shared, self.0.core.max_in_flight);
         let mut state = shared.lock();
         if state.pending.len() >= max_in_flight && state.broken.is_none() {
-            return Ok(Some(unsent));
+            return Ok(Some(queued));
         }
-        let Unsent {
+        let QueuedRequest {
             answer,
             request,
             late,
             has_waited,
-        } = unsent;
+        } = queued;
         // What goes out at once has all its time, and needs no look at the clock.
         let left = late.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let deadline_ms = left.or(self.0.options.timeout()).map_or(0, millis);
         let sent = state.send(answer, request, deadline_ms);
         let more = state.pending.len() < max_in_flight || state.broken.is_some();
         drop(state);
-        // Whoever was woken wakes the next: of two answers at once only one wakes somebody if nobody waits yet.
+        // Each request woken wakes the next: of two answers at once only one wakes a request if none waits yet.
         if has_waited && more {
             shared.room.notify_one();
         }
-        // A stream that cannot be written to has ended, and this request is told as all others are.
+        // A stream that cannot be written to has ended, and this request fails as all others do.
         sent?.unwrap_or_else(|error| shared.fail(error));
         Ok(None)
     }
 }
 
 /// A request that waits for room.
-struct Unsent {
+struct QueuedRequest {
     answer: Waiting,
     request: Option<WireRequest>,
     /// Its deadline, if some of its time has gone by.
@@ -356,7 +356,7 @@ impl State {
         })?;
         self.next_id += 1;
         self.pending.insert(id, waiting);
-        Ok(self.outlet.send(framed))
+        Ok(self.send_side.send(framed))
     }
 }
 
@@ -368,7 +368,7 @@ impl Shared {
     /// Hands an answer to its request.
     fn answer(&self, message: wire::FetchStreamResponse, data: Data) -> Result<(), Error> {
         let id = message.id;
-        // Before the request is taken off the list, so that it is told when the stream fails for this.
+        // Before the request is removed, so that it fails with the stream.
         let answer = message
             .response
             .ok_or_else(|| Error::protocol("an answer without content"))?;
@@ -421,11 +421,11 @@ async fn read(core: Arc<Core>, options: CallOptions, shared: Arc<Shared>) {
 async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Result<(), Error> {
     let head = |endpoint: &Endpoint| options.stream(endpoint.uri(&FETCH_STREAM));
     let (_lease, response, stream) = core.pool.call(&mut Avoid::default(), head).await?;
-    shared.lock().outlet.open(stream)?;
+    shared.lock().send_side.open(stream)?;
     let mut body = accept(response.await?)?;
     let mut incoming = Incoming::new(core.max_answer_bytes);
     while let Some(chunk) = body.data().await {
-        incoming.push(taken(&mut body, chunk?)?);
+        incoming.push(release(&mut body, chunk?)?);
         while let Some(answer) = incoming.next()? {
             let (message, data) = answer.decode()?;
             shared.answer(message, data)?;

@@ -50,7 +50,7 @@ impl Dtype {
         }
     }
 
-    /// The type a wire value stands for; none for an unknown one.
+    /// The type of a wire value; none for an unknown one.
     pub fn from_wire(dtype: i32) -> Option<Self> {
         match wire::Dtype::try_from(dtype) {
             Ok(wire::Dtype::F32) => Some(Self::F32),

@@ -25,6 +25,8 @@ checks! {
 
 /// engine.uring.queue_depth's default, and engine.plan.max_read's.
 const QUEUE_DEPTH: u32 = 128;
+const TAGS_TOO_FEW: u32 = QUEUE_DEPTH / 4;
+const TAGS_FEW: u32 = QUEUE_DEPTH / 2;
 const MAX_READ_KIB: u64 = 1024;
 /// VM_READAHEAD_PAGES: the kernel's default.
 const READ_AHEAD_KIB: u64 = 128;
@@ -71,7 +73,7 @@ pub(super) fn checks(
 }
 
 /// Where there should be a device.
-pub(super) fn unseen() -> Finding {
+pub(super) fn not_found() -> Finding {
     STACK.note("no single block device found (is /sys mounted?)")
 }
 
@@ -80,16 +82,12 @@ fn stack(device: &Device, partition: Option<&str>) -> Finding {
         Some(name) => format!("{name}, a partition of {}", shown(device)),
         None => shown(device),
     };
-    for layer in device.all() {
-        if let Layer::Loop { direct: false, .. } = layer.layer {
-            return STACK.warning(
-                format!("{found}: through the page cache of the file beneath"),
-                format!(
-                    "`losetup --direct-io=on /dev/{}`, or serve the file itself",
-                    layer.name
-                ),
-            );
-        }
+    let cached = |layer: &&Device| matches!(layer.layer, Layer::Loop { direct: false, .. });
+    if let Some(Device { name, .. }) = device.all().into_iter().find(cached) {
+        return STACK.warning(
+            format!("{found}: through the page cache of the file beneath"),
+            format!("`losetup --direct-io=on /dev/{name}`, or serve the file itself"),
+        );
     }
     if device.all().iter().any(|layer| layer.layer == Layer::Crypt) {
         return STACK.note_with(
@@ -106,149 +104,111 @@ fn rotational(device: &Device) -> Finding {
         return ROTATIONAL.ok("does not seek");
     };
     let found = format!("{} seeks", disk.name);
-    let told_wrong = format!("`echo 0 >/sys/block/{}/queue/rotational`", disk.name);
-    // Virtual disks say so whatever is beneath, unless their hypervisor is told otherwise.
+    let correct = format!("`echo 0 >/sys/block/{}/queue/rotational`", disk.name);
+    // Virtual disks claim it whatever is below, unless their hypervisor is configured otherwise.
     if ["vd", "xvd"].iter().any(|prefix| disk.name.starts_with(prefix)) {
-        return ROTATIONAL.note_with(
-            format!("{found}, and is a virtual disk: what is beneath it is unknown"),
-            format!("if it is flash: {told_wrong}"),
-        );
+        let found = format!("{found}, and is a virtual disk: what is beneath it is unknown");
+        return ROTATIONAL.note_with(found, format!("if it is flash: {correct}"));
     }
-    ROTATIONAL.warning(
-        found,
-        format!("keep the data on flash; if this is flash behind a controller: {told_wrong}"),
-    )
+    let remedy = format!("keep the data on flash; if this is flash behind a controller: {correct}");
+    ROTATIONAL.warning(found, remedy)
 }
 
 fn scheduler(device: &Device) -> Finding {
-    let mut told = Vec::new();
+    let mut found = Vec::new();
     for disk in device.disks() {
-        let Some(name) = disk.scheduler.as_deref().and_then(chosen) else {
+        let Some(scheduler) = disk.scheduler.as_deref().and_then(chosen) else {
             continue;
         };
+        let (name, used) = (&disk.name, format!("{scheduler} on {}", disk.name));
         let remedy = format!(
-            "`echo none >/sys/block/{}/queue/scheduler`, and measure both: tags may change with it",
-            disk.name
+            "`echo none >/sys/block/{name}/queue/scheduler`, and measure both: tags may change with it"
         );
-        match name {
+        match scheduler {
             "none" => {}
-            "bfq" => return SCHEDULER.warning(format!("bfq on {}", disk.name), remedy),
-            other if !disk.rotational => {
-                return SCHEDULER.note_with(format!("{other} on {}", disk.name), remedy);
-            }
+            "bfq" => return SCHEDULER.warning(used, remedy),
+            _ if !disk.rotational => return SCHEDULER.note_with(used, remedy),
             _ => {}
         }
-        told.push(format!("{name} on {}", disk.name));
+        found.push(used);
     }
-    if told.is_empty() {
-        SCHEDULER.ok("none: its driver has no queue to schedule")
-    } else {
-        SCHEDULER.ok(told.join(", "))
+    if found.is_empty() {
+        return SCHEDULER.ok("none: its driver has no queue to schedule");
     }
+    SCHEDULER.ok(found.join(", "))
 }
 
 fn tags(device: &Device, needs: Needs) -> Finding {
     let Some(tags) = device.queue_tags() else {
-        return TAGS.note(
-            "the kernel does not say: the engine keeps engine.uring.queue_depth in flight on each ring",
-        );
+        let found = "unknown: the engine keeps engine.uring.queue_depth in flight on each ring";
+        return TAGS.note(found);
     };
     // As the engine cuts it: 256 tags and 2 rings leave (256 - 16) / 2 = 120 to each.
     let each = ((tags - tags / 16) / needs.cores.max(1)).clamp(1, QUEUE_DEPTH);
-    let found = format!(
-        "{tags}: at most {each} reads in flight on each of {} rings",
-        needs.cores
-    );
-    let disk = device
-        .disks()
-        .first()
-        .map_or_else(String::new, |disk| disk.name.clone());
+    let rings = needs.cores;
+    let found = format!("{tags}: at most {each} reads in flight on each of {rings} rings");
+    let disk = device.disks().first().map_or("", |disk| disk.name.as_str());
     let remedy = format!(
         "raise /sys/block/{disk}/queue/nr_requests where the driver allows, or run fewer rings (engine.cores)"
     );
-    if each < QUEUE_DEPTH / 4 {
-        TAGS.warning(found, remedy)
-    } else if each < QUEUE_DEPTH / 2 {
-        TAGS.note_with(found, remedy)
-    } else {
-        TAGS.ok(found)
+    match each {
+        ..TAGS_TOO_FEW => TAGS.warning(found, remedy),
+        TAGS_TOO_FEW..TAGS_FEW => TAGS.note_with(found, remedy),
+        TAGS_FEW.. => TAGS.ok(found),
     }
 }
 
 fn read_ahead(device: &Device, direct: bool) -> Option<Finding> {
     let kib = device.read_ahead_kib?;
-    Some(if direct {
-        READ_AHEAD.ok(format!("{kib} KiB, which direct reads do not use"))
-    } else if kib > READ_AHEAD_KIB {
-        READ_AHEAD.note_with(
+    let (name, sectors) = (&device.name, READ_AHEAD_KIB * 2);
+    Some(match direct {
+        true => READ_AHEAD.ok(format!("{kib} KiB, which direct reads do not use")),
+        false if kib > READ_AHEAD_KIB => READ_AHEAD.note_with(
             format!("{kib} KiB, and reads of this path are buffered"),
-            format!(
-                "`blockdev --setra {} /dev/{}`, or less",
-                READ_AHEAD_KIB * 2,
-                device.name
-            ),
-        )
-    } else {
-        READ_AHEAD.ok(format!("{kib} KiB"))
+            format!("`blockdev --setra {sectors} /dev/{name}`, or less"),
+        ),
+        false => READ_AHEAD.ok(format!("{kib} KiB")),
     })
 }
 
 fn max_sectors(device: &Device) -> Option<Finding> {
     let kib = device.max_sectors_kib?;
-    let found = format!("reads of up to {kib} KiB go as one");
-    Some(match device.max_hw_sectors_kib {
-        Some(most) if kib < MAX_READ_KIB && kib < most => MAX_SECTORS.note_with(
-            found,
-            format!(
-                "for long reads: `echo {} >/sys/block/{}/queue/max_sectors_kb`; blocks and vectors are shorter",
-                most.min(MAX_READ_KIB),
-                device.name
-            ),
-        ),
-        Some(_) | None => MAX_SECTORS.ok(found),
-    })
+    let (name, found) = (&device.name, format!("reads of up to {kib} KiB go as one"));
+    let better = device.max_hw_sectors_kib.unwrap_or(0).min(MAX_READ_KIB);
+    if kib >= better {
+        return Some(MAX_SECTORS.ok(found));
+    }
+    let command = format!("echo {better} >/sys/block/{name}/queue/max_sectors_kb");
+    let remedy = format!("for long reads: `{command}`; blocks and vectors are shorter");
+    Some(MAX_SECTORS.note_with(found, remedy))
 }
 
 fn poll(view: &View, device: &Device) -> Finding {
     if device.disks().iter().all(|disk| disk.poll_queues) {
         return POLL.ok("there are some");
     }
-    let driver = |name: &str| {
-        let known = [("nvme", "nvme"), ("vd", "virtio_blk")];
-        known
-            .iter()
-            .find(|(prefix, _)| name.starts_with(prefix))
-            .map(|(_, module)| *module)
+    let named = |prefix: &str| device.disks().iter().any(|disk| disk.name.starts_with(prefix));
+    let modules = [("nvme", "nvme"), ("vd", "virtio_blk")];
+    let Some((_, module)) = modules.into_iter().find(|(prefix, _)| named(prefix)) else {
+        return POLL.ok("none: its driver has no such queues");
     };
-    let module = device.disks().iter().find_map(|disk| driver(&disk.name));
-    match module {
-        Some(module) => {
-            let set: Option<u32> = view.number(format!("sys/module/{module}/parameters/poll_queues"));
-            POLL.note_with(
-                format!(
-                    "none ({module}.poll_queues is {})",
-                    set.map_or_else(|| "unknown".to_owned(), |count| count.to_string())
-                ),
-                format!("only for polling: boot with {module}.poll_queues=N"),
-            )
-        }
-        None => POLL.ok("none: its driver has no such queues"),
-    }
+    let count = view.text(format!("sys/module/{module}/parameters/poll_queues"));
+    let count = count.unwrap_or_else(|| "unknown".to_owned());
+    POLL.note_with(
+        format!("none ({module}.poll_queues is {count})"),
+        format!("only for polling: boot with {module}.poll_queues=N"),
+    )
 }
 
 fn io_limit(group: &Cgroup, device: &Device) -> Finding {
-    let all = device.all();
-    let limit = group
-        .reads
-        .iter()
-        .find(|limit| all.iter().any(|device| device.number == limit.device));
-    match limit {
-        None => IO_LIMIT.ok("none found"),
-        Some(limit) => IO_LIMIT.warning(
-            format!("{} ({}, device {})", limit.limit, limit.file, limit.device),
-            "lift it for the daemon (io.max, IOReadIOPSMax in systemd, --device-read-iops in Docker), or expect no more",
-        ),
-    }
+    let limits = |number: &str| device.all().iter().any(|layer| layer.number == number);
+    let Some(found) = group.reads.iter().find(|limit| limits(&limit.device)) else {
+        return IO_LIMIT.ok("none found");
+    };
+    IO_LIMIT.warning(
+        format!("{} ({}, device {})", found.limit, found.file, found.device),
+        "lift it for the daemon (io.max, IOReadIOPSMax in systemd, --device-read-iops in Docker), or expect no more",
+    )
 }
 
 #[cfg(test)]
@@ -259,78 +219,59 @@ mod tests {
     use ringfetch_host::tree::{Tree, storage};
 
     fn needs(cores: u32) -> Needs {
-        Needs {
-            memory_budget_bytes: 1 << 20,
-            cores,
-            paths: 1,
-        }
+        Needs::new(1 << 20, cores, 1)
     }
 
     fn at(tree: &Tree, major: u32, minor: u32) -> (Device, Option<String>) {
         Device::numbered(&tree.view(), rustix::fs::makedev(major, minor)).expect("device")
     }
 
-    #[test]
-    fn stacks_are_walked_down_to_the_disks() {
-        // Scenario: an nvme partition, dm-crypt on it, LVM on that, a mirror of two disks, loop devices with and without
-        // direct I/O. Expectation: the layers by name, a warning for the loop device that caches twice, a note for
-        // encryption.
-        let tree = storage();
-        let told = |major, minor| {
-            let (device, partition) = at(&tree, major, minor);
-            let finding = stack(&device, partition.as_deref());
-            (finding.verdict, finding.found)
-        };
-        assert_eq!(
-            told(259, 1),
-            (Verdict::Ok, "nvme0n1p1, a partition of nvme0n1".to_owned())
-        );
-        let (verdict, found) = told(252, 1);
-        assert_eq!(verdict, Verdict::Note);
-        assert!(
-            found.starts_with("dm-1 (LVM) on dm-0 (dm-crypt) on nvme0n1:"),
-            "{found}"
-        );
-        assert_eq!(told(9, 0), (Verdict::Ok, "md0 (raid1) on [sda, sdb]".to_owned()));
-        assert_eq!(
-            told(7, 0),
-            (Verdict::Ok, "loop0 (loop over /images/a)".to_owned())
-        );
-        assert_eq!(told(7, 1).0, Verdict::Warning);
+    fn limited(device: &str) -> Cgroup {
+        let (device, limit, file) = (device.to_owned(), "10 reads/s".to_owned(), "io.max".to_owned());
+        let reads = vec![ReadLimit { device, limit, file }];
+        Cgroup {
+            reads,
+            ..Cgroup::default()
+        }
     }
 
     #[test]
-    fn a_good_nvme_has_nothing_to_mend() {
-        // Scenario: an nvme disk with scheduler none, 1023 tags, no poll queues, in a group with a limit on another
-        // device. Expectation: ok, but for a note on poll queues with the module's parameter.
+    fn stacks_are_walked_down_to_the_disks() {
+        let tree = storage();
+        for (major, minor, verdict, found) in [
+            (259, 1, Verdict::Ok, "nvme0n1p1, a partition of nvme0n1"),
+            (
+                252,
+                1,
+                Verdict::Note,
+                "dm-1 (LVM) on dm-0 (dm-crypt) on nvme0n1: every read is decrypted",
+            ),
+            (9, 0, Verdict::Ok, "md0 (raid1) on [sda, sdb]"),
+            (7, 0, Verdict::Ok, "loop0 (loop over /images/a)"),
+            (7, 1, Verdict::Warning, "loop1 (loop over "),
+        ] {
+            let (device, partition) = at(&tree, major, minor);
+            let finding = stack(&device, partition.as_deref());
+            assert!(
+                finding.verdict == verdict && finding.found.starts_with(found),
+                "{finding:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_good_nvme_has_nothing_to_fix() {
+        // Scheduler none, 1023 tags, no poll queues, in a group with a limit on another device.
         let tree = storage();
         let (device, partition) = at(&tree, 259, 1);
-        let group = Cgroup {
-            reads: vec![ReadLimit {
-                device: "8:0".to_owned(),
-                limit: "10 reads/s".to_owned(),
-                file: "io.max".to_owned(),
-            }],
-            ..Cgroup::default()
-        };
-        let checks = checks(
-            &tree.view(),
-            &group,
-            &device,
-            partition.as_deref(),
-            true,
-            needs(4),
-        );
+        let (group, partition) = (limited("8:0"), partition.as_deref());
+        let checks = checks(&tree.view(), &group, &device, partition, true, needs(4));
         let not_ok: Vec<_> = checks
             .iter()
             .filter(|finding| finding.verdict != Verdict::Ok)
-            .map(Finding::name)
             .collect();
-        assert_eq!(not_ok, ["device.poll_queues"]);
-        let poll = checks
-            .iter()
-            .find(|finding| finding.check.id == "device.poll_queues")
-            .expect("poll");
+        let [poll] = not_ok[..] else { panic!("{not_ok:?}") };
+        assert_eq!(poll.name(), "device.poll_queues");
         let remedy = poll.remedy.as_deref().expect("remedy");
         assert!(
             remedy.contains("nvme.poll_queues=") && poll.found.contains("is 0"),
@@ -344,41 +285,37 @@ mod tests {
 
     #[test]
     fn what_slows_a_disk_is_named_with_its_remedy() {
-        // Scenario: a mirror of a hard disk on bfq and one on mq-deadline, 8192 KiB of read-ahead, short max_sectors, a
-        // limit on one of its disks. Expectation: warnings for seeking, scheduler and limit; notes for read-ahead (when
-        // buffered) and max_sectors; each remedy names the device.
+        // A mirror of a hard disk on bfq and one on mq-deadline, 8192 KiB of read-ahead, short max_sectors.
         let tree = storage();
         let (device, _) = at(&tree, 9, 0);
-        let remedy = |finding: Finding, verdict, text: &str| {
+        for (finding, verdict, text) in [
+            (rotational(&device), Verdict::Warning, "/sys/block/sda/"),
+            (
+                scheduler(&device),
+                Verdict::Warning,
+                "/sys/block/sda/queue/scheduler",
+            ),
+            (io_limit(&limited("8:16"), &device), Verdict::Warning, "io.max"),
+            (
+                read_ahead(&device, false).expect("known"),
+                Verdict::Note,
+                "--setra 256 /dev/md0",
+            ),
+            (
+                max_sectors(&device).expect("known"),
+                Verdict::Note,
+                "echo 1024 >/sys/block/md0/",
+            ),
+        ] {
             assert_eq!(finding.verdict, verdict, "{finding:?}");
-            let remedy = finding.remedy.unwrap_or_default();
-            assert!(remedy.contains(text), "{remedy}");
-        };
-        remedy(rotational(&device), Verdict::Warning, "/sys/block/sda/");
-        remedy(
-            scheduler(&device),
-            Verdict::Warning,
-            "/sys/block/sda/queue/scheduler",
-        );
-        let group = Cgroup {
-            reads: vec![ReadLimit {
-                device: "8:16".to_owned(),
-                limit: "10 reads/s".to_owned(),
-                file: "io.max".to_owned(),
-            }],
-            ..Cgroup::default()
-        };
-        remedy(io_limit(&group, &device), Verdict::Warning, "io.max");
-        remedy(
-            read_ahead(&device, false).expect("told"),
-            Verdict::Note,
-            "--setra 256 /dev/md0",
-        );
-        assert_eq!(read_ahead(&device, true).expect("told").verdict, Verdict::Ok);
-        remedy(
-            max_sectors(&device).expect("told"),
-            Verdict::Note,
-            "echo 1024 >/sys/block/md0/",
-        );
+            assert!(
+                finding
+                    .remedy
+                    .as_ref()
+                    .is_some_and(|remedy| remedy.contains(text)),
+                "{finding:?}"
+            );
+        }
+        assert_eq!(read_ahead(&device, true).expect("known").verdict, Verdict::Ok);
     }
 }

@@ -72,14 +72,29 @@ impl Check {
         self.finding(Verdict::Warning, found.into(), Some(remedy.into()))
     }
 
+    /// A warning if `bad`, else ok.
+    pub(super) fn warn_if(self, bad: bool, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        if bad {
+            self.warning(found, remedy)
+        } else {
+            self.ok(found)
+        }
+    }
+
+    /// A file system of the kernel's that would answer it is not there.
+    pub(super) fn unknown_without(self, mount: &str) -> Finding {
+        self.note(format!("unknown (is {mount} mounted?)"))
+    }
+
     pub(super) fn problem(self, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
         self.finding(Verdict::Problem, found.into(), Some(remedy.into()))
     }
 
     fn finding(self, verdict: Verdict, found: String, remedy: Option<String>) -> Finding {
+        let (check, path) = (self, None);
         Finding {
-            check: self,
-            path: None,
+            check,
+            path,
             verdict,
             found,
             remedy,

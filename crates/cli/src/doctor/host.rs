@@ -58,14 +58,13 @@ pub(super) fn kernel(release: &str) -> Finding {
 
 /// The container that this process is in, as far as it can be seen from inside.
 pub(super) fn container(view: &View) -> Option<&'static str> {
-    if view.exists("run/.containerenv") {
-        return Some("Podman");
-    }
-    if view.exists("var/run/secrets/kubernetes.io") {
-        return Some("Kubernetes");
-    }
-    if view.exists(".dockerenv") {
-        return Some("Docker");
+    let files = [
+        ("run/.containerenv", "Podman"),
+        ("var/run/secrets/kubernetes.io", "Kubernetes"),
+        (".dockerenv", "Docker"),
+    ];
+    if let Some((_, name)) = files.into_iter().find(|(path, _)| view.exists(path)) {
+        return Some(name);
     }
     let named = view.text("run/systemd/container").unwrap_or_default();
     let groups = view.text("proc/self/cgroup").unwrap_or_default();
@@ -77,14 +76,9 @@ pub(super) fn container(view: &View) -> Option<&'static str> {
         ("lxc", "LXC"),
         ("systemd-nspawn", "systemd-nspawn"),
     ];
-    let seen = known
-        .iter()
-        .find(|(mark, _)| named.contains(mark) || groups.contains(mark));
-    match seen {
-        Some((_, name)) => Some(name),
-        None if !named.is_empty() => Some("some"),
-        None => None,
-    }
+    let marked = |(mark, _): &(&str, _)| named.contains(mark) || groups.contains(mark);
+    let unknown = (!named.is_empty()).then_some("some");
+    known.into_iter().find(marked).map(|(_, name)| name).or(unknown)
 }
 
 /// Whether user 0 in here is another user outside: then capabilities do not reach the host's limits.
@@ -117,46 +111,35 @@ pub(super) fn environment(view: &View, ring_refused: bool) -> Finding {
         }
         None => return ENVIRONMENT.ok(found),
     };
-    if ring_refused {
-        ENVIRONMENT.note_with(found, remedy)
-    } else {
-        ENVIRONMENT.ok(found)
+    if !ring_refused {
+        return ENVIRONMENT.ok(found);
     }
+    ENVIRONMENT.note_with(found, remedy)
 }
 
 pub(super) fn clock_source(view: &View) -> Finding {
     const DIRECTORY: &str = "sys/devices/system/clocksource/clocksource0";
     let Some(source) = view.text(format!("{DIRECTORY}/current_clocksource")) else {
-        return CLOCK.note("unknown (is /sys mounted?)");
+        return CLOCK.unknown_without("/sys");
     };
     // These are read in user space, by the vDSO: arch/*/include/asm/vdso/clocksource.h.
-    let fast = [
-        "tsc",
-        "kvm-clock",
-        "hyperv_clocksource",
-        "arch_sys_counter",
-        "riscv_clocksource",
-        "timebase",
-    ];
-    if fast.iter().any(|name| source.starts_with(name)) {
+    let fast = "tsc kvm-clock hyperv_clocksource arch_sys_counter riscv_clocksource timebase";
+    if fast.split(' ').any(|name| source.starts_with(name)) {
         return CLOCK.ok(source);
     }
-    let available = view
-        .text(format!("{DIRECTORY}/available_clocksource"))
-        .unwrap_or_default();
+    let available = view.text(format!("{DIRECTORY}/available_clocksource"));
     CLOCK.warning(
-        format!("{source}, which needs a system call (available: {available})"),
+        format!("{source}, which needs a system call (available: {})", available.unwrap_or_default()),
         "where tsc or kvm-clock is available and stable: `echo tsc >/sys/devices/system/clocksource/clocksource0/current_clocksource`",
     )
 }
 
 pub(super) fn huge_pages(view: &View) -> Finding {
     let Some(modes) = view.text("sys/kernel/mm/transparent_hugepage/enabled") else {
-        return if view.exists("sys/kernel/mm") {
-            HUGE_PAGES.ok("the kernel has no transparent huge pages")
-        } else {
-            HUGE_PAGES.note("unknown (is /sys mounted?)")
-        };
+        if !view.exists("sys/kernel/mm") {
+            return HUGE_PAGES.unknown_without("/sys");
+        }
+        return HUGE_PAGES.ok("the kernel has no transparent huge pages");
     };
     match chosen(&modes) {
         Some("always") => HUGE_PAGES.note_with(

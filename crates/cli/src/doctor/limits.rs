@@ -23,7 +23,7 @@ checks! {
     MAPPINGS = "limits.mappings", "mmap and auto map each file and each cached object";
 }
 
-/// What the daemon takes beside its answer memory: code, connections, buffers of HTTP/2. A round figure to warn by, not
+/// What the daemon takes beside its response memory: code, connections, buffers of HTTP/2. A round figure to warn by, not
 /// a measured one.
 const OTHER_MEMORY_BYTES: u64 = 128 << 20;
 /// Defaults of `config/ringfetchd.yaml`: connections on each of three ports, descriptors of open objects.
@@ -62,13 +62,10 @@ fn count_of(list: &str) -> Option<u64> {
 }
 
 fn cpus(view: &View, usable: u32, needs: Needs) -> Finding {
-    let online = view
-        .text("sys/devices/system/cpu/online")
-        .and_then(|list| count_of(&list));
-    let found = match online {
-        Some(online) => format!("{usable} of {online} online"),
-        None => format!("{usable}"),
-    };
+    let online = view.text("sys/devices/system/cpu/online");
+    let online = online.and_then(|list| count_of(&list));
+    let of_online = online.map(|online| format!(" of {online} online"));
+    let found = format!("{usable}{}", of_online.unwrap_or_default());
     if needs.cores > usable {
         CPUS.warning(
             format!("{found}, and {} cores requested", needs.cores),
@@ -93,7 +90,7 @@ fn quota(group: &Cgroup) -> Finding {
         ),
         Some(cpus) if cpus.fract() > 0.0 => QUOTA.note_with(
             format!(
-                "{cpus:.2} CPUs: the daemon runs {} cores, and kernel threads share the rest",
+                "{cpus:.2} CPUs: the daemon runs {} cores, kernel threads share the rest",
                 cpus.floor()
             ),
             "whole CPUs, better by cpuset than by quota",
@@ -104,68 +101,45 @@ fn quota(group: &Cgroup) -> Finding {
 
 fn memory(view: &View, needs: Needs) -> Finding {
     let meminfo = view.meminfo();
-    let Some((available, total)) =
-        meminfo.and_then(|meminfo| Some((meminfo.mem_available?, meminfo.mem_total)))
-    else {
-        return MEMORY.note("unknown (is /proc mounted?)");
+    let figures = meminfo.and_then(|meminfo| Some((meminfo.mem_available?, meminfo.mem_total)));
+    let Some((available, total)) = figures else {
+        return MEMORY.unknown_without("/proc");
     };
-    let wanted = needs.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES);
-    let found = format!(
-        "{} of {} available; the budget is {}",
-        size(available),
-        size(total),
-        size(needs.memory_budget_bytes)
-    );
-    if available < wanted {
-        MEMORY.warning(found, "free memory, or set a smaller engine.memory_budget")
-    } else {
-        MEMORY.ok(found)
-    }
+    let (free, total, budget) = (size(available), size(total), size(needs.memory_budget_bytes));
+    let found = format!("{free} of {total} available; the budget is {budget}");
+    let remedy = "free memory, or set a smaller engine.memory_budget";
+    MEMORY.warn_if(available < needs.memory_bytes(), found, remedy)
 }
 
 fn group_memory(group: &Cgroup, needs: Needs) -> Finding {
     let Some(memory) = &group.memory else {
         return GROUP.ok("no limit that can be seen");
     };
-    let found = format!(
-        "{} ({}), {} in use",
-        size(memory.limit_bytes),
-        memory.file,
-        size(memory.used_bytes)
-    );
-    let wanted = needs.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES);
-    if memory.limit_bytes < wanted {
-        GROUP.warning(
-            format!("{found}; the budget is {}", size(needs.memory_budget_bytes)),
-            format!(
-                "allow {wanted} bytes at least (memory.max, --memory in Docker), or set a smaller engine.memory_budget"
-            ),
-        )
-    } else {
-        GROUP.note(found)
+    let (limit, used) = (size(memory.limit_bytes), size(memory.used_bytes));
+    let found = format!("{limit} ({}), {used} in use", memory.file);
+    let wanted = needs.memory_bytes();
+    if memory.limit_bytes >= wanted {
+        return GROUP.note(found);
     }
+    let found = format!("{found}; the budget is {}", size(needs.memory_budget_bytes));
+    let remedy = "bytes at least (memory.max, --memory in Docker), or set a smaller engine.memory_budget";
+    GROUP.warning(found, format!("allow {wanted} {remedy}"))
 }
 
 fn overcommit(view: &View, needs: Needs) -> Finding {
-    let mode: Option<u8> = view.number("proc/sys/vm/overcommit_memory");
-    match mode {
-        Some(2) => {
+    match view.number("proc/sys/vm/overcommit_memory") {
+        Some(2_u8) => {
             let room = view.meminfo().map_or(0, |meminfo| {
                 let limit = meminfo.commit_limit.unwrap_or(0);
                 limit.saturating_sub(meminfo.committed_as)
             });
             let found = format!("vm.overcommit_memory is 2, with room for {}", size(room));
-            if room < needs.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES) {
-                OVERCOMMIT.warning(
-                    found,
-                    "raise vm.overcommit_ratio, `sysctl vm.overcommit_memory=0`, or set a smaller engine.memory_budget",
-                )
-            } else {
-                OVERCOMMIT.ok(found)
-            }
+            let remedy = "raise vm.overcommit_ratio, `sysctl vm.overcommit_memory=0`, or set a smaller \
+                          engine.memory_budget";
+            OVERCOMMIT.warn_if(room < needs.memory_bytes(), found, remedy)
         }
         Some(mode) => OVERCOMMIT.ok(format!("vm.overcommit_memory is {mode}")),
-        None => OVERCOMMIT.note("unknown (is /proc mounted?)"),
+        None => OVERCOMMIT.unknown_without("/proc"),
     }
 }
 
@@ -174,44 +148,31 @@ fn open_files(hard: Option<u64>, needs: Needs) -> Finding {
         + OBJECTS
         + FILE_DESCRIPTORS * needs.paths
         + CORE_DESCRIPTORS * (u64::from(needs.cores) + 1);
-    match hard {
-        None => OPEN_FILES.ok("no limit"),
-        Some(hard) if hard < wanted => OPEN_FILES.warning(
-            format!(
-                "{} (hard); {} connections, {} objects and {} paths may take {}",
-                grouped(hard),
-                grouped(CONNECTIONS),
-                grouped(OBJECTS),
-                needs.paths,
-                grouped(wanted)
-            ),
-            format!(
-                "raise the hard limit (`ulimit -Hn {wanted}`, LimitNOFILE={wanted} in systemd, --ulimit nofile={wanted} \
-                 in Docker), or set smaller limits.connections and max_open_files"
-            ),
-        ),
-        Some(hard) => OPEN_FILES.ok(format!("{} (hard), {} may be needed", grouped(hard), grouped(wanted))),
+    let Some(hard) = hard else {
+        return OPEN_FILES.ok("no limit");
+    };
+    let (limit, most) = (grouped(hard), grouped(wanted));
+    if hard >= wanted {
+        return OPEN_FILES.ok(format!("{limit} (hard), {most} may be needed"));
     }
+    let (connections, objects, paths) = (grouped(CONNECTIONS), grouped(OBJECTS), needs.paths);
+    OPEN_FILES.warning(
+        format!("{limit} (hard); {connections} connections, {objects} objects and {paths} paths may take {most}"),
+        format!(
+            "raise the hard limit (`ulimit -Hn {wanted}`, LimitNOFILE={wanted} in systemd, --ulimit nofile={wanted} \
+             in Docker), or set smaller limits.connections and max_open_files"
+        ),
+    )
 }
 
 fn threads(group: &Cgroup, needs: Needs) -> Finding {
     let wanted = OTHER_THREADS + 2 * u64::from(needs.cores);
-    match &group.pids {
-        None => THREADS.ok("no limit that can be seen"),
-        Some(pids) => {
-            let found = format!("{} of {} in use ({})", pids.used, pids.limit, pids.file);
-            if pids.limit.saturating_sub(pids.used) < wanted {
-                THREADS.warning(
-                    found,
-                    format!(
-                        "leave room for {wanted} (pids.max, --pids-limit in Docker, TasksMax in systemd)"
-                    ),
-                )
-            } else {
-                THREADS.ok(found)
-            }
-        }
-    }
+    let Some(pids) = &group.pids else {
+        return THREADS.ok("no limit that can be seen");
+    };
+    let found = format!("{} of {} in use ({})", pids.used, pids.limit, pids.file);
+    let remedy = format!("leave room for {wanted} (pids.max, --pids-limit in Docker, TasksMax in systemd)");
+    THREADS.warn_if(pids.limit.saturating_sub(pids.used) < wanted, found, remedy)
 }
 
 fn mappings(view: &View, needs: Needs) -> Finding {
@@ -223,11 +184,17 @@ fn mappings(view: &View, needs: Needs) -> Finding {
             "`sysctl vm.max_map_count=65530` (the kernel's default), or more",
         ),
         Some(limit) => MAPPINGS.ok(format!("vm.max_map_count is {}", grouped(limit))),
-        None => MAPPINGS.note("unknown (is /proc mounted?)"),
+        None => MAPPINGS.unknown_without("/proc"),
     }
 }
 
-/// Bytes that could cache data: what is available to this process, less the answer memory. `None`: not told.
+impl Needs {
+    fn memory_bytes(&self) -> u64 {
+        self.memory_budget_bytes.saturating_add(OTHER_MEMORY_BYTES)
+    }
+}
+
+/// Bytes that could cache data: what is available to this process, less the response memory. `None`: unknown.
 pub(super) fn cache_room(view: &View, group: &Cgroup, needs: Needs) -> Option<u64> {
     let available = group.available_bytes(view)?;
     Some(available.saturating_sub(needs.memory_budget_bytes))
@@ -240,17 +207,10 @@ mod tests {
     use ringfetch_host::cgroup::{Memory, Pids};
     use ringfetch_host::tree::Tree;
 
-    fn needs() -> Needs {
-        Needs {
-            memory_budget_bytes: 256 << 20,
-            cores: 4,
-            paths: 3,
-        }
-    }
+    const NEEDS: Needs = Needs::new(256 << 20, 4, 3);
 
     #[test]
     fn lists_of_cpus_are_counted() {
-        // Scenario: lists as /sys has them, and nonsense. Expectation: how many; None.
         for (list, count) in [("0", 1), ("0-3", 4), ("0-3,8,10-11", 7)] {
             assert_eq!(count_of(list), Some(count), "{list}");
         }
@@ -261,50 +221,54 @@ mod tests {
 
     #[test]
     fn fewer_cpus_than_asked_for_are_a_warning() {
-        // Scenario: 64 CPUs online, 4 usable; 2 usable for 4 cores; quotas of 0.5, 2.5, 4 CPUs and none. Expectation: a
-        // note, a warning; warning, note, ok, ok.
+        // 64 CPUs online for 4 cores; then quotas.
+        use Verdict::{Note, Ok, Warning};
         let tree = Tree::new(&[("sys/devices/system/cpu/online", "0-63\n")]);
-        assert_eq!(cpus(&tree.view(), 4, needs()).verdict, Verdict::Note);
-        assert_eq!(cpus(&tree.view(), 2, needs()).verdict, Verdict::Warning);
-        assert_eq!(cpus(&tree.view(), 64, needs()).verdict, Verdict::Ok);
-        let with = |cpus| Cgroup {
-            cpus,
-            ..Cgroup::default()
-        };
-        let verdicts = [Some(0.5), Some(2.5), Some(4.0), None].map(|cpus| quota(&with(cpus)).verdict);
-        assert_eq!(
-            verdicts,
-            [Verdict::Warning, Verdict::Note, Verdict::Ok, Verdict::Ok]
-        );
+        let verdicts = [2, 4, 64].map(|usable| cpus(&tree.view(), usable, NEEDS).verdict);
+        assert_eq!(verdicts, [Warning, Note, Ok]);
+        let mut group = Cgroup::default();
+        for (cpus, verdict) in [
+            (Some(0.5), Warning),
+            (Some(2.5), Note),
+            (Some(4.0), Ok),
+            (None, Ok),
+        ] {
+            group.cpus = cpus;
+            assert_eq!(quota(&group).verdict, verdict, "{cpus:?}");
+        }
     }
 
     #[test]
     fn memory_is_held_against_the_budget() {
-        // Scenario: a budget of 256 MiB with 16 GiB and with 100 MiB available, in groups of 1 GiB and of 256 MiB, and
-        // with strict overcommit with and without room. Expectation: ok or note where it fits, a warning where not.
+        // A budget of 256 MiB, with 16 GiB and with 100 MiB available, in groups, with strict overcommit.
         let tree = Tree::new(&[("proc/sys/vm/overcommit_memory", "0\n")]);
         tree.write_meminfo(&[("MemTotal", 32 << 20), ("MemAvailable", 16 << 20)]);
-        let group = |limit_bytes| Cgroup {
-            memory: Some(Memory {
+        let (used_bytes, none) = (0, Cgroup::default());
+        let [large, small] = [1 << 30, 256 << 20].map(|limit_bytes| {
+            let file = "memory.max".to_owned();
+            let memory = Some(Memory {
                 limit_bytes,
-                used_bytes: 0,
-                file: "memory.max".to_owned(),
-            }),
-            ..Cgroup::default()
-        };
-        assert_eq!(memory(&tree.view(), needs()).verdict, Verdict::Ok);
-        assert_eq!(overcommit(&tree.view(), needs()).verdict, Verdict::Ok);
-        assert_eq!(
-            cache_room(&tree.view(), &Cgroup::default(), needs()),
-            Some((16 << 30) - (256 << 20))
-        );
-        assert_eq!(
-            cache_room(&tree.view(), &group(1 << 30), needs()),
-            Some((1 << 30) - (256 << 20))
-        );
-        assert_eq!(group_memory(&Cgroup::default(), needs()).verdict, Verdict::Ok);
-        assert_eq!(group_memory(&group(1 << 30), needs()).verdict, Verdict::Note);
-        assert_eq!(group_memory(&group(256 << 20), needs()).verdict, Verdict::Warning);
+                used_bytes,
+                file,
+            });
+            Cgroup {
+                memory,
+                ..Cgroup::default()
+            }
+        });
+        assert_eq!(memory(&tree.view(), NEEDS).verdict, Verdict::Ok);
+        assert_eq!(overcommit(&tree.view(), NEEDS).verdict, Verdict::Ok);
+        for (group, available, verdict) in [
+            (&none, 16_u64 << 30, Verdict::Ok),
+            (&large, 1 << 30, Verdict::Note),
+        ] {
+            assert_eq!(
+                cache_room(&tree.view(), group, NEEDS),
+                Some(available - (256 << 20))
+            );
+            assert_eq!(group_memory(group, NEEDS).verdict, verdict);
+        }
+        assert_eq!(group_memory(&small, NEEDS).verdict, Verdict::Warning);
 
         tree.write_meminfo(&[
             ("MemTotal", 32 << 20),
@@ -312,38 +276,31 @@ mod tests {
             ("CommitLimit", 20),
         ]);
         tree.write("proc/sys/vm/overcommit_memory", "2\n");
-        assert_eq!(memory(&tree.view(), needs()).verdict, Verdict::Warning);
-        assert_eq!(overcommit(&tree.view(), needs()).verdict, Verdict::Warning);
+        assert_eq!(memory(&tree.view(), NEEDS).verdict, Verdict::Warning);
+        assert_eq!(overcommit(&tree.view(), NEEDS).verdict, Verdict::Warning);
         tree.write_meminfo(&[("CommitLimit", 20_000_000), ("Committed_AS", 1)]);
-        assert_eq!(overcommit(&tree.view(), needs()).verdict, Verdict::Ok);
-        assert_eq!(memory(&tree.view(), needs()).verdict, Verdict::Note);
+        assert_eq!(overcommit(&tree.view(), NEEDS).verdict, Verdict::Ok);
+        assert_eq!(memory(&tree.view(), NEEDS).verdict, Verdict::Note);
     }
 
     #[test]
     fn counts_are_held_against_what_the_daemon_may_need() {
-        // Scenario: limits of descriptors, threads and mappings, some too low. Expectation: a warning with a remedy for
-        // those, ok for the others.
-        assert_eq!(open_files(None, needs()).verdict, Verdict::Ok);
-        assert_eq!(open_files(Some(1 << 20), needs()).verdict, Verdict::Ok);
-        let low = open_files(Some(4096), needs());
+        assert_eq!(open_files(None, NEEDS).verdict, Verdict::Ok);
+        assert_eq!(open_files(Some(1 << 20), NEEDS).verdict, Verdict::Ok);
+        let low = open_files(Some(4096), NEEDS);
         assert_eq!(low.verdict, Verdict::Warning);
         assert!(low.remedy.is_some_and(|remedy| remedy.contains("LimitNOFILE")));
 
-        let pids = |limit, used| Cgroup {
-            pids: Some(Pids {
-                limit,
-                used,
-                file: "pids.max".to_owned(),
-            }),
-            ..Cgroup::default()
-        };
-        assert_eq!(threads(&Cgroup::default(), needs()).verdict, Verdict::Ok);
-        assert_eq!(threads(&pids(1000, 900), needs()).verdict, Verdict::Ok);
-        assert_eq!(threads(&pids(1000, 990), needs()).verdict, Verdict::Warning);
-
-        let tree = Tree::new(&[("proc/sys/vm/max_map_count", "65530\n")]);
-        assert_eq!(mappings(&tree.view(), needs()).verdict, Verdict::Ok);
-        tree.write("proc/sys/vm/max_map_count", "1000\n");
-        assert_eq!(mappings(&tree.view(), needs()).verdict, Verdict::Warning);
+        let mut group = Cgroup::default();
+        assert_eq!(threads(&group, NEEDS).verdict, Verdict::Ok);
+        for (used, verdict) in [(900, Verdict::Ok), (990, Verdict::Warning)] {
+            let (limit, file) = (1000, "pids.max".to_owned());
+            group.pids = Some(Pids { limit, used, file });
+            assert_eq!(threads(&group, NEEDS).verdict, verdict);
+        }
+        for (limit, verdict) in [("65530\n", Verdict::Ok), ("1000\n", Verdict::Warning)] {
+            let tree = Tree::new(&[("proc/sys/vm/max_map_count", limit)]);
+            assert_eq!(mappings(&tree.view(), NEEDS).verdict, verdict);
+        }
     }
 }

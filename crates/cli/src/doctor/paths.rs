@@ -15,11 +15,11 @@ use ringfetch_host::View;
 use ringfetch_host::block::Device;
 use ringfetch_host::cgroup::Cgroup;
 use ringfetch_host::mounts::{Mount, mount_of, mounts};
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 checks! {
@@ -40,10 +40,10 @@ const ALIGNMENTS: [u32; 4] = [512, 1024, 2048, 4096];
 
 /// What of a path the summary goes by.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Facts {
+pub(super) struct PathFacts {
     pub(super) readable: bool,
     pub(super) length_bytes: u64,
-    /// `None`: the kernel does not tell.
+    /// `None`: unknown.
     pub(super) resident_bytes: Option<u64>,
     /// It is read from a device, past the page cache.
     pub(super) direct: bool,
@@ -61,22 +61,22 @@ pub(super) fn examine(
     path: &Path,
     needs: Needs,
     ring: bool,
-) -> (Vec<Finding>, Facts) {
-    let shown: String = path.display().to_string().chars().flat_map(printable).collect();
+) -> (Vec<Finding>, PathFacts) {
+    let shown: String = path.display().to_string().chars().map(printable).collect();
     let (checks, facts) = match Opened::open(path) {
         Ok(opened) => opened.examine(view, group, needs, ring),
-        Err((found, remedy)) => (vec![OPEN.problem(found, remedy)], Facts::default()),
+        Err((found, remedy)) => (vec![OPEN.problem(found, remedy)], PathFacts::default()),
     };
     let checks = checks.into_iter().map(|finding| finding.about(&shown)).collect();
     (checks, facts)
 }
 
-/// Paths may hold anything; a terminal is told no control characters.
-fn printable(c: char) -> Vec<char> {
+/// Paths may hold anything; no control character reaches the terminal.
+fn printable(c: char) -> String {
     if c.is_control() {
-        c.escape_default().collect()
+        c.escape_default().to_string()
     } else {
-        vec![c]
+        c.to_string()
     }
 }
 
@@ -94,27 +94,23 @@ struct Opened {
 }
 
 impl Opened {
-    /// The cause and the remedy, where it cannot be.
+    /// # Errors
+    /// The cause and the remedy.
     fn open(path: &Path) -> Result<Self, (String, String)> {
-        let split = |problem: &str| match problem.split_once(": ") {
-            Some((cause, remedy)) => (cause.to_owned(), remedy.to_owned()),
-            None => (problem.to_owned(), "correct the path".to_owned()),
-        };
-        let found = std::fs::metadata(path);
-        let is_directory = found.as_ref().is_ok_and(std::fs::Metadata::is_dir);
-        let is_device = found
-            .as_ref()
-            .is_ok_and(|found| FileType::from_raw_mode(found.mode()) == FileType::BlockDevice);
-        let kind = if is_directory {
-            KindSpec::Objects {
-                max_open_files: 16,
-                revalidate: OBJECT_REVALIDATE_DEFAULT,
-            }
-        } else {
-            KindSpec::Blocks {
-                block_bytes: 1,
-                partial_tail: PartialTail::Ignore,
-            }
+        let found = std::fs::metadata(path).ok().map(|found| found.file_type());
+        let is_directory = found.is_some_and(|found| found.is_dir());
+        let is_device = found.is_some_and(|found| found.is_block_device());
+        let (max_open_files, revalidate) = (16, OBJECT_REVALIDATE_DEFAULT);
+        let (block_bytes, partial_tail) = (1, PartialTail::Ignore);
+        let kind = match is_directory {
+            true => KindSpec::Objects {
+                max_open_files,
+                revalidate,
+            },
+            false => KindSpec::Blocks {
+                block_bytes,
+                partial_tail,
+            },
         };
         let spec = DatasetSpec {
             name: "doctor".to_owned(),
@@ -123,20 +119,17 @@ impl Opened {
             direct_io: DirectIo::Preferred,
         };
         let dataset = Dataset::open(&spec).map_err(|error| {
-            // What the daemon would say, without the path, which stands above it here.
+            // The daemon's message, without the path, which is above it here.
             let start = format!("{}: ", path.display());
-            let (cause, remedy) = split(error.problem.strip_prefix(&start).unwrap_or(&error.problem));
-            if is_device && cause == "permission denied" {
-                let group = "; in a container or a service, allow the device (--device in Docker, DeviceAllow in systemd)";
-                return (cause, remedy + group);
-            }
-            (cause, remedy)
+            let problem = error.problem.strip_prefix(&start).unwrap_or(&error.problem);
+            let (cause, remedy) = problem.split_once(": ").unwrap_or((problem, "correct the path"));
+            let denied = is_device && cause == "permission denied";
+            let hint = "; in a container or a service, allow the device (--device in Docker, DeviceAllow in systemd)";
+            (cause.to_owned(), format!("{remedy}{}", if denied { hint } else { "" }))
         })?;
         let failed = |error: io::Error| {
-            (
-                format!("opens but cannot be read: {error}"),
-                "check the device (the kernel log says more) and the permissions".to_owned(),
-            )
+            let remedy = "check the device (the kernel log says more) and the permissions";
+            (format!("opens but cannot be read: {error}"), remedy.to_owned())
         };
         let path = path.canonicalize().map_err(failed)?;
         let mut samples = Vec::new();
@@ -146,10 +139,8 @@ impl Opened {
             let objects = dataset.list_objects("", OBJECTS_SAMPLED).map_err(failed)?;
             length_bytes = objects.iter().map(|object| object.length_bytes).sum();
             for object in objects.iter().filter(|object| object.length_bytes > 0) {
-                let sample = Sample {
-                    path: path.join(&object.name),
-                    length_bytes: object.length_bytes,
-                };
+                let (path, length_bytes) = (path.join(&object.name), object.length_bytes);
+                let sample = Sample { path, length_bytes };
                 match sample.open(OFlags::empty()) {
                     Ok(_) => samples.push(sample),
                     Err(error) => {
@@ -158,35 +149,34 @@ impl Opened {
                 }
             }
         } else {
-            samples.push(Sample {
-                path: path.clone(),
-                length_bytes,
-            });
+            let path = path.clone();
+            samples.push(Sample { path, length_bytes });
         }
         if let Some(first) = samples.first() {
             first.read_last_byte().map_err(failed)?;
         }
+        let direct = dataset.direct().clone();
         Ok(Self {
             path,
             is_directory,
             is_device,
-            direct: dataset.direct().clone(),
+            direct,
             samples,
             unreadable,
             length_bytes,
         })
     }
 
-    fn examine(&self, view: &View, group: &Cgroup, needs: Needs, ring: bool) -> (Vec<Finding>, Facts) {
+    fn examine(&self, view: &View, group: &Cgroup, needs: Needs, ring: bool) -> (Vec<Finding>, PathFacts) {
         let mounts = mounts(view);
         let mount = mount_of(&mounts, &self.path).filter(|_| !self.is_device);
         let system = mount.map(|mount| mount.kind.as_str());
-        let mut checks = vec![self.opened()];
-        checks.push(match mount {
+        let file_system = match mount {
             Some(mount) => file_system(mount),
             None if self.is_device => FILE_SYSTEM.ok("none: a block device"),
-            None => FILE_SYSTEM.note("unknown (is /proc mounted?)"),
-        });
+            None => FILE_SYSTEM.unknown_without("/proc"),
+        };
+        let mut checks = vec![self.opened(), file_system];
         let has_a_device = mount.is_none() || checks.iter().all(|finding| finding.verdict == Verdict::Ok);
         let in_memory = matches!(system, Some("tmpfs" | "ramfs"));
         if let Some(sample) = self.samples.first() {
@@ -202,17 +192,21 @@ impl Opened {
                 let (partition, direct) = (partition.as_deref(), self.direct.direct);
                 checks.extend(block::checks(view, group, &device, partition, direct, needs));
             }
-            // Memory, layers and networks have none, and have been told of.
-            None if has_a_device => checks.push(block::unseen()),
+            // Memory, layers and networks have none, as their file system's check says.
+            None if has_a_device => checks.push(block::not_found()),
             None => {}
         }
-        let facts = Facts {
-            readable: true,
-            length_bytes: self.length_bytes,
-            resident_bytes,
-            direct: self.direct.direct && !in_memory,
-        };
-        (checks, facts)
+        let (readable, length_bytes) = (true, self.length_bytes);
+        let direct = self.direct.direct && !in_memory;
+        (
+            checks,
+            PathFacts {
+                readable,
+                length_bytes,
+                resident_bytes,
+                direct,
+            },
+        )
     }
 
     fn opened(&self) -> Finding {
@@ -228,10 +222,10 @@ impl Opened {
             );
         }
         match self.samples.len() {
-            0 => OPEN.warning(
-                "a directory without objects, or with empty ones only",
-                "put objects there, or correct the path",
-            ),
+            0 => {
+                let found = "a directory without objects, or with empty ones only";
+                OPEN.warning(found, "put objects there, or correct the path")
+            }
             OBJECTS_SAMPLED.. => OPEN.ok(format!(
                 "a directory; its first {OBJECTS_SAMPLED} objects hold {bytes}"
             )),
@@ -242,55 +236,44 @@ impl Opened {
     fn direct_io(&self, sample: &Sample, in_memory: bool) -> Finding {
         let remedy = "put the data on a local file system that takes O_DIRECT (ext4, XFS) or on a block device; or serve it \
                       by mmap";
+        let DirectFacts {
+            reason,
+            memory_alignment_bytes: memory,
+            offset_alignment_bytes: offset,
+            ..
+        } = &self.direct;
         if !self.direct.direct {
-            return DIRECT.warning(self.direct.reason.clone(), remedy);
+            return DIRECT.warning(reason.clone(), remedy);
         }
         let tried = sample.direct_reads();
-        let works: Vec<String> = tried
-            .iter()
-            .filter(|(_, outcome)| outcome.is_ok())
-            .map(|(bytes, _)| bytes.to_string())
-            .collect();
-        let found = format!(
-            "{} (memory: {}); reads at {} work",
-            self.direct.reason,
-            self.direct.memory_alignment_bytes,
-            works.join(", ")
-        );
-        let told = self
-            .direct
-            .offset_alignment_bytes
-            .max(self.direct.memory_alignment_bytes);
-        let wrong = tried.iter().find_map(|(bytes, outcome)| {
-            Some((bytes, outcome.as_ref().err()?)).filter(|(bytes, _)| **bytes >= told)
-        });
-        match wrong {
+        let worked = tried.iter().filter(|(_, outcome)| outcome.is_ok());
+        let works: Vec<String> = worked.map(|(bytes, _)| bytes.to_string()).collect();
+        let found = format!("{reason} (memory: {memory}); reads at {} work", works.join(", "));
+        let mut aligned = tried.iter().filter(|(bytes, _)| bytes >= offset.max(memory));
+        match aligned.find_map(|(bytes, outcome)| Some((bytes, outcome.as_ref().err()?))) {
             Some((bytes, error)) => DIRECT.warning(
-                format!(
-                    "{}, but a read aligned to {bytes} bytes answers {error}",
-                    self.direct.reason
-                ),
+                format!("{reason}, but a read aligned to {bytes} bytes answers {error}"),
                 "set direct_io: off for this dataset, and please report this",
             ),
-            // Warned of already, by its file system.
+            // Its file system's check warns already.
             None if in_memory => DIRECT.note(found),
             None => DIRECT.ok(found),
         }
     }
 
     fn ring_read(&self, sample: &Sample) -> Finding {
-        let outcome = if self.direct.direct {
-            let bytes = self.direct.offset_alignment_bytes;
-            sample
-                .open(OFlags::DIRECT)
-                .and_then(|file| read_through_ring(file, 0, bytes, self.direct.memory_alignment_bytes))
-        } else {
-            sample
-                .open(OFlags::empty())
-                .and_then(|file| read_through_ring(file, 0, 512, 1))
+        let direct = &self.direct;
+        let (how, flags, bytes, alignment) = match direct.direct {
+            true => (
+                "direct",
+                OFlags::DIRECT,
+                direct.offset_alignment_bytes,
+                direct.memory_alignment_bytes,
+            ),
+            false => ("buffered", OFlags::empty(), 512, 1),
         };
-        let how = if self.direct.direct { "direct" } else { "buffered" };
-        match outcome {
+        let file = sample.open(flags);
+        match file.and_then(|file| read_through_ring(file, 0, bytes, alignment)) {
             Ok(bytes) => RING_READ.ok(format!("a {how} read of {bytes} bytes works")),
             Err(error) => RING_READ.problem(
                 format!("a {how} read through a ring answers {error}"),
@@ -302,18 +285,17 @@ impl Opened {
     /// What of it is in the page cache; for a directory, of the objects looked at.
     fn residency(&self, system: Option<&str>) -> (Finding, Option<u64>) {
         if system == Some("overlay") {
-            return (residency_hidden(), None);
+            // The pages belong to the file of a layer; asked of the overlay's own file, cachestat finds none (kernel 6.18).
+            let found = "overlayfs hides what is in the page cache: backend auto takes all of it for cold";
+            let remedy = "put the data into a volume, or choose uring or mmap";
+            return (RESIDENCY.warning(found, remedy), None);
         }
         let page_bytes = rustix::param::page_size() as u64;
         let mut resident_bytes: u64 = 0;
         for sample in &self.samples {
-            let pages = sample
-                .open(OFlags::empty())
-                .and_then(|file| resident_pages(file, sample.length_bytes));
-            match pages {
-                Ok(pages) => {
-                    resident_bytes += pages.saturating_mul(page_bytes).min(sample.length_bytes);
-                }
+            let file = sample.open(OFlags::empty());
+            match file.and_then(|file| resident_pages(file, sample.length_bytes)) {
+                Ok(pages) => resident_bytes += pages.saturating_mul(page_bytes).min(sample.length_bytes),
                 Err(error) => return (residency_refused(&error), None),
             }
         }
@@ -341,14 +323,6 @@ impl Opened {
     }
 }
 
-/// The pages belong to the file of a layer; asked of the overlay's own file, cachestat finds none (seen on kernel 6.18).
-fn residency_hidden() -> Finding {
-    RESIDENCY.warning(
-        "overlayfs hides what is in the page cache: backend auto takes all of it for cold",
-        "put the data into a volume, or choose uring or mmap",
-    )
-}
-
 fn residency_refused(error: &io::Error) -> Finding {
     let found = format!("cachestat answers: {error}");
     match Errno::from_io_error(error) {
@@ -368,10 +342,7 @@ impl Sample {
     /// Never waits for a fifo's other end, should the path have become one.
     fn open(&self, flags: OFlags) -> io::Result<File> {
         let flags = (flags | OFlags::NONBLOCK).bits().cast_signed();
-        std::fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(flags)
-            .open(&self.path)
+        File::options().read(true).custom_flags(flags).open(&self.path)
     }
 
     fn read_last_byte(&self) -> io::Result<()> {
@@ -419,12 +390,11 @@ fn file_system(mount: &Mount) -> Finding {
             format!("{found}: a container's own layers"),
             "put the data into a volume (-v, or a bind mount): it is then read without the layers between",
         ),
-        "nfs" | "nfs4" | "cifs" | "smb3" | "ceph" | "glusterfs" | "lustre" => FILE_SYSTEM.note(format!(
-            "{found}: a server's; what its device and its cache do cannot be seen from here"
-        )),
-        "9p" | "virtiofs" => FILE_SYSTEM.note(format!(
-            "{found}: the host's; what its device and its cache do cannot be seen from here"
-        )),
+        "nfs" | "nfs4" | "cifs" | "smb3" | "ceph" | "glusterfs" | "lustre" | "9p" | "virtiofs" => {
+            let whose = if matches!(kind, "9p" | "virtiofs") { "the host's" } else { "a server's" };
+            let limit = "what its device and its cache do cannot be seen from here";
+            FILE_SYSTEM.note(format!("{found}: {whose}; {limit}"))
+        }
         "btrfs" | "bcachefs" | "zfs" => FILE_SYSTEM.note_with(
             format!("{found}: where data has checksums or is compressed, direct reads may be buffered ones all the same"),
             "keep the data uncompressed; or on ext4, XFS or a block device",
@@ -444,8 +414,6 @@ mod tests {
 
     #[test]
     fn file_systems_are_judged_by_their_kind() {
-        // Scenario: kinds of file systems. Expectation: ok for local ones, warnings for memory and container layers, notes
-        // for what cannot be seen through.
         let tree = Tree::new(&[(
             "proc/self/mountinfo",
             "1 1 8:1 / / rw - overlay overlay rw\n2 1 8:2 / /a rw - ext4 /dev/sda2 rw\n\
@@ -460,27 +428,25 @@ mod tests {
     }
 
     #[test]
-    fn what_cachestat_refuses_is_told_apart() {
-        // Scenario: EPERM, ENOSYS and another errno. Expectation: a warning, a note with the kernel, a note.
-        let told = |errno| residency_refused(&io::Error::from_raw_os_error(errno));
-        assert_eq!(told(1).verdict, Verdict::Warning);
-        let old = told(38);
+    fn refusals_of_cachestat_are_told_apart() {
+        let finding = |errno: Errno| residency_refused(&errno.into());
+        assert_eq!(finding(Errno::PERM).verdict, Verdict::Warning);
+        let old = finding(Errno::NOSYS);
         assert_eq!(old.verdict, Verdict::Note);
         assert!(old.remedy.is_some_and(|remedy| remedy.contains("6.5")));
-        assert_eq!(told(95).verdict, Verdict::Note);
+        assert_eq!(finding(Errno::OPNOTSUPP).verdict, Verdict::Note);
     }
 
     #[test]
     fn a_path_says_nothing_to_the_terminal() {
-        // Scenario: a missing path with an escape sequence and a line feed in its name. Expectation: a problem, and a
-        // name without control characters.
         let path = Path::new("/nowhere/\x1b[31m\nx");
-        let needs = Needs {
-            memory_budget_bytes: 1,
-            cores: 1,
-            paths: 1,
-        };
-        let (checks, facts) = examine(&View::real(), &Cgroup::default(), path, needs, false);
+        let (checks, facts) = examine(
+            &View::real(),
+            &Cgroup::default(),
+            path,
+            Needs::new(1, 1, 1),
+            false,
+        );
         let [finding] = &checks[..] else {
             panic!("{checks:?}")
         };

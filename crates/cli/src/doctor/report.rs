@@ -1,4 +1,4 @@
-//! How all findings are told: as text, and as JSON whose ids are stable.
+//! All findings as text, and as JSON whose ids are stable.
 
 use super::Needs;
 use super::finding::{Finding, Verdict};
@@ -32,6 +32,8 @@ impl Report {
     }
 
     pub(super) fn json(&self) -> Value {
+        let fix_first = self.summary.fix_first.iter();
+        let fix_first = fix_first.map(|(name, remedy)| json!({ "check": name, "remedy": remedy }));
         let worst = self.checks.iter().map(|finding| finding.verdict).max();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -41,10 +43,7 @@ impl Report {
             "cores": self.needs.cores,
             "verdict": worst.unwrap_or(Verdict::Ok).as_str(),
             "backends": self.summary.json(),
-            "mend_first": self.summary.mend_first.iter().map(|(name, remedy)| json!({
-                "check": name,
-                "remedy": remedy,
-            })).collect::<Vec<_>>(),
+            "mend_first": fix_first.collect::<Vec<_>>(),
             "checks": self.checks,
         })
     }
@@ -59,15 +58,15 @@ impl Report {
         )?;
         let width = self.checks.iter().map(|finding| finding.check.id.len()).max();
         let width = width.unwrap_or(0);
-        let mut told = HashSet::new();
+        let mut shown = HashSet::new();
         for section in self.checks.chunk_by(|a, b| a.path == b.path) {
             let path = section.first().and_then(|finding| finding.path.as_deref());
             writeln!(out, "\n{}", path.unwrap_or("host"))?;
             let mut repeated = 0;
             for finding in section {
                 // Paths on one device differ in little.
-                if !told.insert((finding.check.id, &finding.found)) && finding.check.id.starts_with("device.")
-                {
+                let id = finding.check.id;
+                if !shown.insert((id, &finding.found)) && id.starts_with("device.") {
                     repeated += 1;
                     continue;
                 }
@@ -79,13 +78,11 @@ impl Report {
         }
         writeln!(out)?;
         self.summary.write(out)?;
+        let all = [Verdict::Problem, Verdict::Warning, Verdict::Note, Verdict::Ok];
+        let [problems, warnings, notes, ok] = all.map(|verdict| self.count(verdict));
         writeln!(
             out,
-            "problems: {}, warnings: {}, notes: {}, ok: {}",
-            self.count(Verdict::Problem),
-            self.count(Verdict::Warning),
-            self.count(Verdict::Note),
-            self.count(Verdict::Ok)
+            "problems: {problems}, warnings: {warnings}, notes: {notes}, ok: {ok}"
         )
     }
 }

@@ -21,7 +21,7 @@ checks! {
     FILES = "io_uring.registered_files",
         "a registered file's descriptor is not looked up for every read; without it, reads still work";
     BUFFERS = "io_uring.registered_buffers",
-        "memory that is registered with a ring need not be pinned anew for every read; without it, reads still work";
+        "memory that is registered with a ring need not be pinned again for every read; without it, reads still work";
     MEMLOCK = "limits.memlock",
         "registered memory counts against RLIMIT_MEMLOCK, once a ring, and over all processes of the user";
 }
@@ -33,18 +33,18 @@ const CAP_IPC_LOCK: u64 = 1 << 14;
 /// bytes and 8192 of 16.
 const RING_BYTES: u64 = 1 << 20;
 
-/// What was tried, and how it came out.
+/// What was tried, and the outcomes.
 #[derive(Debug)]
-pub(super) struct Tried {
+pub(super) struct RingProbe {
     pub(super) probe: Result<UringFacts, UringRefusal>,
     pub(super) abilities: Result<Abilities, UringRefusal>,
-    /// The daemon's answer memory with all its rings.
+    /// Registering the daemon's response memory with all its rings.
     pub(super) memory: io::Result<()>,
     pub(super) memlock_limit_bytes: Option<u64>,
 }
 
-impl Tried {
-    pub(super) fn now(needs: Needs) -> Self {
+impl RingProbe {
+    pub(super) fn run(needs: Needs) -> Self {
         Self {
             probe: probe(),
             abilities: abilities(),
@@ -52,13 +52,9 @@ impl Tried {
             memlock_limit_bytes: getrlimit(Resource::Memlock).current,
         }
     }
-
-    pub(super) fn is_refused(&self) -> bool {
-        self.probe.is_err()
-    }
 }
 
-pub(super) fn checks(view: &View, tried: &Tried, needs: Needs) -> Vec<Finding> {
+pub(super) fn checks(view: &View, tried: &RingProbe, needs: Needs) -> Vec<Finding> {
     let mut checks = vec![setup(tried), sysctl(view, tried), seccomp(view, tried)];
     // Where there is no ring, what it could do is one and the same answer again.
     if let Ok(abilities) = &tried.abilities {
@@ -84,29 +80,25 @@ pub(super) fn checks(view: &View, tried: &Tried, needs: Needs) -> Vec<Finding> {
     checks
 }
 
-fn setup(tried: &Tried) -> Finding {
+fn setup(tried: &RingProbe) -> Finding {
     match &tried.probe {
         Ok(facts) => SETUP.ok(format!("a ring, a no-op and a read work ({})", facts.features)),
         Err(refusal) => SETUP.problem(refusal.cause(), refusal.remedy()),
     }
 }
 
-fn sysctl(view: &View, tried: &Tried) -> Finding {
+fn sysctl(view: &View, tried: &RingProbe) -> Finding {
     let value: Option<u8> = view.number("proc/sys/kernel/io_uring_disabled");
     let group: i64 = view.number("proc/sys/kernel/io_uring_group").unwrap_or(-1);
-    let blamed = match &tried.probe {
-        Err(refusal @ UringRefusal::Sysctl { .. }) => Some(refusal),
-        Ok(_) | Err(_) => None,
-    };
-    match (value, blamed) {
-        (_, Some(refusal)) => SYSCTL.problem(
-            format!("{} (kernel.io_uring_group is {group})", refusal.cause()),
-            refusal.remedy(),
-        ),
-        (None, None) if !view.exists("proc/sys/kernel") => SYSCTL.note("unknown (is /proc mounted?)"),
-        (None, None) => SYSCTL.ok("there is no kernel.io_uring_disabled here, so it forbids nothing"),
-        (Some(0), None) => SYSCTL.ok("kernel.io_uring_disabled is 0: allowed to all"),
-        (Some(value), None) => SYSCTL.warning(
+    if let Err(refusal @ UringRefusal::Sysctl { .. }) = &tried.probe {
+        let found = format!("{} (kernel.io_uring_group is {group})", refusal.cause());
+        return SYSCTL.problem(found, refusal.remedy());
+    }
+    match value {
+        None if !view.exists("proc/sys/kernel") => SYSCTL.unknown_without("/proc"),
+        None => SYSCTL.ok("there is no kernel.io_uring_disabled here, so it forbids nothing"),
+        Some(0) => SYSCTL.ok("kernel.io_uring_disabled is 0: allowed to all"),
+        Some(value) => SYSCTL.warning(
             format!(
                 "kernel.io_uring_disabled is {value} and kernel.io_uring_group is {group}: the daemon's user may be refused"
             ),
@@ -115,7 +107,7 @@ fn sysctl(view: &View, tried: &Tried) -> Finding {
     }
 }
 
-fn seccomp(view: &View, tried: &Tried) -> Finding {
+fn seccomp(view: &View, tried: &RingProbe) -> Finding {
     let mode = view.line("proc/thread-self/status", "Seccomp:");
     let filters = view.line("proc/thread-self/status", "Seccomp_filters:");
     let filters = filters.map_or_else(String::new, |count| format!(" (filters: {count})"));
@@ -131,38 +123,30 @@ fn seccomp(view: &View, tried: &Tried) -> Finding {
 }
 
 fn flags(abilities: &Abilities) -> Finding {
-    let tried = [
-        ("COOP_TASKRUN", &abilities.coop_taskrun),
-        ("SINGLE_ISSUER", &abilities.single_issuer),
-    ];
-    let refused: Vec<String> = tried
+    let (coop, single) = (&abilities.coop_taskrun, &abilities.single_issuer);
+    let refused: Vec<String> = [("COOP_TASKRUN", coop), ("SINGLE_ISSUER", single)]
         .iter()
         .filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.as_ref().err()?)))
         .collect();
     if refused.is_empty() {
-        FLAGS.ok("COOP_TASKRUN and SINGLE_ISSUER work")
-    } else {
-        FLAGS.note_with(
-            refused.join("; "),
-            "use kernel 6.0 or newer (5.19 for COOP_TASKRUN)",
-        )
+        return FLAGS.ok("COOP_TASKRUN and SINGLE_ISSUER work");
     }
+    FLAGS.note_with(
+        refused.join("; "),
+        "use kernel 6.0 or newer (5.19 for COOP_TASKRUN)",
+    )
 }
 
-fn memlock(view: &View, tried: &Tried, needs: Needs) -> Finding {
+fn memlock(view: &View, tried: &RingProbe, needs: Needs) -> Finding {
     let cores = u64::from(needs.cores);
     let together = needs.memory_budget_bytes.saturating_mul(cores);
     let wanted = together.saturating_add(cores * RING_BYTES);
-    let what = format!(
-        "{} of answer memory with {} rings, {} together",
-        size(needs.memory_budget_bytes),
-        needs.cores,
-        size(together)
-    );
-    let limit = match tried.memlock_limit_bytes {
-        Some(bytes) => format!("the limit is {}", size(bytes)),
-        None => "there is no limit".to_owned(),
-    };
+    let (budget, all) = (size(needs.memory_budget_bytes), size(together));
+    let what = format!("{budget} of answer memory with {cores} rings, {all} together");
+    let limit = tried
+        .memlock_limit_bytes
+        .map(|bytes| format!("the limit is {}", size(bytes)));
+    let limit = limit.unwrap_or_else(|| "there is no limit".to_owned());
     let capable = view
         .line("proc/self/status", "CapEff:")
         .and_then(|set| u64::from_str_radix(&set, 16).ok())
@@ -197,16 +181,14 @@ mod tests {
     use super::*;
     use ringfetch_host::tree::Tree;
 
-    fn needs() -> Needs {
-        Needs {
-            memory_budget_bytes: 64 << 20,
-            cores: 2,
-            paths: 1,
-        }
-    }
+    const NEEDS: Needs = Needs::new(64 << 20, 2, 1);
+    const DISABLED: &str = "proc/sys/kernel/io_uring_disabled";
+    const GROUP: &str = "proc/sys/kernel/io_uring_group";
+    const STATUS: &str = "proc/thread-self/status";
+    const FILTERED: &str = "Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t1\n";
 
-    fn works() -> Tried {
-        Tried {
+    fn works() -> RingProbe {
+        RingProbe {
             probe: Ok(UringFacts {
                 kernel_release: "6.8.0".to_owned(),
                 features: "nodrop".to_owned(),
@@ -223,12 +205,12 @@ mod tests {
         }
     }
 
-    fn refused(refusal: UringRefusal) -> Tried {
-        Tried {
+    fn refused(refusal: UringRefusal) -> RingProbe {
+        RingProbe {
             probe: Err(refusal.clone()),
             abilities: Err(refusal),
-            memory: Err(io::Error::from_raw_os_error(1)),
-            memlock_limit_bytes: Some(8 << 20),
+            memory: Err(Errno::PERM.into()),
+            ..works()
         }
     }
 
@@ -237,75 +219,68 @@ mod tests {
         found.unwrap_or_else(|| panic!("no {id} in {checks:?}"))
     }
 
+    /// Verdicts of setup, sysctl and seccomp.
+    fn verdicts(checks: &[Finding]) -> [Verdict; 3] {
+        ["io_uring.setup", "io_uring.sysctl", "io_uring.seccomp"].map(|id| by_id(checks, id).verdict)
+    }
+
     #[test]
     fn the_one_who_refuses_is_the_one_with_the_problem() {
-        // Scenario: refusals by sysctl (1 with a group, 2), by a filter, by a security module. Expectation: a problem at
-        // io_uring.setup and at its cause, none at the other, each with the remedy; nothing is said of abilities.
-        let tree = Tree::new(&[
-            ("proc/sys/kernel/io_uring_disabled", "2\n"),
-            ("proc/sys/kernel/io_uring_group", "-1\n"),
-            (
-                "proc/thread-self/status",
-                "Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t1\n",
-            ),
-        ]);
-        let checks = checks(&tree.view(), &refused(UringRefusal::Sysctl { value: 2 }), needs());
-        assert_eq!(checks.len(), 3, "{checks:?}");
-        assert_eq!(by_id(&checks, "io_uring.setup").verdict, Verdict::Problem);
-        let sysctl = by_id(&checks, "io_uring.sysctl");
-        assert_eq!(sysctl.verdict, Verdict::Problem);
-        let remedy = sysctl.remedy.as_deref().expect("remedy");
+        // Refusals by sysctl, by a filter, and by a security module; nothing is said of what a ring could do.
+        use Verdict::{Note, Ok, Problem};
+        let tree = Tree::new(&[(DISABLED, "2\n"), (GROUP, "-1\n"), (STATUS, FILTERED)]);
+        let checks = |refusal| checks(&tree.view(), &refused(refusal), NEEDS);
+        let by_sysctl = checks(UringRefusal::Sysctl { value: 2 });
+        assert_eq!(
+            (by_sysctl.len(), verdicts(&by_sysctl)),
+            (3, [Problem, Problem, Note]),
+            "{by_sysctl:?}"
+        );
+        let remedy = by_id(&by_sysctl, "io_uring.sysctl")
+            .remedy
+            .as_deref()
+            .expect("remedy");
         assert!(remedy.contains("sysctl kernel.io_uring_disabled=0"), "{remedy}");
-        assert_eq!(by_id(&checks, "io_uring.seccomp").verdict, Verdict::Note);
 
-        tree.write("proc/sys/kernel/io_uring_disabled", "0\n");
-        let refusal = UringRefusal::Seccomp { errno: 1 };
-        let checks = super::checks(&tree.view(), &refused(refusal), needs());
-        let seccomp = by_id(&checks, "io_uring.seccomp");
-        assert_eq!(seccomp.verdict, Verdict::Problem);
-        assert!(seccomp.found.contains("filters: 1"), "{seccomp:?}");
+        tree.write(DISABLED, "0\n");
+        let by_filter = checks(UringRefusal::Seccomp { errno: 1 });
+        assert_eq!(verdicts(&by_filter), [Problem, Ok, Problem]);
+        let seccomp = by_id(&by_filter, "io_uring.seccomp");
         let remedy = seccomp.remedy.as_deref().expect("remedy");
         assert!(remedy.contains("deploy/seccomp/ringfetchd.json"), "{remedy}");
-        assert_eq!(by_id(&checks, "io_uring.sysctl").verdict, Verdict::Ok);
+        assert!(seccomp.found.contains("filters: 1"), "{seccomp:?}");
 
-        tree.write("proc/thread-self/status", "Seccomp:\t0\n");
-        let refusal = UringRefusal::Denied { errno: 1 };
-        let checks = super::checks(&tree.view(), &refused(refusal), needs());
-        assert_eq!(by_id(&checks, "io_uring.setup").verdict, Verdict::Problem);
-        assert_eq!(by_id(&checks, "io_uring.seccomp").verdict, Verdict::Ok);
-        assert_eq!(by_id(&checks, "io_uring.sysctl").verdict, Verdict::Ok);
+        tree.write(STATUS, "Seccomp:\t0\n");
+        assert_eq!(
+            verdicts(&checks(UringRefusal::Denied { errno: 1 })),
+            [Problem, Ok, Ok]
+        );
     }
 
     #[test]
     fn what_works_for_one_user_may_be_refused_to_the_next() {
-        // Scenario: a working ring with io_uring_disabled at 1 and a group; one in a filter that allows it; a kernel that
-        // knows neither. Expectation: a warning that names the group; ok; ok for the sysctl and a note for the filter.
-        let tree = Tree::new(&[
-            ("proc/sys/kernel/io_uring_disabled", "1\n"),
-            ("proc/sys/kernel/io_uring_group", "997\n"),
-            ("proc/thread-self/status", "Seccomp:\t2\nSeccomp_filters:\t1\n"),
-        ]);
-        let checks = checks(&tree.view(), &works(), needs());
-        let sysctl = by_id(&checks, "io_uring.sysctl");
-        assert_eq!(sysctl.verdict, Verdict::Warning);
-        assert!(sysctl.found.contains("997"), "{sysctl:?}");
-        assert_eq!(by_id(&checks, "io_uring.seccomp").verdict, Verdict::Ok);
+        // A ring that works although the sysctl names a group, and one on a kernel that knows neither sysctl nor filter.
+        let tree = Tree::new(&[(DISABLED, "1\n"), (GROUP, "997\n"), (STATUS, FILTERED)]);
+        let found = checks(&tree.view(), &works(), NEEDS);
+        assert_eq!(verdicts(&found), [Verdict::Ok, Verdict::Warning, Verdict::Ok]);
+        assert!(
+            by_id(&found, "io_uring.sysctl").found.contains("997"),
+            "{found:?}"
+        );
 
         let old = Tree::new(&[("proc/sys/kernel/ostype", "Linux\n")]);
-        let checks = super::checks(&old.view(), &works(), needs());
-        assert_eq!(by_id(&checks, "io_uring.sysctl").verdict, Verdict::Ok);
-        assert_eq!(by_id(&checks, "io_uring.seccomp").verdict, Verdict::Note);
+        let found = checks(&old.view(), &works(), NEEDS);
+        assert_eq!(verdicts(&found), [Verdict::Ok, Verdict::Ok, Verdict::Note]);
     }
 
     #[test]
-    fn locked_memory_is_told_with_what_it_takes() {
-        // Scenario: 64 MiB for 2 rings with a limit of 8 MiB: refused; allowed by CAP_IPC_LOCK; refused though the
-        // capability is there, in a user namespace; out of descriptors. Expectation: a warning that asks for that and
-        // 1 MiB a ring; ok; a warning that says why; a note.
+    fn locked_memory_is_reported_with_what_it_takes() {
+        // 64 MiB for 2 rings with a limit of 8 MiB: refused; allowed by CAP_IPC_LOCK; refused although the capability is
+        // there, in a user namespace; out of descriptors.
         let tree = Tree::new(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
         let mut tried = works();
-        tried.memory = Err(io::Error::from_raw_os_error(12));
-        let finding = memlock(&tree.view(), &tried, needs());
+        tried.memory = Err(Errno::NOMEM.into());
+        let finding = memlock(&tree.view(), &tried, NEEDS);
         assert_eq!(finding.verdict, Verdict::Warning);
         let remedy = finding.remedy.expect("remedy");
         assert!(remedy.contains("ulimit -l 133120`"), "{remedy}");
@@ -313,22 +288,20 @@ mod tests {
 
         tree.write("proc/self/status", "CapEff:\t000001ffffffffff\n");
         tree.write("proc/self/uid_map", "         0          0 4294967295\n");
-        let finding = memlock(&tree.view(), &works(), needs());
+        let finding = memlock(&tree.view(), &works(), NEEDS);
         assert_eq!(finding.verdict, Verdict::Ok);
         assert!(finding.found.contains("CAP_IPC_LOCK lifts"), "{}", finding.found);
 
         tree.write("proc/self/uid_map", "         0       1000          1\n");
-        let finding = memlock(&tree.view(), &tried, needs());
+        let finding = memlock(&tree.view(), &tried, NEEDS);
         assert!(finding.found.contains("does not lift"), "{}", finding.found);
 
-        tried.memory = Err(io::Error::from_raw_os_error(24));
-        assert_eq!(memlock(&tree.view(), &tried, needs()).verdict, Verdict::Note);
+        tried.memory = Err(Errno::MFILE.into());
+        assert_eq!(memlock(&tree.view(), &tried, NEEDS).verdict, Verdict::Note);
     }
 
     #[test]
     fn an_older_kernel_loses_flags_and_goes_on() {
-        // Scenario: a kernel between 5.19 and 6.0; one that registers nothing. Expectation: a note that names
-        // SINGLE_ISSUER; warnings, no problem.
         let mut tried = works();
         if let Ok(abilities) = &mut tried.abilities {
             abilities.single_issuer = Err("kernel 5.19.0 does not know it".to_owned());
@@ -337,7 +310,7 @@ mod tests {
         if let Ok(facts) = &mut tried.probe {
             facts.registered_buffers = Err("no".to_owned());
         }
-        let checks = checks(&Tree::new(&[]).view(), &tried, needs());
+        let checks = checks(&Tree::new(&[]).view(), &tried, NEEDS);
         let flags = by_id(&checks, "io_uring.flags");
         assert_eq!(flags.verdict, Verdict::Note);
         assert!(

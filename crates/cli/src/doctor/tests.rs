@@ -6,7 +6,6 @@ use std::fs;
 
 #[test]
 fn the_document_lists_every_check() {
-    // Scenario: docs/DOCTOR.md against the checks in the code. Expectation: the same ids, each once.
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/DOCTOR.md")).unwrap();
     let mut documented: Vec<&str> = text
         .lines()
@@ -19,8 +18,9 @@ fn the_document_lists_every_check() {
         limits::CHECKS,
         paths::CHECKS,
         block::CHECKS,
-    ];
-    let mut ids: Vec<&str> = all.iter().copied().flatten().map(|check| check.id).collect();
+    ]
+    .concat();
+    let mut ids: Vec<&str> = all.iter().map(|check| check.id).collect();
     ids.sort_unstable();
     assert_eq!(documented, ids);
     ids.dedup();
@@ -28,97 +28,96 @@ fn the_document_lists_every_check() {
 }
 
 #[test]
-fn kernels_are_told_with_what_they_lack() {
-    // Scenario: releases of distributions, old and new, and nonsense. Expectation: ok from 6.5 on, a note that names
-    // what is missing before, a warning before 5.11; no panic.
-    let told = |release: &str| {
-        let finding = host::kernel(release);
-        (finding.verdict, finding.found)
-    };
+fn kernels_are_reported_with_what_they_lack() {
     for release in ["6.5.0", "6.18.44-fc-v657", "6.8.0-45-generic", "10.0-rc1"] {
-        assert_eq!(told(release).0, Verdict::Ok, "{release}");
+        assert_eq!(host::kernel(release).verdict, Verdict::Ok, "{release}");
     }
-    let (verdict, found) = told("5.15.0-91-generic");
-    assert_eq!(verdict, Verdict::Note);
+    let noted = host::kernel("5.15.0-91-generic");
+    assert_eq!(noted.verdict, Verdict::Note);
+    let lacks = |feature| noted.found.contains(feature);
     assert!(
-        found.contains("cachestat") && found.contains("COOP_TASKRUN"),
-        "{found}"
+        lacks("cachestat") && lacks("COOP_TASKRUN") && !lacks("(5.11)"),
+        "{noted:?}"
     );
-    assert!(!found.contains("(5.11)"), "{found}");
-    let (verdict, found) = told("4.18.0-553.el8.x86_64");
-    assert_eq!(verdict, Verdict::Warning);
-    assert!(found.contains("io_uring (5.1)"), "{found}");
+    let old = host::kernel("4.18.0-553.el8.x86_64");
+    assert!(
+        old.verdict == Verdict::Warning && old.found.contains("io_uring (5.1)"),
+        "{old:?}"
+    );
     for release in ["", "six", "6", "99999999999.1"] {
-        assert_eq!(told(release).0, Verdict::Note, "{release}");
+        assert_eq!(host::kernel(release).verdict, Verdict::Note, "{release}");
     }
 }
 
 #[test]
 fn containers_are_recognised_by_what_they_leave() {
-    // Scenario: Docker, Podman rootless, Kubernetes, LXC, none; with io_uring refused and not. Expectation: the name; a
-    // note with the runtime's own remedy only where io_uring is refused.
-    let docker = Tree::new(&[(".dockerenv", ""), ("proc/self/uid_map", "0 0 4294967295\n")]);
-    let finding = host::environment(&docker.view(), true);
-    assert_eq!(finding.verdict, Verdict::Note);
-    assert!(
-        finding.found.contains("Docker") && !finding.found.contains("rootless"),
-        "{finding:?}"
-    );
-    let remedy = finding.remedy.unwrap_or_default();
-    assert!(
-        remedy.contains("--security-opt seccomp=deploy/seccomp/ringfetchd.json"),
-        "{remedy}"
-    );
-    assert_eq!(host::environment(&docker.view(), false).verdict, Verdict::Ok);
-
-    let podman = Tree::new(&[("run/.containerenv", ""), ("proc/self/uid_map", "0 1000 1\n")]);
-    let finding = host::environment(&podman.view(), true);
-    assert!(
-        finding.found.contains("Podman") && finding.found.contains("rootless"),
-        "{finding:?}"
-    );
-
-    let pod = Tree::new(&[("proc/self/cgroup", "0::/kubepods.slice/kubepods-pod1.slice\n")]);
-    let remedy = host::environment(&pod.view(), true).remedy.unwrap_or_default();
-    assert!(remedy.contains("seccompProfile"), "{remedy}");
-
-    let lxc = Tree::new(&[("run/systemd/container", "lxc\n")]);
-    assert_eq!(host::container(&lxc.view()), Some("LXC"));
+    // With io_uring refused; where it is not, a container is nothing to note.
+    const UID_MAP: &str = "proc/self/uid_map";
+    let profile = "--security-opt seccomp=deploy/seccomp/ringfetchd.json";
+    for (files, name, rootless, remedy) in [
+        (
+            &[(".dockerenv", ""), (UID_MAP, "0 0 4294967295\n")][..],
+            "Docker",
+            false,
+            profile,
+        ),
+        (
+            &[("run/.containerenv", ""), (UID_MAP, "0 1000 1\n")],
+            "Podman",
+            true,
+            profile,
+        ),
+        (
+            &[("proc/self/cgroup", "0::/kubepods.slice/pod1.slice\n")],
+            "Kubernetes",
+            false,
+            "seccompProfile",
+        ),
+        (&[("run/systemd/container", "lxc\n")], "LXC", false, profile),
+    ] {
+        let view = Tree::new(files);
+        let finding = host::environment(&view.view(), true);
+        assert_eq!(finding.verdict, Verdict::Note);
+        assert!(finding.found.contains(name), "{finding:?}");
+        assert_eq!(finding.found.contains("rootless"), rootless, "{finding:?}");
+        assert!(finding.remedy.is_some_and(|text| text.contains(remedy)));
+        assert_eq!(host::environment(&view.view(), false).verdict, Verdict::Ok);
+    }
     let none = Tree::new(&[
         ("run/systemd/system/x", ""),
         ("proc/self/cgroup", "0::/init.scope\n"),
     ]);
     let finding = host::environment(&none.view(), true);
-    assert_eq!(finding.verdict, Verdict::Ok);
-    assert!(finding.found.contains("no container"), "{finding:?}");
+    assert!(
+        finding.verdict == Verdict::Ok && finding.found.contains("no container"),
+        "{finding:?}"
+    );
 }
 
 #[test]
 fn clocks_and_huge_pages() {
-    // Scenario: tsc and hpet; always, madvise, and a kernel without. Expectation: ok and a warning; a note, ok, ok.
     const CLOCK: &str = "sys/devices/system/clocksource/clocksource0/current_clocksource";
-    let tree = Tree::new(&[(CLOCK, "tsc\n"), ("sys/kernel/mm/ksm/run", "0\n")]);
-    assert_eq!(host::clock_source(&tree.view()).verdict, Verdict::Ok);
-    tree.write(CLOCK, "hpet\n");
-    assert_eq!(host::clock_source(&tree.view()).verdict, Verdict::Warning);
-    assert_eq!(host::huge_pages(&tree.view()).verdict, Verdict::Ok);
     const PAGES: &str = "sys/kernel/mm/transparent_hugepage/enabled";
-    tree.write(PAGES, "always [madvise] never\n");
+    let tree = Tree::new(&[("sys/kernel/mm/ksm/run", "0\n")]);
+    for (clock, verdict) in [("tsc\n", Verdict::Ok), ("hpet\n", Verdict::Warning)] {
+        tree.write(CLOCK, clock);
+        assert_eq!(host::clock_source(&tree.view()).verdict, verdict);
+    }
     assert_eq!(host::huge_pages(&tree.view()).verdict, Verdict::Ok);
-    tree.write(PAGES, "[always] madvise never\n");
-    assert_eq!(host::huge_pages(&tree.view()).verdict, Verdict::Note);
+    for (modes, verdict) in [
+        ("always [madvise] never\n", Verdict::Ok),
+        ("[always] madvise never\n", Verdict::Note),
+    ] {
+        tree.write(PAGES, modes);
+        assert_eq!(host::huge_pages(&tree.view()).verdict, verdict);
+    }
 }
 
 #[test]
-fn a_host_that_tells_nothing_is_not_blamed() {
-    // Scenario: /proc and /sys not mounted. Expectation: notes that say so, and nothing worse; no limit is made up.
+fn a_host_without_proc_and_sys_gets_notes() {
     let tree = Tree::new(&[]);
     let (view, group) = (tree.view(), Cgroup::of_this_process(&tree.view()));
-    let needs = Needs {
-        memory_budget_bytes: 1 << 20,
-        cores: 1,
-        paths: 0,
-    };
+    let needs = Needs::new(1 << 20, 1, 0);
     let mut checks = limits::checks(&view, &group, 1, needs);
     checks.extend([
         host::clock_source(&view),
@@ -140,32 +139,19 @@ fn a_host_that_tells_nothing_is_not_blamed() {
 
 #[test]
 fn the_report_is_text_for_people_and_json_for_scripts() {
-    // Scenario: a host's check, and two paths on one device with a warning, told with and without colour and as JSON.
-    // Expectation: aligned lines, details under what is not ok, the second path's device not told again, escape sequences
-    // only with colour; in JSON everything, with the worst verdict.
-    const HOST: finding::Check = finding::Check {
-        id: "kernel.release",
-        why: "w",
-    };
-    const DEVICE: finding::Check = finding::Check {
-        id: "device.tags",
-        why: "few tags",
-    };
-    let checks = vec![
-        HOST.ok("6.18"),
-        DEVICE.warning("8", "more").about("/a"),
-        DEVICE.warning("8", "more").about("/b"),
-    ];
+    // A check of the host, and two paths on one device with a warning, which the text shows once.
+    let check = |id, why| finding::Check { id, why };
+    let device = check("device.tags", "few tags").warning("8", "more");
+    let host = check("kernel.release", "w").ok("6.18");
+    let checks = vec![host, device.clone().about("/a"), device.about("/b")];
+    let summary = summary::Summary::of(&checks, &[], true, None);
+    let (release, user, needs) = ("6.18".to_owned(), 7, Needs::new(1 << 20, 1, 2));
     let report = Report {
-        release: "6.18".to_owned(),
-        user: 7,
-        needs: Needs {
-            memory_budget_bytes: 1 << 20,
-            cores: 1,
-            paths: 2,
-        },
-        summary: summary::Summary::of(&checks, &[], true, None),
+        release,
+        user,
+        needs,
         checks,
+        summary,
     };
     let text = |colour| {
         let mut out = Vec::new();

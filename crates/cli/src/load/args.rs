@@ -124,7 +124,7 @@ pub(crate) struct Load {
     /// Write a line an interval: rates, latencies, errors, requests in flight.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) csv: Option<PathBuf>,
-    /// How often --csv and the line on the terminal tell.
+    /// How often --csv and the line on the terminal are written.
     #[arg(long, value_name = "S", value_parser = parse_interval, default_value = "1", help_heading = "Results")]
     pub(crate) interval: Duration,
 }
@@ -155,9 +155,9 @@ impl Load {
         self.connections.unwrap_or(default)
     }
 
-    /// The rate at the begin and at the end of the window, for an open loop.
+    /// The rate at the start and at the end of the window, for an open loop.
     pub(crate) fn rates(&self) -> Option<Ramp> {
-        self.ramp.or(self.rate.map(|rate| Ramp { from: rate, to: rate }))
+        self.ramp.or(self.rate.map(Ramp::constant))
     }
 }
 
@@ -172,26 +172,33 @@ pub(crate) struct Batch {
     pub(crate) max: u32,
 }
 
-/// Requests a second at the begin and at the end.
+impl Batch {
+    pub(crate) fn new(min: u32, max: u32) -> Self {
+        Self { min, max }
+    }
+}
+
+/// Requests a second at the start and at the end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ramp {
     pub(crate) from: f64,
     pub(crate) to: f64,
 }
 
+impl Ramp {
+    pub(crate) fn constant(rate: f64) -> Self {
+        Self { from: rate, to: rate }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum PatternArg {
     Uniform,
     Sequential,
-    /// 0 < theta < 1.
-    Zipfian {
-        theta: f64,
-    },
-    /// Both between 0 and 1, exclusive.
-    Hotspot {
-        fraction: f64,
-        share: f64,
-    },
+    /// By theta, between 0 and 1, exclusive.
+    Zipfian(f64),
+    /// A fraction of the items and their share of the reads, both between 0 and 1, exclusive.
+    Hotspot(f64, f64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -217,13 +224,22 @@ pub(crate) enum ScoreAt {
     Client,
 }
 
-impl TransportArg {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Grpc => "grpc",
-            Self::Stream => "stream",
-            Self::Http => "http",
-        }
+impl std::fmt::Display for TransportArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(
+            self.to_possible_value()
+                .as_ref()
+                .map_or("", |value| value.get_name()),
+        )
+    }
+}
+
+impl std::fmt::Display for ArrivalsArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Constant => "constant",
+            Self::Poisson => "Poisson",
+        })
     }
 }
 
@@ -242,8 +258,8 @@ impl std::fmt::Display for PatternArg {
         match self {
             Self::Uniform => write!(f, "uniform"),
             Self::Sequential => write!(f, "sequential"),
-            Self::Zipfian { theta } => write!(f, "zipfian:{theta}"),
-            Self::Hotspot { fraction, share } => write!(f, "hotspot:{fraction}:{share}"),
+            Self::Zipfian(theta) => write!(f, "zipfian:{theta}"),
+            Self::Hotspot(fraction, share) => write!(f, "hotspot:{fraction}:{share}"),
         }
     }
 }
@@ -258,10 +274,10 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = parse_seconds(text)?;
-    if interval < Duration::from_millis(10) {
-        return Err("use at least 0.01".to_owned());
-    }
-    Ok(interval)
+    let enough = interval >= Duration::from_millis(10);
+    enough
+        .then_some(interval)
+        .ok_or_else(|| "use at least 0.01".to_owned())
 }
 
 fn parse_rate(text: &str) -> Result<f64, String> {
@@ -298,11 +314,12 @@ fn parse_pattern(text: &str) -> Result<PatternArg, String> {
     let pattern = match (words.next(), words.next(), words.next(), words.next()) {
         (Some("uniform"), None, None, None) => Some(PatternArg::Uniform),
         (Some("sequential"), None, None, None) => Some(PatternArg::Sequential),
-        (Some("zipfian"), None, None, None) => Some(PatternArg::Zipfian { theta: ZIPFIAN_THETA }),
-        (Some("zipfian"), Some(theta), None, None) => part(theta).map(|theta| PatternArg::Zipfian { theta }),
-        (Some("hotspot"), Some(fraction), Some(share), None) => part(fraction)
-            .zip(part(share))
-            .map(|(fraction, share)| PatternArg::Hotspot { fraction, share }),
+        (Some("zipfian"), None, None, None) => Some(PatternArg::Zipfian(ZIPFIAN_THETA)),
+        (Some("zipfian"), Some(theta), None, None) => part(theta).map(PatternArg::Zipfian),
+        (Some("hotspot"), Some(fraction), Some(share), None) => {
+            let parts = part(fraction).zip(part(share));
+            parts.map(|(fraction, share)| PatternArg::Hotspot(fraction, share))
+        }
         _ => None,
     };
     pattern.ok_or_else(|| {
@@ -320,8 +337,8 @@ fn parse_mix(text: &str) -> Result<Mix, String> {
         let share = share
             .parse::<f64>()
             .ok()
-            .filter(|share| share.is_finite() && *share > 0.0)
-            .ok_or_else(|| format!("the share of {name:?} is not a number above 0"))?;
+            .filter(|share| share.is_finite() && *share > 0.0);
+        let share = share.ok_or_else(|| format!("the share of {name:?} is not a number above 0"))?;
         if name.is_empty() || parts.iter().any(|(other, _)| other == name) {
             return Err(format!("the dataset {name:?} is empty or named twice"));
         }
@@ -336,66 +353,51 @@ mod tests {
 
     #[test]
     fn seconds_take_numbers_and_units() {
-        // Scenario: plain numbers, fractions, units, and what is neither.
-        // Expected: durations; an error.
-        assert_eq!(parse_seconds("10"), Ok(Duration::from_secs(10)));
-        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert_eq!(parse_seconds("2m"), Ok(Duration::from_secs(120)));
+        for (text, ms) in [("10", 10_000), ("0.5", 500), ("2m", 120_000)] {
+            assert_eq!(parse_seconds(text), Ok(Duration::from_millis(ms)));
+        }
         for wrong in ["-1", "soon", "", "NaN"] {
             assert!(parse_seconds(wrong).is_err(), "{wrong}");
         }
         assert!(parse_interval("0.001").is_err());
     }
 
+    /// Which of these words, separated by spaces, are accepted.
+    fn accepted<T>(parse: impl Fn(&str) -> Result<T, String>, words: &str) -> Vec<&str> {
+        words.split(' ').filter(|word| parse(word).is_ok()).collect()
+    }
+
     #[test]
     fn words_become_values_or_say_what_is_allowed() {
-        // Scenario: every form of rate, ramp, batch, pattern and mix, and forms that are nearly right.
-        // Expected: values; an error for each of the others.
+        let nothing: &[&str] = &[];
         assert_eq!(parse_rate("2.5"), Ok(2.5));
+        assert_eq!(accepted(parse_rate, "0 -1 NaN inf 1e9 many"), nothing);
         assert_eq!(
-            parse_ramp("0:5e3"),
-            Ok(Ramp {
-                from: 0.0,
-                to: 5000.0
-            })
+            parse_ramp("0:5e3").map(|ramp| (ramp.from, ramp.to)),
+            Ok((0.0, 5000.0))
         );
-        assert_eq!(parse_batch("64"), Ok(Batch { min: 64, max: 64 }));
-        assert_eq!(parse_batch("1..64"), Ok(Batch { min: 1, max: 64 }));
-        assert_eq!(parse_pattern("zipfian"), Ok(PatternArg::Zipfian { theta: 0.99 }));
+        assert_eq!(accepted(parse_ramp, " 5 5: 0:0 -1:5 NaN:5 1:2:3"), nothing);
+        assert_eq!(parse_batch("64"), Ok(Batch::new(64, 64)));
+        assert_eq!(parse_batch("1..64"), Ok(Batch::new(1, 64)));
         assert_eq!(
-            parse_pattern("zipfian:0.5"),
-            Ok(PatternArg::Zipfian { theta: 0.5 })
+            accepted(parse_batch, " 0 0..4 5..4 1..65537 1...4 1.. -1"),
+            nothing
         );
-        let hotspot = PatternArg::Hotspot {
-            fraction: 0.1,
-            share: 0.9,
-        };
-        assert_eq!(parse_pattern("hotspot:0.1:0.9"), Ok(hotspot));
-        let mix = Mix(vec![("a".into(), 0.7), ("b".into(), 3.0)]);
-        assert_eq!(parse_mix("a=0.7,b=3"), Ok(mix));
-        for wrong in ["0", "-1", "NaN", "inf", "1e9", "many"] {
-            assert!(parse_rate(wrong).is_err(), "{wrong}");
-        }
-        for wrong in ["", "5", "5:", "0:0", "-1:5", "NaN:5", "1:2:3"] {
-            assert!(parse_ramp(wrong).is_err(), "{wrong}");
-        }
-        for wrong in ["", "0", "0..4", "5..4", "1..65537", "1...4", "1..", "-1"] {
-            assert!(parse_batch(wrong).is_err(), "{wrong}");
-        }
-        for wrong in [
-            "",
-            "zipf",
-            "zipfian:1",
-            "zipfian:0",
-            "hotspot",
-            "hotspot:0.1",
-            "hotspot:2:0.5",
-            "uniform:1",
-        ] {
-            assert!(parse_pattern(wrong).is_err(), "{wrong}");
-        }
-        for wrong in ["", "a", "a=", "a=0", "a=-1", "=1", "a=1,a=2", "a=1,", "a=NaN"] {
-            assert!(parse_mix(wrong).is_err(), "{wrong}");
-        }
+        assert_eq!(parse_pattern("zipfian"), Ok(PatternArg::Zipfian(0.99)));
+        assert_eq!(parse_pattern("zipfian:0.5"), Ok(PatternArg::Zipfian(0.5)));
+        assert_eq!(
+            parse_pattern("hotspot:0.1:0.9"),
+            Ok(PatternArg::Hotspot(0.1, 0.9))
+        );
+        let wrong = " zipf zipfian:1 zipfian:0 hotspot hotspot:0.1 hotspot:2:0.5 uniform:1";
+        assert_eq!(accepted(parse_pattern, wrong), nothing);
+        assert_eq!(
+            parse_mix("a=0.7,b=3"),
+            Ok(Mix(vec![("a".into(), 0.7), ("b".into(), 3.0)]))
+        );
+        assert_eq!(
+            accepted(parse_mix, " a a= a=0 a=-1 =1 a=1,a=2 a=1, a=NaN"),
+            nothing
+        );
     }
 }

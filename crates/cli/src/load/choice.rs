@@ -1,5 +1,5 @@
 //! Which item is next: uniform, sequential, zipfian, a hot spot. Pure but for the position that sequential requests
-//! share. Absent: what an item is (`workload`), and lists of items from a file (`trace`).
+//! share.
 
 use super::args::PatternArg;
 use crate::quantity::approximate;
@@ -18,11 +18,8 @@ enum Order {
     /// Where the next request begins, over all slots and threads.
     Sequential(AtomicU64),
     Zipfian(Zipfian),
-    /// The first `hot` items get `share` of the reads.
-    Hotspot {
-        hot: u64,
-        share: f64,
-    },
+    /// So many of the first items get this share of the reads.
+    Hotspot(u64, f64),
 }
 
 impl Chooser {
@@ -31,11 +28,10 @@ impl Chooser {
         let order = match pattern {
             PatternArg::Uniform => Order::Uniform,
             PatternArg::Sequential => Order::Sequential(AtomicU64::new(0)),
-            PatternArg::Zipfian { theta } => Order::Zipfian(Zipfian::new(count, theta)),
-            PatternArg::Hotspot { fraction, share } => Order::Hotspot {
-                hot: part_of(fraction, count).clamp(1, count),
-                share,
-            },
+            PatternArg::Zipfian(theta) => Order::Zipfian(Zipfian::new(count, theta)),
+            PatternArg::Hotspot(fraction, share) => {
+                Order::Hotspot(part_of(fraction, count).clamp(1, count), share)
+            }
         };
         Self { count, order }
     }
@@ -53,7 +49,7 @@ impl Chooser {
             Order::Zipfian(zipfian) => {
                 items.extend((0..batch).map(|_| zipfian.scatter(zipfian.rank(random.f64()))));
             }
-            Order::Hotspot { hot, share } => items.extend((0..batch).map(|_| {
+            Order::Hotspot(hot, share) => items.extend((0..batch).map(|_| {
                 if random.f64() < *share || *hot == count {
                     random.u64(0..*hot)
                 } else {
@@ -184,8 +180,7 @@ mod tests {
 
     #[test]
     fn items_are_chosen_in_range_in_the_asked_order() {
-        // Scenario: batches of 4 out of 6, sequential and uniform, the latter twice with one seed.
-        // Expected: sequential wraps around; uniform stays in range, reaches every item, and repeats with its seed.
+        // Batches of 4 out of 6: sequential wraps around; uniform reaches every item, and repeats with its seed.
         let mut items = Vec::new();
         let mut random = fastrand::Rng::with_seed(3);
         let sequential = Chooser::new(PatternArg::Sequential, 6);
@@ -202,11 +197,10 @@ mod tests {
 
     #[test]
     fn zipfian_reads_have_the_shape_of_the_formula() {
-        // Scenario: 200 000 reads of 1000 items at theta 0.99 and 0.5, seed 7.
-        // Expected: the ten most popular items each within 10 % (rank 2 and 3: where the generator approximates, 25 %)
+        // The ten most popular of 1000 items each within 10 % (rank 2 and 3: where the generator approximates, 25 %)
         // of 1 / rank^theta / zeta; the top hundred together within 2 %; and the two most popular are no neighbours.
         for theta in [0.99, 0.5] {
-            let times = chosen(PatternArg::Zipfian { theta }, 1000, 200_000);
+            let times = chosen(PatternArg::Zipfian(theta), 1000, 200_000);
             let zipfian = Zipfian::new(1000, theta);
             let share = |rank: u64| {
                 let item = zipfian.scatter(rank);
@@ -216,10 +210,8 @@ mod tests {
             for rank in 0..10 {
                 let allowed = if rank == 2 || rank == 3 { 0.25 } else { 0.10 };
                 let (got, want) = (share(rank), due(rank));
-                assert!(
-                    (got / want - 1.0).abs() < allowed,
-                    "theta {theta} rank {rank}: {got} for {want}"
-                );
+                let close = (got / want - 1.0).abs() < allowed;
+                assert!(close, "theta {theta} rank {rank}: {got} for {want}");
             }
             let (got, want) = ((0..100).map(share).sum::<f64>(), (0..100).map(due).sum::<f64>());
             assert!((got / want - 1.0).abs() < 0.02, "theta {theta}: {got} for {want}");
@@ -229,8 +221,6 @@ mod tests {
 
     #[test]
     fn the_popular_items_are_spread_without_collisions() {
-        // Scenario: every rank of 1 to 50 and of 4096 items, mapped to its item; ranks for uniform numbers at both ends.
-        // Expected: a permutation; ranks in range, also for one item and for two.
         for count in (1..=50).chain([4096]) {
             let zipfian = Zipfian::new(count, 0.9);
             let mut items: Vec<u64> = (0..count).map(|rank| zipfian.scatter(rank)).collect();
@@ -244,55 +234,22 @@ mod tests {
 
     #[test]
     fn the_long_sum_is_the_sum() {
-        // Scenario: zeta of a million items at three exponents, by formula and term by term.
-        // Expected: the same to nine digits.
         for theta in [0.2, 0.8, 0.99] {
-            let sum: f64 = (1..=1_000_000u64)
-                .rev()
-                .map(|i| approximate(i).powf(-theta))
-                .sum();
+            let terms = (1..=1_000_000u64).rev().map(|i| approximate(i).powf(-theta));
+            let sum: f64 = terms.sum();
             assert!((zeta(1_000_000, theta) / sum - 1.0).abs() < 1e-9, "{theta}");
         }
     }
 
     #[test]
     fn a_hot_spot_gets_its_share() {
-        // Scenario: 100 000 reads of 1000 items of which a tenth gets nine tenths; a hot spot of less than one item.
-        // Expected: 90 % +- 1 % in the first 100 items, all 1000 reached; at least one item is hot.
-        let times = chosen(
-            PatternArg::Hotspot {
-                fraction: 0.1,
-                share: 0.9,
-            },
-            1000,
-            100_000,
-        );
-        let hot: u32 = times
-            .iter()
-            .filter(|(item, _)| **item < 100)
-            .map(|(_, times)| times)
-            .sum();
+        // A tenth of 1000 items gets nine tenths of the reads, +- 1 %; at least one item is hot.
+        let times = chosen(PatternArg::Hotspot(0.1, 0.9), 1000, 100_000);
+        let hot: u32 = (0..100).filter_map(|item| times.get(&item)).sum();
         assert!((89_000..=91_000).contains(&hot), "{hot}");
         assert_eq!(times.len(), 1000);
-        let times = chosen(
-            PatternArg::Hotspot {
-                fraction: 0.001,
-                share: 0.5,
-            },
-            10,
-            1000,
-        );
+        let times = chosen(PatternArg::Hotspot(0.001, 0.5), 10, 1000);
         assert!((400..600).contains(&times[&0]), "{times:?}");
-        assert_eq!(
-            chosen(
-                PatternArg::Hotspot {
-                    fraction: 0.5,
-                    share: 0.5
-                },
-                1,
-                10
-            )[&0],
-            10
-        );
+        assert_eq!(chosen(PatternArg::Hotspot(0.5, 0.5), 1, 10)[&0], 10);
     }
 }

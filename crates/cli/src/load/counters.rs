@@ -2,7 +2,7 @@
 //! system calls, what it refused, and its CPU time, also where it runs on another machine. They count everybody's
 //! load, not only this run's.
 
-use super::transport::{Refused, get_text};
+use super::transport::{RequestError, get_text};
 use crate::quantity::approximate;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -29,49 +29,39 @@ struct Sample {
 
 impl Page {
     /// Reads `/metrics` of the daemon.
-    pub(crate) async fn read(http: &str, timeout: Duration) -> Result<Self, Refused> {
+    pub(crate) async fn read(http: &str, timeout: Duration) -> Result<Self, RequestError> {
         let text = get_text(http, "/metrics", timeout).await?;
         if text.len() > PAGE_BYTES_MAX {
-            return Err(Refused::protocol("the metrics page is too long"));
+            return Err(RequestError::protocol("the metrics page is too long"));
         }
         let page = Self::parse(&text);
-        if page
-            .samples
-            .iter()
-            .any(|sample| sample.name == "ringfetch_build_info")
-        {
-            Ok(page)
-        } else {
-            Err(Refused::protocol("its /metrics is not ringfetchd's"))
-        }
+        let known = page.named("ringfetch_build_info").next().is_some();
+        known
+            .then_some(page)
+            .ok_or_else(|| RequestError::protocol("its /metrics is not ringfetchd's"))
     }
 
     /// The text format 0.0.4 of Prometheus. Lines that are no samples are passed over.
     fn parse(text: &str) -> Self {
-        let samples = text
-            .lines()
-            .filter(|line| !line.starts_with('#'))
-            .filter_map(parse_sample)
-            .collect();
-        let at = Instant::now();
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        let (samples, at) = (lines.filter_map(parse_sample).collect(), Instant::now());
         Self { samples, at }
+    }
+
+    fn named(&self, name: &str) -> impl Iterator<Item = &Sample> {
+        self.samples.iter().filter(move |sample| sample.name == name)
     }
 
     /// All samples of a name, added up.
     fn sum(&self, name: &str) -> f64 {
         // From zero: the sum of no floats is -0.
-        0.0 + self
-            .samples
-            .iter()
-            .filter(|sample| sample.name == name)
-            .map(|sample| sample.value)
-            .sum::<f64>()
+        self.named(name).fold(0.0, |sum, sample| sum + sample.value)
     }
 
     /// The same, by the value of one label.
     fn by(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
         let mut sums = BTreeMap::new();
-        for sample in self.samples.iter().filter(|sample| sample.name == name) {
+        for sample in self.named(name) {
             if let Some((_, value)) = sample.labels.iter().find(|(other, _)| other == label) {
                 *sums.entry(value.clone()).or_default() += sample.value;
             }
@@ -80,44 +70,23 @@ impl Page {
     }
 }
 
-/// `name{label="value",...} 1.5`, with `\\`, `\"` and `\n` in values.
+/// `name{label="value",...} 1.5`, with `\\`, `\"` and `\n` in values, which JSON escapes alike.
 fn parse_sample(line: &str) -> Option<Sample> {
-    let end = line.find(['{', ' '])?;
-    let (name, mut rest) = line.split_at(end);
+    let (name, mut rest) = line.split_at(line.find(['{', ' '])?);
     let mut labels = Vec::new();
     if let Some(inside) = rest.strip_prefix('{') {
         rest = inside;
-        loop {
-            rest = rest.trim_start_matches([',', ' ']);
-            if let Some(after) = rest.strip_prefix('}') {
-                rest = after;
-                break;
-            }
-            let (label, quoted) = rest.split_once("=\"")?;
-            let (mut value, mut escaped, mut length) = (String::new(), false, None);
-            for (at, letter) in quoted.char_indices() {
-                match (escaped, letter) {
-                    (true, 'n') => value.push('\n'),
-                    (true, other) => value.push(other),
-                    (false, '"') => {
-                        length = Some(at + 1);
-                        break;
-                    }
-                    (false, '\\') => {}
-                    (false, other) => value.push(other),
-                }
-                escaped = !escaped && letter == '\\';
-            }
-            rest = quoted.get(length?..)?;
-            labels.push((label.to_owned(), value));
+        while !rest.starts_with('}') {
+            let (label, quoted) = rest.split_once('=')?;
+            let mut values = serde_json::Deserializer::from_str(quoted).into_iter::<String>();
+            labels.push((label.to_owned(), values.next()?.ok()?));
+            rest = quoted.get(values.byte_offset()..)?.trim_start_matches([',', ' ']);
         }
+        rest = &rest[1..];
     }
     let value = rest.split_ascii_whitespace().next()?.parse().ok()?;
-    Some(Sample {
-        name: name.to_owned(),
-        labels,
-        value,
-    })
+    let name = name.to_owned();
+    Some(Sample { name, labels, value })
 }
 
 /// What the daemon counted between two readings. Of everybody's load.
@@ -149,28 +118,24 @@ impl Counted {
     pub(crate) fn between(before: &Page, after: &Page) -> Self {
         let grown = |name: &str| (after.sum(name) - before.sum(name)).max(0.0);
         let grown_by = |name: &str, label: &str| {
-            let old = before.by(name, label);
-            after
-                .by(name, label)
-                .into_iter()
-                .map(|(value, count)| {
-                    let count = whole(count - old.get(&value).copied().unwrap_or(0.0));
-                    (value, count)
-                })
+            let (old, new) = (before.by(name, label), after.by(name, label).into_iter());
+            let counts = new.map(|(value, count)| {
+                let count = whole(count - old.get(&value).copied().unwrap_or(0.0));
+                (value, count)
+            });
+            counts
                 .filter(|(_, count)| *count > 0)
                 .collect::<BTreeMap<String, u64>>()
         };
         let ratio = |part: f64, whole: f64| (whole > 0.0).then(|| part / whole);
         let reads = grown_by("ringfetch_reads_total", "result");
         let read_count = approximate(reads.values().sum());
-        let (bytes, device_bytes) = (
-            grown("ringfetch_read_bytes_total"),
-            grown("ringfetch_device_read_bytes_total"),
-        );
-        let (device_reads, submissions) = (
-            grown("ringfetch_device_reads_total"),
-            grown("ringfetch_submissions_total"),
-        );
+        let bytes = grown("ringfetch_read_bytes_total");
+        let device_bytes = grown("ringfetch_device_read_bytes_total");
+        let device_reads = grown("ringfetch_device_reads_total");
+        let submissions = grown("ringfetch_submissions_total");
+        let [depths, depth_count] =
+            ["sum", "count"].map(|part| grown(&format!("ringfetch_queue_depth_{part}")));
         Self {
             seconds: after.at.saturating_duration_since(before.at).as_secs_f64(),
             reads,
@@ -183,10 +148,7 @@ impl Counted {
             device_reads_per_read: ratio(device_reads, read_count),
             read_amplification: ratio(device_bytes, bytes),
             submissions_per_read: ratio(submissions, read_count),
-            queue_depth_mean: ratio(
-                grown("ringfetch_queue_depth_sum"),
-                grown("ringfetch_queue_depth_count"),
-            ),
+            queue_depth_mean: ratio(depths, depth_count),
         }
     }
 
@@ -239,24 +201,18 @@ broken{x="y 1
 "#;
 
     #[test]
-    fn what_grew_between_two_pages_is_told() {
-        // Scenario: two pages with several datasets and shards, escapes, a timestamp, and lines that are no samples.
-        // Expected: the sums' differences, ratios where there is something to divide by, and no zeros by label.
+    fn what_grew_between_two_pages_is_counted() {
         let (before, after) = (Page::parse(BEFORE), Page::parse(AFTER));
         assert_eq!(after.samples[0].labels[1].1, "said \"no\", a } \\ b\n");
         let counted = Counted::between(&before, &after);
         assert_eq!(counted.reads, BTreeMap::from([("ok".to_owned(), 200)]));
-        assert_eq!(
-            (counted.reads_ok(), counted.device_reads, counted.read_bytes),
-            (200, 150, 4096)
-        );
+        assert_eq!(counted.reads_ok(), 200);
+        assert_eq!((counted.device_reads, counted.read_bytes), (150, 4096));
         assert!((counted.cpu_seconds - 0.25).abs() < 1e-9);
         assert!((counted.cpu_us_per_read().unwrap() - 1250.0).abs() < 1e-6);
         assert_eq!(counted.device_reads_per_read, Some(0.75));
-        assert_eq!(
-            (counted.read_amplification, counted.queue_depth_mean),
-            (Some(2.0), Some(8.0))
-        );
+        assert_eq!(counted.read_amplification, Some(2.0));
+        assert_eq!(counted.queue_depth_mean, Some(8.0));
         assert_eq!(counted.submissions_per_read, Some(0.0));
         let nothing = Counted::between(&after, &after);
         assert_eq!((nothing.reads_ok(), nothing.device_reads_per_read), (0, None));

@@ -23,11 +23,9 @@ impl Process {
             .and_then(|pid| procfs::process::Process::new(pid).map_err(|error| error.to_string()))
             .and_then(|process| process.stat().map_err(|error| error.to_string()))
             .map_err(|error| Failure::Failed(format!("--server-pid {}: {error}", self.pid)))?;
+        let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         let ticks = stat.utime.saturating_add(stat.stime);
-        let per_second = rustix::param::clock_ticks_per_second().max(1);
-        Ok(Duration::from_nanos(
-            ticks.saturating_mul(1_000_000_000 / per_second),
-        ))
+        Ok(Duration::from_nanos(ticks.saturating_mul(tick_ns)))
     }
 }
 
@@ -41,14 +39,9 @@ pub(crate) struct Snapshot {
 impl Snapshot {
     pub(crate) fn take(server: Option<&Process>) -> Result<Self, Failure> {
         let own = clock_gettime(ClockId::ProcessCPUTime);
-        let own = Duration::new(
-            u64::try_from(own.tv_sec).unwrap_or(0),
-            u32::try_from(own.tv_nsec).unwrap_or(0),
-        );
-        Ok(Self {
-            own,
-            server: server.map(|process| process.cpu()).transpose()?,
-        })
+        let own = Duration::try_from(own).unwrap_or_default();
+        let server = server.map(|process| process.cpu()).transpose()?;
+        Ok(Self { own, server })
     }
 
     /// CPU time of this process since an earlier moment, all threads, user and system.
@@ -68,15 +61,14 @@ mod tests {
 
     #[test]
     fn this_process_has_used_some_cpu() {
-        // Scenario: this process, as the other one; and a process number that cannot be.
-        // Expected: a CPU time that does not go back; an error that names the flag.
         let me = Process::new(std::process::id()).unwrap();
         let before = Snapshot::take(Some(&me)).unwrap();
         let after = Snapshot::take(Some(&me)).unwrap();
         assert!(after.own >= before.own && after.own > Duration::ZERO);
         assert!(after.server_since(&before).is_some());
-        assert!(
-            matches!(Process::new(u32::MAX), Err(Failure::Failed(message)) if message.contains("--server-pid"))
-        );
+        let Err(Failure::Failed(message)) = Process::new(u32::MAX) else {
+            panic!("a process of no pid")
+        };
+        assert!(message.contains("--server-pid"), "{message}");
     }
 }

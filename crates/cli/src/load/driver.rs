@@ -1,5 +1,5 @@
 //! The threads that drive: each has a runtime, connections and slots of its own, so that nothing of a read crosses
-//! threads and the generator stays cheap. They are started once and then measure as often as they are told to.
+//! threads and the generator stays cheap. They are started once for any number of measurements.
 //! Invariant: a request is measured if it starts inside the window, and then it is waited for, so that a stall at the
 //! end is not lost.
 
@@ -7,8 +7,8 @@ use super::alarm::Alarm;
 use super::args::{Load, TransportArg};
 use super::pacer::{Gate, Pacer};
 use super::recorder::Recorder;
-use super::transport::{Endpoints, Refused, Transport};
-use super::workload::{Ask, Workload};
+use super::transport::{Endpoints, RequestError, Transport};
+use super::workload::{Choice, Workload};
 use crate::outcome::Failure;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +19,10 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// All threads of a run.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct LoadThreads {
     threads: Vec<Thread>,
     /// One message from each thread for each measurement; ends when all threads have.
-    pub(super) done: mpsc::Receiver<Result<(), Refused>>,
+    pub(super) done: mpsc::Receiver<Result<(), RequestError>>,
 }
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ struct Thread {
     join: std::thread::JoinHandle<()>,
 }
 
-impl Crew {
+impl LoadThreads {
     /// Starts the threads and waits until all of them are connected.
     pub(super) async fn start(
         args: &Load,
@@ -43,7 +43,7 @@ impl Crew {
         // A thread without a connection or without a slot would only idle.
         let count = args.threads.min(connections).min(args.outstanding);
         let (ready, done) = mpsc::channel(1024);
-        let mut crew = Self {
+        let mut load_threads = Self {
             threads: Vec::new(),
             done,
         };
@@ -66,7 +66,7 @@ impl Crew {
             let join = std::thread::Builder::new()
                 .name(format!("load-{thread}"))
                 .spawn(move || driver.run())?;
-            crew.threads.push(Thread {
+            load_threads.threads.push(Thread {
                 measure,
                 recorder,
                 join,
@@ -74,13 +74,13 @@ impl Crew {
         }
         drop(ready);
         for _ in 0..count {
-            match crew.done.recv().await {
+            match load_threads.done.recv().await {
                 Some(Ok(())) => {}
                 Some(Err(refused)) => return Err(unreachable(endpoints, &refused)),
                 None => return Err(Failure::Failed("a load thread failed to start".to_owned())),
             }
         }
-        Ok(crew)
+        Ok(load_threads)
     }
 
     /// Threads that drive.
@@ -111,7 +111,7 @@ impl Crew {
     }
 }
 
-fn unreachable(endpoints: &Endpoints, refused: &Refused) -> Failure {
+fn unreachable(endpoints: &Endpoints, refused: &RequestError) -> Failure {
     let (flag, url) = match endpoints.transport {
         TransportArg::Grpc | TransportArg::Stream => ("grpc", &endpoints.grpc),
         TransportArg::Http => ("http", &endpoints.http),
@@ -137,7 +137,7 @@ struct Driver {
     seed: u64,
     workload: Arc<Workload>,
     recorder: Arc<Recorder>,
-    ready: mpsc::Sender<Result<(), Refused>>,
+    ready: mpsc::Sender<Result<(), RequestError>>,
     measurements: mpsc::Receiver<Arc<Pacer>>,
 }
 
@@ -166,7 +166,7 @@ impl Driver {
                 tokio::time::sleep(TICK).await;
             }
         });
-        let seat = Arc::new(Seat {
+        let context = Arc::new(ThreadContext {
             transport,
             workload: Arc::clone(&self.workload),
             recorder: Arc::clone(&self.recorder),
@@ -179,44 +179,46 @@ impl Driver {
                 self.seed,
                 Alarm::new(),
             );
-            run_slots(Arc::clone(&seat), pacer, gate, self.slots, self.seed).await;
+            run_slots(Arc::clone(&context), pacer, gate, self.slots, self.seed).await;
             let _ = self.ready.send(Ok(())).await;
         }
     }
 }
 
 /// What the slots of one thread share.
-struct Seat {
+struct ThreadContext {
     transport: Transport,
     workload: Arc<Workload>,
     recorder: Arc<Recorder>,
 }
 
 /// One measurement of one thread.
-async fn run_slots(seat: Arc<Seat>, pacer: Arc<Pacer>, gate: Gate, slots: u32, seed: u64) {
+async fn run_slots(context: Arc<ThreadContext>, pacer: Arc<Pacer>, gate: Gate, slots: u32, seed: u64) {
     let gate = Arc::new(gate);
     let mut tasks = tokio::task::JoinSet::new();
     for slot in 0..slots {
         let random = fastrand::Rng::with_seed(seed.wrapping_add(slot.into()));
-        let (seat, pacer, gate) = (Arc::clone(&seat), Arc::clone(&pacer), Arc::clone(&gate));
-        tasks.spawn(async move { run_slot(slot, random, &seat, &pacer, &gate).await });
+        let (context, pacer, gate) = (Arc::clone(&context), Arc::clone(&pacer), Arc::clone(&gate));
+        tasks.spawn(async move { run_slot(slot, random, &context, &pacer, &gate).await });
     }
     while tasks.join_next().await.is_some() {}
 }
 
 /// One request in flight, again and again.
-async fn run_slot(slot: u32, mut random: fastrand::Rng, seat: &Seat, pacer: &Pacer, gate: &Gate) {
+async fn run_slot(slot: u32, mut random: fastrand::Rng, context: &ThreadContext, pacer: &Pacer, gate: &Gate) {
     let slot = usize::try_from(slot).unwrap_or(0);
     let is_open = pacer.is_open();
-    let (mut ask, mut free_since) = (Ask::default(), pacer.begin());
-    while let Some(turn) = gate.next(free_since).await {
-        seat.workload.choose(&mut random, &mut ask);
-        let sent = seat.recorder.send(turn, is_open);
-        let answer = seat
+    let (mut choice, mut free_since) = (Choice::default(), pacer.begin());
+    while let Some(permit) = gate.next(free_since).await {
+        context.workload.choose(&mut random, &mut choice);
+        let sent = context.recorder.send(permit, is_open);
+        let answer = context
             .transport
-            .fetch(slot, seat.workload.part(ask.part), &ask.items)
+            .fetch(slot, context.workload.part(choice.part), &choice.items)
             .await;
-        free_since = seat.recorder.end(&seat.workload, &ask, sent, is_open, &answer);
+        free_since = context
+            .recorder
+            .end(&context.workload, &choice, sent, is_open, &answer);
         if let Err(refused) = answer {
             pacer.pause(refused.retry_after).await;
         }
@@ -247,8 +249,6 @@ mod tests {
 
     #[test]
     fn shares_are_even_and_whole() {
-        // Scenario: 10 slots over 4 threads, 3 over 3.
-        // Expected: 3, 3, 2, 2 and 1, 1, 1.
         assert_eq!([0, 1, 2, 3].map(|part| share(10, 4, part)), [3, 3, 2, 2]);
         assert_eq!([0, 1, 2].map(|part| share(3, 3, part)), [1, 1, 1]);
     }
@@ -262,14 +262,14 @@ mod tests {
         let begin = Instant::now();
         let stall = Some((begin + ms(4000), begin + ms(5000)));
         let recorder = Arc::new(Recorder::default());
-        let seat = Seat {
+        let context = ThreadContext {
             transport: Transport::Fake(Fake { takes: ms(2), stall }),
             workload: Arc::new(Workload::of_blocks(100)),
             recorder: Arc::clone(&recorder),
         };
         let pacer = Arc::new(Pacer::new(begin, ms(0), Ok(ms(10_000)), open));
         let gate = Gate::new(Arc::clone(&pacer), 0, 1, 3, Alarm::Coarse);
-        run_slots(Arc::new(seat), Arc::clone(&pacer), gate, slots, 3).await;
+        run_slots(Arc::new(context), Arc::clone(&pacer), gate, slots, 3).await;
         (recorder.take(), pacer.missed())
     }
 
@@ -278,13 +278,7 @@ mod tests {
         // Scenario: 1000 requests a second for 10 s, 100 slots, and a server that stalls for 1 s.
         // Expected: all 10 000 are sent. About 1000 of them waited, evenly between 0 and 1 s: 100 in their slots, about
         // 900 that found no slot; so p99 is near 0.9 s, and p90 below it begins to show. Nothing is missed.
-        let open = Some((
-            Ramp {
-                from: 1000.0,
-                to: 1000.0,
-            },
-            ArrivalsArg::Constant,
-        ));
+        let open = Some((Ramp::constant(1000.0), ArrivalsArg::Constant));
         let (tally, missed) = through_a_stall(open, 100).await;
         assert_eq!((tally.requests, missed), (10_000, 0));
         let slow = |percentile: f64| tally.latency.percentile(percentile).unwrap() / 1e6;

@@ -1,5 +1,5 @@
 //! The search for the highest rate that holds an objective: up in a geometric row until a rate breaks it, then between
-//! the last that held and the first that did not. Pure: it is told what each rate did and says which comes next.
+//! the last that held and the first that did not. Pure: from the outcomes so far to the next rate.
 
 /// Each step up is so many times the one before.
 const FACTOR: f64 = 2.0;
@@ -10,7 +10,7 @@ const STEPS_MAX: usize = 30;
 /// A rate of which more arrivals than this were never sent was not driven at all.
 pub(crate) const MISSED_SHARE_MAX: f64 = 0.001;
 
-/// Where a search stands.
+/// The state of a search.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Search {
     start: f64,
@@ -46,8 +46,8 @@ impl Search {
         }
     }
 
-    /// Says whether a rate held.
-    pub(crate) fn tell(&mut self, rate: f64, held: bool) {
+    /// Records whether a rate held.
+    pub(crate) fn record(&mut self, rate: f64, held: bool) {
         self.steps += 1;
         let end = if held { &mut self.held } else { &mut self.broken };
         *end = Some(rate);
@@ -66,7 +66,7 @@ mod tests {
     fn search(start: f64, holds: impl Fn(f64) -> bool) -> (Option<f64>, usize) {
         let (mut search, mut steps) = (Search::new(start), 0);
         while let Some(rate) = search.next() {
-            search.tell(rate, holds(rate));
+            search.record(rate, holds(rate));
             steps += 1;
         }
         (search.knee(), steps)
@@ -74,9 +74,7 @@ mod tests {
 
     #[test]
     fn the_knee_is_found_from_below_and_from_above() {
-        // Scenario: servers that hold up to 3700/s, searched from 100/s and from 50 000/s; one that holds nothing; one
-        // that holds everything.
-        // Expected: within 5 % below it, in few steps; none; the search ends all the same.
+        // A server that holds up to 3700/s, one that holds nothing, one that holds everything.
         for start in [100.0, 50_000.0, 3700.0] {
             let (knee, steps) = search(start, |rate| rate <= 3700.0);
             let knee = knee.unwrap();

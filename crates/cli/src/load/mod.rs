@@ -1,8 +1,13 @@
 //! `ringfetch load` and `load-merge`. Which items: `workload`, `choice`, `trace`. How they travel: `transport`. When:
 //! `pacer`. By whom: `driver`. What is measured: `recorder`, `histogram`, and on the other side `counters` and `cpu`.
-//! What is told: `report`, `text`, `series`. What is demanded: `require`, `knee`.
+//! Its results: `report`, `text`, `series`. Conditions on them: `require`, `knee`.
 //!
 //! Invariant: closed loop or open, a request that starts inside the window is measured and waited for.
+
+/// Adds fields of one value to the same fields of another.
+macro_rules! add_fields {
+    ($mine:ident += $other:ident: $($field:ident),+) => { $($mine.$field += $other.$field;)+ };
+}
 
 mod alarm;
 pub(crate) mod args;
@@ -29,13 +34,16 @@ use crate::args::Global;
 use crate::daemon::client;
 use crate::outcome::Failure;
 use args::{Load, Merge, Ramp, TransportArg};
-use driver::Crew;
+use driver::LoadThreads;
 use pacer::Pacer;
 use report::{Knee, Report};
+use require::{Figure, Requirement};
+use std::io::IsTerminal as _;
+use std::path::Path;
 use std::sync::Arc;
 use tokio::time::Instant;
 use transport::Endpoints;
-use watch::Watcher;
+use watch::Monitor;
 use workload::Workload;
 
 /// Where the demo and the default configuration listen.
@@ -43,14 +51,11 @@ const HTTP_DEFAULT: &str = "http://127.0.0.1:7411";
 
 pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     if args.requests.is_none() && args.seconds.is_zero() {
-        return Err(Failure::Usage(
-            "--seconds 0: measure for some time, or use --requests".to_owned(),
-        ));
+        let problem = "--seconds 0: measure for some time, or use --requests";
+        return Err(Failure::Usage(problem.to_owned()));
     }
     driver::check(args)?;
-    let setup = client(global)?;
-    let workload = Arc::new(workload::resolve(&setup, global, args).await?);
-    drop(setup);
+    let workload = Arc::new(workload::resolve(&client(global)?, global, args).await?);
     let http_transport = args.transport == TransportArg::Http;
     let endpoints = Endpoints {
         grpc: global.grpc.clone(),
@@ -58,37 +63,37 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         transport: args.transport,
         timeout: global.timeout,
     };
-    let mut bench = Bench {
+    let mut test = LoadTest {
         args,
-        watcher: Watcher {
+        monitor: Monitor {
             server: args.server_pid.map(cpu::Process::new).transpose()?,
             http: (args.http.is_some() || http_transport).then(|| endpoints.http.clone()),
             timeout: global.timeout,
             interval: args.interval,
             series: args.csv.as_deref().map(series::Series::create).transpose()?,
         },
-        crew: Crew::start(args, &endpoints, &workload).await?,
+        load_threads: LoadThreads::start(args, &endpoints, &workload).await?,
         workload,
     };
     let result = if args.step_to_knee {
-        bench.step_to_knee().await
+        test.step_to_knee().await
     } else {
-        bench.measure(args.rates()).await.map(|(report, _)| report)
+        test.measure(args.rates()).await.map(|(report, _)| report)
     };
-    bench.crew.end()?;
+    test.load_threads.end()?;
     let report = result?;
-    text::publish(&report, global.json, args.hgrm.as_deref(), args.hdr.as_deref())?;
-    report.outcome()?;
-    if let Some(Knee {
-        rate: None,
-        objective,
-        ..
-    }) = &report.knee
-    {
-        let objective = objective.join(", ");
+    publish(global, &report, args.hgrm.as_deref(), args.hdr.as_deref())?;
+    if let Some(knee) = report.knee.as_ref().filter(|knee| knee.rate.is_none()) {
+        let objective = knee.objective.join(", ");
         return Err(Failure::Condition(format!("not met: no rate held {objective}")));
     }
     require::check(&args.require, |figure| report.figure(figure))
+}
+
+/// Writes a report, and fails if nothing was read or bytes were wrong.
+fn publish(global: &Global, report: &Report, hgrm: Option<&Path>, hdr: Option<&Path>) -> Result<(), Failure> {
+    text::publish(report, global.json, hgrm, hdr)?;
+    report.outcome()
 }
 
 /// Merges results that `load --json` printed.
@@ -104,29 +109,28 @@ pub(crate) fn merge(global: &Global, args: &Merge) -> Result<(), Failure> {
         }
     }
     let merged = merged.ok_or_else(|| Failure::Usage("name at least one result".to_owned()))?;
-    text::publish(&merged, global.json, args.hgrm.as_deref(), args.hdr.as_deref())?;
-    merged.outcome()?;
+    publish(global, &merged, args.hgrm.as_deref(), args.hdr.as_deref())?;
     require::check(&args.require, |figure| merged.figure(figure))
 }
 
 /// Everything a measurement needs, for as many as there are.
-struct Bench<'a> {
+struct LoadTest<'a> {
     args: &'a Load,
     workload: Arc<Workload>,
-    crew: Crew,
-    watcher: Watcher,
+    load_threads: LoadThreads,
+    monitor: Monitor,
 }
 
-impl Bench<'_> {
-    /// One measurement, and whether it was stopped by hand.
+impl LoadTest<'_> {
+    /// One measurement, and whether Ctrl-C stopped it.
     async fn measure(&mut self, rates: Option<Ramp>) -> Result<(Report, bool), Failure> {
         let args = self.args;
         let window = args.requests.map_or(Ok(args.seconds), Err);
         let open = rates.map(|rates| (rates, args.arrivals));
         let pacer = Arc::new(Pacer::new(Instant::now(), args.warmup_seconds, window, open));
-        let measured = self.watcher.measure(&mut self.crew, &pacer).await?;
-        let rates = rates.map(|rates| (rates.from, rates.to));
-        let report = Report::new(args, self.crew.threads(), &self.workload, &pacer, rates, measured);
+        let measured = self.monitor.measure(&mut self.load_threads, &pacer).await?;
+        let threads = self.load_threads.threads();
+        let report = Report::new(args, threads, &self.workload, &pacer, rates, measured);
         Ok((report, pacer.is_stopped()))
     }
 
@@ -136,12 +140,15 @@ impl Bench<'_> {
         let mut search = knee::Search::new(self.args.rate.unwrap_or(1.0));
         let (mut steps, mut best) = (Vec::new(), None);
         while let Some(rate) = search.next() {
-            let (report, stopped) = self.measure(Some(Ramp { from: rate, to: rate })).await?;
+            let (report, stopped) = self.measure(Some(Ramp::constant(rate))).await?;
             let broken = broken(objective, &report);
             let held = broken.is_none();
-            eprint_step(rate, broken.as_deref());
+            if std::io::stderr().is_terminal() {
+                let rate = crate::quantity::rate(rate);
+                eprintln!("{rate} requests/s: {}", broken.as_deref().unwrap_or("held"));
+            }
             steps.push(report.step(rate, broken));
-            search.tell(rate, held);
+            search.record(rate, held);
             if held || search.knee().is_none() {
                 best = Some(report);
             }
@@ -150,11 +157,9 @@ impl Bench<'_> {
             }
         }
         let mut report = best.ok_or_else(|| Failure::Failed("no step was measured".to_owned()))?;
+        let texts = objective.iter().map(|objective| objective.text().to_owned());
         report.knee = Some(Knee {
-            objective: objective
-                .iter()
-                .map(|objective| objective.text().to_owned())
-                .collect(),
+            objective: texts.collect(),
             rate: search.knee(),
             steps,
         });
@@ -163,30 +168,16 @@ impl Bench<'_> {
 }
 
 /// Why a rate did not hold. Errors and arrivals that were never sent break any objective.
-fn broken(objective: &[require::Requirement], report: &Report) -> Option<String> {
-    if let Some(why) = objective
-        .iter()
-        .find_map(|objective| objective.unmet(|figure| report.figure(figure)))
-    {
-        return Some(why);
+fn broken(objective: &[Requirement], report: &Report) -> Option<String> {
+    let mut objective = objective.iter();
+    let unmet = objective.find_map(|objective| objective.unmet(|figure| report.figure(figure)));
+    if unmet.is_some() {
+        return unmet;
     }
     if report.errors > 0 {
         return Some(format!("{} errors", report.errors));
     }
-    let open = report.open_loop.as_ref()?;
-    let share =
-        crate::quantity::approximate(open.missed) / crate::quantity::approximate(open.arrivals.max(1));
-    (share > knee::MISSED_SHARE_MAX).then(|| format!("{} arrivals were never sent", open.missed))
-}
-
-/// A line for those who wait, where stderr is a terminal.
-fn eprint_step(rate: f64, broken: Option<&str>) {
-    use std::io::IsTerminal as _;
-    if std::io::stderr().is_terminal() {
-        eprintln!(
-            "{} requests/s: {}",
-            crate::quantity::rate(rate),
-            broken.unwrap_or("held")
-        );
-    }
+    let missed = report.open_loop.as_ref()?.missed;
+    let share = report.figure(Figure::MissedShare)?;
+    (share > knee::MISSED_SHARE_MAX).then(|| format!("{missed} arrivals were never sent"))
 }

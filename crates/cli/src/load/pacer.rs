@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_millis(100);
 const STOP_CHECK: Duration = Duration::from_millis(100);
 /// Arrivals closer than this are sent together: a system call for the timer and one for the socket for each call cost
 /// as much CPU as all the rest of it, on a machine that the server may share (ADR 0012). A request waits at most so
-/// long for those after it, its latency counts from its own arrival, and the report tells the lateness.
+/// long for those after it, its latency counts from its own arrival, and the report has the lateness.
 /// [`Arrivals::take`] decides.
 const TOGETHER: Duration = Duration::from_micros(100);
 
@@ -46,7 +46,7 @@ pub(crate) struct Pacer {
 
 /// Leave to send one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Turn {
+pub(crate) struct Permit {
     /// From when its latency counts: now, or its arrival in an open loop.
     pub(crate) start: Instant,
     /// Whether it is inside the measured window.
@@ -64,12 +64,8 @@ impl Pacer {
         open: Option<(Ramp, ArrivalsArg)>,
     ) -> Self {
         let measure_from = begin + warmup;
-        let profile = |ramp: Ramp| Profile {
-            warmup_s: warmup.as_secs_f64(),
-            from: ramp.from,
-            to: ramp.to,
-            window_s: window.ok().map(|window| window.as_secs_f64()),
-        };
+        let window_s = window.ok().map(|window| window.as_secs_f64());
+        let profile = |ramp| Profile::new(warmup.as_secs_f64(), ramp, window_s);
         Self {
             begin,
             measure_from,
@@ -146,14 +142,14 @@ impl Pacer {
         tokio::time::sleep_until(self.until.map_or(resume, |until| resume.min(until))).await;
     }
 
-    /// The turn of a request that starts at `start`; `None`: all have been measured.
-    fn turn(&self, start: Instant, late: bool) -> Option<Turn> {
+    /// The permit of a request that starts at `start`; `None`: all have been measured.
+    fn permit(&self, start: Instant, late: bool) -> Option<Permit> {
         let measured = start >= self.measure_from;
         if measured && let Some(left) = &self.left {
             left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
                 .ok()?;
         }
-        Some(Turn {
+        Some(Permit {
             start,
             measured,
             late,
@@ -236,13 +232,13 @@ impl Gate {
     }
 
     /// The next request of a slot that has been free since `free_since`; `None`: the run is over.
-    pub(crate) async fn next(&self, free_since: Instant) -> Option<Turn> {
+    pub(crate) async fn next(&self, free_since: Instant) -> Option<Permit> {
         let pacer = &*self.pacer;
         let Some(arrivals) = &self.arrivals else {
             let now = Instant::now();
             return match pacer.end() {
                 Some(end) if now >= end => None,
-                _ => pacer.turn(now, false),
+                _ => pacer.permit(now, false),
             };
         };
         let mut arrivals = arrivals.lock().await;
@@ -258,15 +254,15 @@ impl Gate {
                 Next::Over => return None,
                 Next::Wait(until) => arrivals.alarm.wait(until.min(now + STOP_CHECK)).await,
                 Next::Send(due) => {
-                    let turn = pacer.turn(due, due < free_since);
-                    if turn.is_none() {
+                    let permit = pacer.permit(due, due < free_since);
+                    if permit.is_none() {
                         arrivals.schedule.end();
                     }
                     drop(arrivals);
-                    // The slots of all that is due come past here before the first of them sends: what they send then
-                    // goes into one write a connection.
+                    // The slots of all requests that are due pass here before the first of them sends, so that one write
+                    // a connection sends them all.
                     tokio::task::yield_now().await;
-                    return turn;
+                    return permit;
                 }
             }
         }
@@ -296,21 +292,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_starts_inside_the_window_is_measured() {
-        // Scenario: a closed loop with a window of 2 s after 1 s of warm-up, asked before, inside, at its end, and
-        // after a stop.
-        // Expected: not measured; measured; over; over.
+        // A closed loop with a window of 2 s after 1 s of warm-up: before, inside, after a stop; and one at its end.
         let begin = Instant::now();
         let gate = gate(Pacer::new(begin, ms(1000), Ok(ms(2000)), None));
-        let turn = |start, measured| {
-            Some(Turn {
+        let late = false;
+        let permit = |start, measured| {
+            Some(Permit {
                 start,
                 measured,
-                late: false,
+                late,
             })
         };
-        assert_eq!(gate.next(begin).await, turn(begin, false));
+        assert_eq!(gate.next(begin).await, permit(begin, false));
         tokio::time::advance(ms(1000)).await;
-        assert_eq!(gate.next(begin).await, turn(begin + ms(1000), true));
+        assert_eq!(gate.next(begin).await, permit(begin + ms(1000), true));
         gate.pacer.stop();
         assert_eq!(gate.next(begin).await, None);
         let gate = self::gate(Pacer::new(begin, ms(0), Ok(ms(1000)), None));
@@ -321,40 +316,34 @@ mod tests {
     async fn a_count_is_of_measured_requests() {
         // Scenario: two requests to be measured; three turns in the warm-up, then three after it; closed and open.
         // Expected: the first three are free, then two are measured, then it is over.
-        for open in [None, Some((Ramp { from: 3.0, to: 3.0 }, ArrivalsArg::Constant))] {
+        for open in [None, Some((Ramp::constant(3.0), ArrivalsArg::Constant))] {
             let begin = Instant::now();
             let gate = gate(Pacer::new(begin, ms(1000), Err(2), open));
             let mut measured = Vec::new();
-            for turn in 0..6 {
-                if turn == 3 {
+            for permit in 0..6 {
+                if permit == 3 {
                     tokio::time::advance(ms(1000).saturating_sub(begin.elapsed())).await;
                 }
-                measured.push(gate.next(begin).await.map(|turn| turn.measured));
+                measured.push(gate.next(begin).await.map(|permit| permit.measured));
             }
-            let want = [
-                Some(false),
-                Some(false),
-                Some(false),
-                Some(true),
-                Some(true),
-                None,
-            ];
-            assert_eq!(measured, want, "{open:?}");
+            let [warm_up, measures] = [false, true].map(Some);
+            assert_eq!(
+                measured,
+                [warm_up, warm_up, warm_up, measures, measures, None],
+                "{open:?}"
+            );
         }
     }
 
     /// Arrivals at a constant rate from `begin` on.
     fn constant(begin: Instant, rate: f64) -> Arrivals {
-        let profile = Profile {
-            warmup_s: 0.0,
-            from: rate,
-            to: rate,
-            window_s: None,
-        };
+        let profile = Profile::new(0.0, Ramp::constant(rate), None);
+        let schedule = Schedule::new(begin, profile, Spacing::Constant { next: 0.0 }, 1.0);
+        let (alarm, group) = (Alarm::Coarse, begin);
         Arrivals {
-            schedule: Schedule::new(begin, profile, Spacing::Constant { next: 0.0 }, 1.0),
-            alarm: Alarm::Coarse,
-            group: begin,
+            schedule,
+            alarm,
+            group,
         }
     }
 
@@ -428,7 +417,6 @@ mod tests {
 
     #[test]
     fn nothing_is_sent_before_the_run_begins() {
-        // Scenario: asked a second before the first arrival. Expected: to wait for it.
         let now = Instant::now();
         let begin = now + ms(1000);
         let mut arrivals = constant(begin, 40_000.0);
@@ -443,27 +431,21 @@ mod tests {
         // Expected: arrivals at 0 and 100 in time; 200, 300 and 400 late, each with its own start; 500 in time; the
         // four after that, which were never sent, are missed.
         let begin = Instant::now();
-        let open = Some((Ramp { from: 10.0, to: 10.0 }, ArrivalsArg::Constant));
+        let open = Some((Ramp::constant(10.0), ArrivalsArg::Constant));
         let gate = gate(Pacer::new(begin, ms(0), Ok(ms(1000)), open));
         let (mut free, mut turns) = (begin, Vec::new());
-        for turn in 0..6 {
-            if turn == 2 {
+        for permit in 0..6 {
+            if permit == 2 {
                 tokio::time::sleep_until(begin + ms(450)).await;
                 free = Instant::now();
             }
-            let turn = gate.next(free).await.unwrap();
-            turns.push(((turn.start - begin).as_millis(), turn.late));
+            let permit = gate.next(free).await.unwrap();
+            turns.push(((permit.start - begin).as_millis(), permit.late));
         }
+        let late = [(200, true), (300, true), (400, true)];
         assert_eq!(
             turns,
-            [
-                (0, false),
-                (100, false),
-                (200, true),
-                (300, true),
-                (400, true),
-                (500, false)
-            ]
+            [&[(0, false), (100, false)][..], &late, &[(500, false)]].concat()
         );
         tokio::time::sleep_until(begin + ms(2000)).await;
         assert_eq!(gate.next(Instant::now()).await, None);

@@ -1,10 +1,10 @@
-//! What is measured: one tally a thread, taken and summed by whoever watches. A request that failed as a whole has no
+//! What is measured: one tally a thread, taken and summed by the monitor. A request that failed as a whole has no
 //! latency; an item that failed is no read.
 
 use super::histogram::Durations;
-use super::pacer::Turn;
-use super::transport::{Answer, Body, Refused};
-use super::workload::{Ask, Workload};
+use super::pacer::Permit;
+use super::transport::{Body, RequestError, Response};
+use super::workload::{Choice, Workload};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -55,46 +55,46 @@ pub(crate) struct Tally {
 /// A request on its way.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sent {
-    turn: Turn,
+    permit: Permit,
     at: Instant,
 }
 
 impl Recorder {
     /// Marks a request as sent now.
-    pub(crate) fn send(&self, turn: Turn, is_open: bool) -> Sent {
+    pub(crate) fn send(&self, permit: Permit, is_open: bool) -> Sent {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        // A closed loop's turn has only just begun.
-        let at = if is_open { Instant::now() } else { turn.start };
-        Sent { turn, at }
+        // A closed loop's permit starts now.
+        let at = if is_open { Instant::now() } else { permit.start };
+        Sent { permit, at }
     }
 
-    /// Counts one request that ended now, and checks its bytes if the workload says so. Returns when it ended.
+    /// Counts one request that ended now, and checks its bytes if the workload verifies. Returns when it ended.
     pub(crate) fn end(
         &self,
         workload: &Workload,
-        ask: &Ask,
+        choice: &Choice,
         sent: Sent,
         is_open: bool,
-        answer: &Result<Answer, Refused>,
+        answer: &Result<Response, RequestError>,
     ) -> Instant {
         let end = Instant::now();
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         let mut guard = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         let (tally, scratch) = &mut *guard;
-        if sent.turn.measured {
+        if sent.permit.measured {
             tally.in_flight += end.saturating_duration_since(sent.at);
             tally.last_end = tally.last_end.max(Some(end));
             if is_open {
                 tally
                     .lateness
-                    .record(sent.at.saturating_duration_since(sent.turn.start));
-                tally.late += u64::from(sent.turn.late);
+                    .record(sent.at.saturating_duration_since(sent.permit.start));
+                tally.late += u64::from(sent.permit.late);
             }
         }
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                if sent.turn.measured {
+                if sent.permit.measured {
                     count_error(&mut tally.request_errors, &error.label);
                     tally.first_error.get_or_insert_with(|| error.message.clone());
                 }
@@ -103,36 +103,36 @@ impl Recorder {
         };
         let reads = answer.reads();
         tally.reads_in_all += reads;
-        if !sent.turn.measured {
+        if !sent.permit.measured {
             return end;
         }
         tally.requests += 1;
         tally
             .latency
-            .record(end.saturating_duration_since(sent.turn.start));
+            .record(end.saturating_duration_since(sent.permit.start));
         tally.bytes += answer.bytes;
         tally.reads += reads;
-        if tally.parts.len() <= ask.part {
-            tally.parts.resize(ask.part + 1, (0, 0));
+        if tally.parts.len() <= choice.part {
+            tally.parts.resize(choice.part + 1, (0, 0));
         }
-        let (part_requests, part_reads) = &mut tally.parts[ask.part];
+        let (part_requests, part_reads) = &mut tally.parts[choice.part];
         *part_requests += 1;
         *part_reads += reads;
         for item in &answer.failed {
             count_error(&mut tally.item_errors, &item.label);
             tally.first_error.get_or_insert_with(|| item.message.clone());
         }
-        let part = workload.part(ask.part);
+        let part = workload.part(choice.part);
         if let Body::Ranked(ranking) = &answer.body
             && answer.failed.is_empty()
-            && let Some((told, places)) = part.check_ranking(&ask.items, ranking)
+            && let Some((problem, places)) = part.check_ranking(&choice.items, ranking)
         {
             // An id and a score are 16 bytes.
             tally.wrong_bytes += places.saturating_mul(16);
-            tally.first_wrong.get_or_insert(told);
+            tally.first_wrong.get_or_insert(problem);
         } else if part.verifies() {
             answer.each(|i, bytes| {
-                let Some(&item) = ask.items.get(i) else { return };
+                let Some(&item) = choice.items.get(i) else { return };
                 if let Some(wrong) = part.check(item, bytes, scratch) {
                     tally.wrong_bytes += wrong.count;
                     tally.first_wrong.get_or_insert_with(|| {
@@ -149,7 +149,7 @@ impl Recorder {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// The counts so far; they begin anew.
+    /// The counts so far; they restart at 0.
     pub(crate) fn take(&self) -> Tally {
         std::mem::take(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner).0)
     }
@@ -172,25 +172,19 @@ pub(crate) fn add_errors(mine: &mut BTreeMap<String, u64>, theirs: &BTreeMap<Str
 impl Tally {
     /// Adds another tally's counts.
     pub(crate) fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
-        self.reads += other.reads;
-        self.bytes += other.bytes;
+        add_fields!(self += other: requests, reads, bytes, wrong_bytes, in_flight, late, reads_in_all);
         add_errors(&mut self.request_errors, &other.request_errors);
         add_errors(&mut self.item_errors, &other.item_errors);
         self.first_error = self.first_error.take().or_else(|| other.first_error.clone());
-        self.wrong_bytes += other.wrong_bytes;
         self.first_wrong = self.first_wrong.take().or_else(|| other.first_wrong.clone());
-        self.in_flight += other.in_flight;
         self.last_end = self.last_end.max(other.last_end);
         self.latency.add(&other.latency);
         self.lateness.add(&other.lateness);
-        self.late += other.late;
         self.parts.resize(self.parts.len().max(other.parts.len()), (0, 0));
         for (mine, theirs) in self.parts.iter_mut().zip(&other.parts) {
             mine.0 += theirs.0;
             mine.1 += theirs.1;
         }
-        self.reads_in_all += other.reads_in_all;
     }
 
     /// Everything that failed, requests and items.
@@ -205,24 +199,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn errors_have_no_latency() {
-        // Scenario: three failed requests of 5 ms each, then one before the window.
-        // Expected: three errors by code, time in flight, and no latency at all.
+        // Three failed requests of 5 ms each, then one before the window.
         let (recorder, workload) = (Recorder::default(), Workload::of_blocks(10));
-        let ask = Ask {
+        let choice = Choice {
             part: 0,
             items: vec![1],
         };
         let mut end = Instant::now();
         for measured in [true, true, true, false] {
-            let turn = Turn {
+            let permit = Permit {
                 start: Instant::now(),
                 measured,
                 late: false,
             };
-            let sent = recorder.send(turn, false);
+            let sent = recorder.send(permit, false);
             assert_eq!(recorder.in_flight(), 1);
             tokio::time::advance(Duration::from_millis(5)).await;
-            let ended = recorder.end(&workload, &ask, sent, false, &Err(Refused::timeout()));
+            let ended = recorder.end(&workload, &choice, sent, false, &Err(RequestError::timeout()));
             end = if measured { ended } else { end };
         }
         let tally = recorder.take();

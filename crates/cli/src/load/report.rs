@@ -1,6 +1,6 @@
-//! All numbers of a run, as they are written to JSON, read from it and merged. `text` tells them to people.
+//! All numbers of a run, as they are written to JSON, read from it and merged. `text` prints them for people.
 
-use super::args::{ArrivalsArg, Load};
+use super::args::{ArrivalsArg, Load, Ramp};
 use super::counters::Counted;
 use super::cpu::Snapshot;
 use super::histogram::Durations;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// What one run measured. The names are a contract: scripts read them.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// How many runs these numbers are of.
     pub(crate) instances: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Report {
     pub(crate) batch_min: u32,
     pub(crate) choice_seed: u64,
     pub(crate) warmup_seconds: f64,
-    /// From the window's begin to the end of the last request that began in it.
+    /// From the window's start to the end of the last request that started in it.
     pub(crate) seconds: f64,
     pub(crate) requests: u64,
     pub(crate) requests_per_second: f64,
@@ -92,7 +92,7 @@ pub(crate) struct LatencyMicros {
 pub(crate) struct OpenLoop {
     /// constant or poisson.
     pub(crate) arrivals_kind: ArrivalsArg,
-    /// Requests a second at the begin and at the end of the window.
+    /// Requests a second at the start and at the end of the window.
     pub(crate) rate_from: f64,
     pub(crate) rate_to: f64,
     /// Requests that arrived in the window, and a second.
@@ -115,7 +115,7 @@ pub(crate) struct MixPart {
     pub(crate) reads: u64,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Cpu {
     pub(crate) seconds: f64,
     /// Cores kept busy.
@@ -167,7 +167,7 @@ impl Report {
         threads: u32,
         workload: &Workload,
         pacer: &Pacer,
-        rates: Option<(f64, f64)>,
+        rates: Option<Ramp>,
         measured: Measured,
     ) -> Self {
         let Measured {
@@ -185,16 +185,17 @@ impl Report {
         let own_cpu = cpu(after.own_since(&before).as_secs_f64());
         let by_pid = after.server_since(&before).map(|used| cpu(used.as_secs_f64()));
         let server_cpu = by_pid.or_else(|| server.as_ref().map(Cpu::of_server));
-        let open_loop = rates.map(|(rate_from, rate_to)| {
+        let open_loop = rates.map(|rates| {
             // Arrivals are those of the window; its last requests may have ended later.
             let window = pacer
                 .end()
-                .map_or(elapsed, |end| end.saturating_duration_since(pacer.measure_from()));
+                .map(|end| end.saturating_duration_since(pacer.measure_from()));
+            let window = window.unwrap_or(elapsed);
             let arrivals = tally.lateness.count() + pacer.missed();
             OpenLoop {
                 arrivals_kind: args.arrivals,
-                rate_from,
-                rate_to,
+                rate_from: rates.from,
+                rate_to: rates.to,
                 arrivals,
                 intended_per_second: per_second(arrivals, window),
                 missed: pacer.missed(),
@@ -215,25 +216,21 @@ impl Report {
                 reads,
             })
             .collect();
-        let name = |part: &MixPart| {
-            if several {
-                format!("{}={:.3}", part.dataset, part.share)
-            } else {
-                part.dataset.clone()
-            }
+        let names: Vec<String> = match &mix[..] {
+            [part] => vec![part.dataset.clone()],
+            parts => parts
+                .iter()
+                .map(|part| format!("{}={:.3}", part.dataset, part.share))
+                .collect(),
         };
-        let names: Vec<String> = mix.iter().map(name).collect();
         let whats: Vec<String> = workload.parts().map(|(part, _)| part.what()).collect();
         Self {
             instances: 1,
             dataset: names.join(","),
             what: whats.join(", "),
-            pattern: workload
-                .parts()
-                .next()
-                .map_or_else(String::new, |(part, _)| part.order()),
+            pattern: workload.part(0).order().to_owned(),
             loop_kind: if open_loop.is_some() { "open" } else { "closed" }.to_owned(),
-            transport: args.transport.as_str().to_owned(),
+            transport: args.transport.to_string(),
             connections: args.connections(),
             threads,
             batch: args.batch.max,
@@ -285,12 +282,8 @@ impl Report {
         let mut report: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
         report.latency = match (&report.latency_us, &report.latency_histogram) {
             (Some(us), Some(histogram)) => {
-                let ns = |us: f64| {
-                    Duration::try_from_secs_f64(us / 1e6)
-                        .unwrap_or_default()
-                        .as_nanos()
-                };
-                let ns = |us: f64| u64::try_from(ns(us)).unwrap_or(u64::MAX);
+                let duration = |us: f64| Duration::try_from_secs_f64(us / 1e6).unwrap_or_default();
+                let ns = |us: f64| u64::try_from(duration(us).as_nanos()).unwrap_or(u64::MAX);
                 Durations::decode(histogram, ns(us.min), ns(us.max), us.mean * 1e3)
                     .map_err(|problem| format!("latency_histogram {problem}"))?
             }
@@ -305,7 +298,8 @@ impl Report {
     /// Adds another instance's numbers. Both are taken to have driven one daemon at the same time, so rates add up,
     /// and of what the daemon counted and used the larger is taken, since both have seen all of it.
     pub(crate) fn merge(&mut self, other: &Self) {
-        self.instances += other.instances;
+        add_fields!(self += other: instances, connections, threads, requests, requests_per_second, reads,
+            reads_per_second, read_bytes, megabytes_per_second, outstanding, outstanding_achieved, errors, wrong_bytes);
         for (mine, theirs) in [
             (&mut self.dataset, &other.dataset),
             (&mut self.what, &other.what),
@@ -317,33 +311,21 @@ impl Report {
                 *mine = format!("{mine} + {theirs}");
             }
         }
-        self.connections += other.connections;
-        self.threads += other.threads;
         self.batch = self.batch.max(other.batch);
         self.batch_min = self.batch_min.min(other.batch_min);
         self.warmup_seconds = self.warmup_seconds.min(other.warmup_seconds);
         self.seconds = self.seconds.max(other.seconds);
-        self.requests += other.requests;
-        self.requests_per_second += other.requests_per_second;
-        self.reads += other.reads;
-        self.reads_per_second += other.reads_per_second;
-        self.read_bytes += other.read_bytes;
-        self.megabytes_per_second += other.megabytes_per_second;
-        self.outstanding += other.outstanding;
-        self.outstanding_achieved += other.outstanding_achieved;
         self.latency.add(&other.latency);
         self.latency_us = LatencyMicros::of(&self.latency);
         self.latency_histogram = self.latency.encode();
         self.open_loop = match (self.open_loop.take(), other.open_loop.clone()) {
-            (Some(mine), Some(theirs)) => Some(mine.merge(&theirs)),
+            (Some(mine), Some(theirs)) => Some(mine.merge(theirs)),
             (mine, theirs) => mine.or(theirs),
         };
-        self.errors += other.errors;
         add_errors(&mut self.request_errors, &other.request_errors);
         add_errors(&mut self.item_errors, &other.item_errors);
         self.first_error = self.first_error.take().or_else(|| other.first_error.clone());
         self.verified &= other.verified;
-        self.wrong_bytes += other.wrong_bytes;
         self.first_wrong = self.first_wrong.take().or_else(|| other.first_wrong.clone());
         self.mix.extend(other.mix.iter().cloned());
         let cpu = |seconds: f64, cores: f64| Cpu::new(seconds, cores, self.reads);
@@ -355,17 +337,13 @@ impl Report {
         if reads(&other.server) > reads(&self.server) {
             self.server = other.server.clone();
         }
-        let theirs = other.server_cpu.as_ref();
-        self.server_cpu = match (self.server_cpu.take(), theirs) {
-            (Some(mine), Some(theirs)) => Some(cpu(
-                mine.seconds.max(theirs.seconds),
-                mine.cores.max(theirs.cores),
-            )),
-            (mine, theirs) => mine.or(theirs.cloned()).map(|one| cpu(one.seconds, one.cores)),
-        };
-        if let Some(server) = &self.server {
-            self.server_cpu = Some(Cpu::of_server(server));
-        }
+        let both = [self.server_cpu.take(), other.server_cpu.clone()]
+            .into_iter()
+            .flatten();
+        let larger =
+            both.reduce(|mine, theirs| cpu(mine.seconds.max(theirs.seconds), mine.cores.max(theirs.cores)));
+        let by_pid = larger.map(|larger| cpu(larger.seconds, larger.cores));
+        self.server_cpu = self.server.as_ref().map(Cpu::of_server).or(by_pid);
         self.cpu_us_per_read = self.own_cpu.us_per_read;
         self.server_cpu_us_per_read = self.server_cpu.as_ref().and_then(|cpu| cpu.us_per_read);
         self.reads_in_all = match (self.reads_in_all, other.reads_in_all) {
@@ -396,13 +374,8 @@ impl Report {
 
     /// A figure that conditions are about; `None`: this run has none.
     pub(crate) fn figure(&self, figure: Figure) -> Option<f64> {
-        let share = |part: u64, whole: u64| {
-            if whole == 0 {
-                0.0
-            } else {
-                approximate(part) / approximate(whole)
-            }
-        };
+        // 0 of 0 is 0.
+        let share = |part: u64, whole: u64| approximate(part) / approximate(whole.max(1));
         let latency = self.latency();
         let arrivals = self.open_loop.as_ref().map(|open| open.arrivals);
         match figure {
@@ -433,63 +406,50 @@ impl Report {
 
     /// Whether the run was one: anything read, and everything that was read right.
     pub(crate) fn outcome(&self) -> Result<(), Failure> {
-        if self.wrong_bytes > 0 {
-            return Err(Failure::Failed(format!(
-                "{} wrong bytes",
-                grouped(self.wrong_bytes)
-            )));
-        }
-        if self.reads > 0 {
+        let problem = if self.wrong_bytes > 0 {
+            format!("{} wrong bytes", grouped(self.wrong_bytes))
+        } else if self.reads == 0 {
+            let why = self.first_error.as_deref();
+            format!(
+                "nothing was read: {}",
+                why.unwrap_or("no request was made in the window")
+            )
+        } else {
             return Ok(());
-        }
-        let why = self
-            .first_error
-            .as_deref()
-            .unwrap_or("no request was made in the window");
-        Err(Failure::Failed(format!("nothing was read: {why}")))
+        };
+        Err(Failure::Failed(problem))
     }
 }
 
 impl Cpu {
     fn of_server(counted: &Counted) -> Self {
-        let seconds = counted.cpu_seconds;
+        let (seconds, elapsed) = (counted.cpu_seconds, counted.seconds);
+        let cores = if elapsed > 0.0 { seconds / elapsed } else { 0.0 };
+        let us_per_read = counted.cpu_us_per_read();
         Self {
             seconds,
-            cores: if counted.seconds > 0.0 {
-                seconds / counted.seconds
-            } else {
-                0.0
-            },
-            us_per_read: counted.cpu_us_per_read(),
+            cores,
+            us_per_read,
         }
     }
 
     fn new(seconds: f64, cores: f64, reads: u64) -> Self {
+        let us_per_read = (reads > 0).then(|| seconds * 1e6 / approximate(reads));
         Self {
             seconds,
             cores,
-            us_per_read: (reads > 0).then(|| seconds * 1e6 / approximate(reads)),
+            us_per_read,
         }
     }
 }
 
 impl OpenLoop {
-    fn merge(self, other: &Self) -> Self {
-        Self {
-            rate_from: self.rate_from + other.rate_from,
-            rate_to: self.rate_to + other.rate_to,
-            arrivals: self.arrivals + other.arrivals,
-            intended_per_second: self.intended_per_second + other.intended_per_second,
-            missed: self.missed + other.missed,
-            missed_per_second: self.missed_per_second + other.missed_per_second,
-            late: self.late + other.late,
-            // Percentiles do not add up, and these have no histogram in the file: the worse ones are told.
-            lateness_us: match (self.lateness_us, other.lateness_us.as_ref()) {
-                (Some(mine), Some(theirs)) if theirs.p99 > mine.p99 => Some(theirs.clone()),
-                (mine, theirs) => mine.or(theirs.cloned()),
-            },
-            ..self
-        }
+    fn merge(mut self, other: Self) -> Self {
+        add_fields!(self += other: rate_from, rate_to, arrivals, intended_per_second, missed, missed_per_second, late);
+        // Percentiles do not add up, and these have no histogram in the file: the worse ones are kept.
+        let both = [self.lateness_us.take(), other.lateness_us].into_iter().flatten();
+        self.lateness_us = both.reduce(|mine, theirs| if theirs.p99 > mine.p99 { theirs } else { mine });
+        self
     }
 }
 

@@ -10,7 +10,9 @@ pub(crate) struct Requirement {
     /// As it was written.
     text: String,
     figure: Figure,
-    relation: Relation,
+    unit: Unit,
+    /// `<`, `<=`, `>` or `>=`.
+    relation: &'static str,
     /// Nanoseconds for latencies, a fraction for shares.
     value: f64,
 }
@@ -37,14 +39,42 @@ pub(crate) enum Figure {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Relation {
-    Below,
-    AtMost,
-    Above,
-    AtLeast,
+enum Unit {
+    Nanoseconds,
+    Count,
+    Share,
+    PerSecond,
+    Microseconds,
 }
 
-const FIGURES: &str = "p50, p99, p99.9, ..., min, mean, max (durations), errors, missed, late (numbers or %), \
+/// Every figure but percentiles. `NAME%` is what a condition on NAME is about if its value is a percentage.
+const FIGURES: [(&str, Figure, Unit); 15] = [
+    ("min", Figure::LatencyMin, Unit::Nanoseconds),
+    ("mean", Figure::LatencyMean, Unit::Nanoseconds),
+    ("max", Figure::LatencyMax, Unit::Nanoseconds),
+    ("errors", Figure::Errors, Unit::Count),
+    ("errors%", Figure::ErrorShare, Unit::Share),
+    ("missed", Figure::Missed, Unit::Count),
+    ("missed%", Figure::MissedShare, Unit::Share),
+    ("late", Figure::Late, Unit::Count),
+    ("late%", Figure::LateShare, Unit::Share),
+    ("wrong_bytes", Figure::WrongBytes, Unit::Count),
+    ("reads_per_second", Figure::ReadsPerSecond, Unit::PerSecond),
+    ("requests_per_second", Figure::RequestsPerSecond, Unit::PerSecond),
+    (
+        "megabytes_per_second",
+        Figure::MegabytesPerSecond,
+        Unit::PerSecond,
+    ),
+    ("cpu_us_per_read", Figure::CpuPerRead, Unit::Microseconds),
+    (
+        "server_cpu_us_per_read",
+        Figure::ServerCpuPerRead,
+        Unit::Microseconds,
+    ),
+];
+
+const ALLOWED: &str = "p50, p99, p99.9, ..., min, mean, max (durations), errors, missed, late (numbers or %), \
                        wrong_bytes, reads_per_second, requests_per_second, megabytes_per_second, cpu_us_per_read, \
                        server_cpu_us_per_read";
 
@@ -55,20 +85,17 @@ impl Requirement {
             .find(['<', '>'])
             .ok_or_else(|| "use FIGURE<VALUE, with <, <=, > or >=: p99<5ms, errors<0.1%".to_owned())?;
         let (name, rest) = text.split_at(at);
-        let relations = [
-            ("<=", Relation::AtMost),
-            (">=", Relation::AtLeast),
-            ("<", Relation::Below),
-            (">", Relation::Above),
-        ];
+        let relations = ["<=", ">=", "<", ">"].into_iter();
         let found = relations
-            .iter()
-            .find_map(|(sign, relation)| Some((rest.strip_prefix(sign)?, *relation)));
-        let (value, relation) = found.ok_or_else(|| "use <, <=, > or >=".to_owned())?;
-        let (figure, value) = read(name.trim(), value.trim())?;
+            .filter_map(|relation| Some((relation, rest.strip_prefix(relation)?)))
+            .next();
+        let (relation, value) = found.ok_or_else(|| "use <, <=, > or >=".to_owned())?;
+        let (figure, unit, value) = parse_figure(name.trim(), value.trim())?;
+        let text = text.to_owned();
         Ok(Self {
-            text: text.to_owned(),
+            text,
             figure,
+            unit,
             relation,
             value,
         })
@@ -78,11 +105,9 @@ impl Requirement {
     pub(crate) fn parse_objective(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
             Some((name, value)) if !name.ends_with(['<', '>']) => {
-                let requirement = Self::parse(&format!("{name}<={value}"))?;
-                Ok(Self {
-                    text: text.to_owned(),
-                    ..requirement
-                })
+                let mut requirement = Self::parse(&format!("{name}<={value}"))?;
+                text.clone_into(&mut requirement.text);
+                Ok(requirement)
             }
             _ => Self::parse(text),
         }
@@ -99,70 +124,52 @@ impl Requirement {
             return Some(format!("{}: this run has no such figure", self.text));
         };
         let met = match self.relation {
-            Relation::Below => got < self.value,
-            Relation::AtMost => got <= self.value,
-            Relation::Above => got > self.value,
-            Relation::AtLeast => got >= self.value,
+            "<" => got < self.value,
+            "<=" => got <= self.value,
+            ">" => got > self.value,
+            _ => got >= self.value,
         };
-        (!met).then(|| format!("{}: it is {}", self.text, self.figure.tell(got)))
+        (!met).then(|| format!("{}: it is {}", self.text, self.unit.show(got)))
     }
 }
 
 /// A figure by its name, and its value in its unit.
-fn read(name: &str, value: &str) -> Result<(Figure, f64), String> {
+fn parse_figure(name: &str, value: &str) -> Result<(Figure, Unit, f64), String> {
     let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite());
-    let unknown = || format!("{name:?} is not a figure; use {FIGURES}");
-    let wrong = |what: &str| format!("{value:?} is not a {what}, as {name} takes");
-    let of_latency = match name {
-        "min" => Some(Figure::LatencyMin),
-        "mean" => Some(Figure::LatencyMean),
-        "max" => Some(Figure::LatencyMax),
-        _ => match name.strip_prefix('p').map(number) {
-            Some(Some(percentile)) if 0.0 < percentile && percentile <= 100.0 => {
-                Some(Figure::Percentile(percentile))
-            }
-            Some(_) | None => None,
-        },
+    let named = |name: &str| FIGURES.into_iter().find(|(known, ..)| *known == name);
+    let percentile = || {
+        let percentile = number(name.strip_prefix('p')?)?;
+        let known = 0.0 < percentile && percentile <= 100.0;
+        known.then_some((name, Figure::Percentile(percentile), Unit::Nanoseconds))
     };
-    if let Some(figure) = of_latency {
-        let duration = parse_duration(value).map_err(|_| wrong("duration like 500us, 5ms or 1s"))?;
-        return Ok((figure, duration.as_secs_f64() * 1e9));
-    }
-    let countable = match name {
-        "errors" => Some((Figure::Errors, Figure::ErrorShare)),
-        "missed" => Some((Figure::Missed, Figure::MissedShare)),
-        "late" => Some((Figure::Late, Figure::LateShare)),
-        _ => None,
-    };
-    if let Some((count, share)) = countable {
-        return match value.strip_suffix('%') {
-            Some(percent) => number(percent.trim()).map(|percent| (share, percent / 100.0)),
-            None => number(value).map(|value| (count, value)),
+    let plain = named(name).filter(|_| !name.ends_with('%')).or_else(percentile);
+    let plain = plain.ok_or_else(|| format!("{name:?} is not a figure; use {ALLOWED}"))?;
+    let share = named(&format!("{name}%"));
+    let (what, (_, figure, unit), parsed) = match (plain, share, value.strip_suffix('%')) {
+        (_, Some(share), Some(percent)) => {
+            let fraction = number(percent.trim()).map(|percent| percent / 100.0);
+            ("number or percentage", share, fraction)
         }
-        .ok_or_else(|| wrong("number or percentage"));
-    }
-    let figure = match name {
-        "wrong_bytes" => Figure::WrongBytes,
-        "reads_per_second" => Figure::ReadsPerSecond,
-        "requests_per_second" => Figure::RequestsPerSecond,
-        "megabytes_per_second" => Figure::MegabytesPerSecond,
-        "cpu_us_per_read" => Figure::CpuPerRead,
-        "server_cpu_us_per_read" => Figure::ServerCpuPerRead,
-        _ => return Err(unknown()),
+        ((.., Unit::Nanoseconds), ..) => {
+            let duration = parse_duration(value).ok();
+            let nanoseconds = duration.map(|duration| duration.as_secs_f64() * 1e9);
+            ("duration like 500us, 5ms or 1s", plain, nanoseconds)
+        }
+        (_, Some(_), None) => ("number or percentage", plain, number(value)),
+        (_, None, _) => ("number", plain, number(value)),
     };
-    number(value)
-        .map(|value| (figure, value))
-        .ok_or_else(|| wrong("number"))
+    let value = parsed.ok_or_else(|| format!("{value:?} is not a {what}, as {name} takes"))?;
+    Ok((figure, unit, value))
 }
 
-impl Figure {
-    fn tell(self, got: f64) -> String {
+impl Unit {
+    fn show(self, got: f64) -> String {
         match self {
-            Self::Percentile(_) | Self::LatencyMin | Self::LatencyMean | Self::LatencyMax => latency(got),
-            Self::ErrorShare | Self::MissedShare | Self::LateShare => format!("{:.4} %", got * 100.0),
-            Self::Errors | Self::Missed | Self::Late | Self::WrongBytes => format!("{got:.0}"),
-            Self::ReadsPerSecond | Self::RequestsPerSecond | Self::MegabytesPerSecond => rate(got),
-            Self::CpuPerRead | Self::ServerCpuPerRead => format!("{got:.2}"),
+            Self::Nanoseconds => latency(got),
+            Self::Count => format!("{got:.0}"),
+            Self::Share => format!("{:.4} %", got * 100.0),
+            Self::PerSecond => rate(got),
+            Self::Microseconds => format!("{got:.2}"),
         }
     }
 }
@@ -172,10 +179,10 @@ pub(crate) fn check(
     requirements: &[Requirement],
     result: impl Fn(Figure) -> Option<f64>,
 ) -> Result<(), Failure> {
-    let unmet: Vec<String> = requirements
+    let unmet = requirements
         .iter()
-        .filter_map(|requirement| requirement.unmet(&result))
-        .collect();
+        .filter_map(|requirement| requirement.unmet(&result));
+    let unmet: Vec<String> = unmet.collect();
     if unmet.is_empty() {
         return Ok(());
     }
@@ -188,45 +195,15 @@ mod tests {
 
     #[test]
     fn conditions_are_read_or_say_what_is_allowed() {
-        // Scenario: every figure and relation; then what is nearly right.
-        // Expected: a condition; an error for each of the others.
-        for right in [
-            "p99<5ms",
-            "p99.9 <= 1s",
-            "p50>1us",
-            "min>=0s",
-            "mean<1ms",
-            "max<10s",
-            "errors<1",
-            "errors<0.1%",
-            "missed<1%",
-            "late<5",
-            "wrong_bytes<=0",
-            "reads_per_second>80000",
-            "requests_per_second>1e3",
-            "megabytes_per_second>10",
-            "cpu_us_per_read<2.5",
-            "server_cpu_us_per_read<4",
-        ] {
+        let right = "p99<5ms|p99.9 <= 1s|p50>1us|min>=0s|mean<1ms|max<10s|errors<1|errors<0.1%|missed<1%|late<5|\
+                     wrong_bytes<=0|reads_per_second>80000|requests_per_second>1e3|megabytes_per_second>10|\
+                     cpu_us_per_read<2.5|server_cpu_us_per_read<4";
+        for right in right.split('|') {
             assert!(Requirement::parse(right).is_ok(), "{right}");
         }
-        for wrong in [
-            "",
-            "p99",
-            "p99=5ms",
-            "p99<5",
-            "p101<5ms",
-            "p0<1s",
-            "px<1s",
-            "errors<x",
-            "errors<x%",
-            "reads>1",
-            "reads_per_second>NaN",
-            "reads_per_second>5%",
-            "<5",
-            "p99<",
-            "p99<>5ms",
-        ] {
+        let wrong = "|p99|p99=5ms|p99<5|p101<5ms|p0<1s|px<1s|errors<x|errors<x%|errors%<1|reads>1|\
+                     reads_per_second>NaN|reads_per_second>5%|<5|p99<|p99<>5ms";
+        for wrong in wrong.split('|') {
             assert!(Requirement::parse(wrong).is_err(), "{wrong}");
         }
         assert!(Requirement::parse_objective("p99=5ms").is_ok());

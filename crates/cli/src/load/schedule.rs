@@ -1,5 +1,6 @@
 //! When the requests of an open loop arrive: evenly or by chance, at a constant rate or along a ramp.
 
+use super::args::Ramp;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -16,6 +17,15 @@ pub(super) struct Profile {
 }
 
 impl Profile {
+    pub(super) fn new(warmup_s: f64, Ramp { from, to }: Ramp, window_s: Option<f64>) -> Self {
+        Self {
+            warmup_s,
+            from,
+            to,
+            window_s,
+        }
+    }
+
     fn acceleration(&self) -> f64 {
         self.window_s
             .map_or(0.0, |window_s| (self.to - self.from) / window_s)
@@ -70,12 +80,13 @@ pub(super) enum Spacing {
 
 impl Schedule {
     pub(super) fn new(begin: Instant, profile: Profile, spacing: Spacing, threads: f64) -> Self {
+        let due = None;
         let mut schedule = Self {
             begin,
             profile,
             spacing,
             threads,
-            due: None,
+            due,
         };
         schedule.advance();
         schedule
@@ -128,6 +139,10 @@ mod tests {
     use super::*;
     use crate::quantity::approximate;
 
+    fn profile(warmup_s: f64, from: f64, to: f64, window_s: Option<f64>) -> Profile {
+        Profile::new(warmup_s, Ramp { from, to }, window_s)
+    }
+
     fn arrivals(profile: Profile, arrivals: ArrivalsArg, thread: u32, threads: u32) -> Vec<f64> {
         let begin = Instant::now();
         let spacing = match arrivals {
@@ -150,12 +165,7 @@ mod tests {
     fn constant_arrivals_are_even_over_all_threads() {
         // Scenario: 1000/s for 1 s of warm-up and a window of 2 s, over three threads.
         // Expected: 3000 arrivals, exactly 1 ms apart when they are put together.
-        let profile = Profile {
-            warmup_s: 1.0,
-            from: 1000.0,
-            to: 1000.0,
-            window_s: Some(2.0),
-        };
+        let profile = profile(1.0, 1000.0, 1000.0, Some(2.0));
         let mut all: Vec<f64> = (0..3)
             .flat_map(|thread| arrivals(profile, ArrivalsArg::Constant, thread, 3))
             .collect();
@@ -172,12 +182,7 @@ mod tests {
         // Scenario: 1000/s for 100 s from two threads, fixed seeds: gaps, and counts in windows of 100 ms.
         // Expected: 100 000 arrivals +- 1 %; gaps with a mean of 1 ms and as large a standard deviation +- 2 %;
         // counts whose variance is their mean, 100, +- 15 %.
-        let profile = Profile {
-            warmup_s: 0.0,
-            from: 1000.0,
-            to: 1000.0,
-            window_s: Some(100.0),
-        };
+        let profile = profile(0.0, 1000.0, 1000.0, Some(100.0));
         let mut all: Vec<f64> = (0..2)
             .flat_map(|thread| arrivals(profile, ArrivalsArg::Poisson, thread, 2))
             .collect();
@@ -210,27 +215,13 @@ mod tests {
         // Scenario: 0 to 1000/s and 1000/s to 0 in 10 s, 100/s to 300/s in 4 s after 1 s of warm-up.
         // Expected: 5000 each (from 0 on, the falling one 5000 but for the last, which never comes), and 100 + 800;
         // half the rate's area after sqrt(1/2) of the rising time; the rate on the way.
-        let rising = Profile {
-            warmup_s: 0.0,
-            from: 0.0,
-            to: 1000.0,
-            window_s: Some(10.0),
-        };
+        let rising = profile(0.0, 0.0, 1000.0, Some(10.0));
         let up = arrivals(rising, ArrivalsArg::Constant, 0, 1);
         assert_eq!(up.len(), 5000);
         assert!((up[2500] - 10.0 * 0.5f64.sqrt()).abs() < 1e-6);
-        let falling = Profile {
-            from: 1000.0,
-            to: 0.0,
-            ..rising
-        };
+        let falling = profile(0.0, 1000.0, 0.0, Some(10.0));
         assert_eq!(arrivals(falling, ArrivalsArg::Constant, 0, 1).len(), 5000);
-        let third = Profile {
-            warmup_s: 1.0,
-            from: 100.0,
-            to: 300.0,
-            window_s: Some(4.0),
-        };
+        let third = profile(1.0, 100.0, 300.0, Some(4.0));
         assert_eq!(arrivals(third, ArrivalsArg::Constant, 0, 1).len(), 900);
         let rates = [0.5, 1.0, 3.0, 9.0].map(|seconds| third.rate_at(seconds));
         assert_eq!(rates, [100.0, 100.0, 200.0, 300.0]);

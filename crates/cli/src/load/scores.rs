@@ -1,4 +1,4 @@
-//! `--score`: candidates ranked by the daemon, or here from fetched vectors, and the ranking that there ought to be.
+//! `--score`: candidates ranked by the daemon, or here from fetched vectors, and the ranking that is expected.
 
 use super::args::{Load, ScoreAt};
 use crate::expected::engine_dtype;
@@ -126,11 +126,11 @@ impl Scoring {
             .zip(got)
             .position(|pair| !same(pair))
             .unwrap_or(right);
-        let told = || {
+        let difference = || {
             let (expected, got) = (expected.get(place), got.get(place));
             format!("result {place}: expected {expected:?}, got {got:?}")
         };
-        (wrong > 0).then(|| (told(), u64::try_from(wrong).unwrap_or(u64::MAX)))
+        (wrong > 0).then(|| (difference(), u64::try_from(wrong).unwrap_or(u64::MAX)))
     }
 }
 
@@ -183,13 +183,16 @@ mod tests {
         assert_eq!(scoring.check(7, &items, &right), None);
         let mut exchanged = right.clone();
         exchanged.swap(1, 2);
-        let (told, wrong) = scoring.check(7, &items, &exchanged).unwrap();
+        let (difference, wrong) = scoring.check(7, &items, &exchanged).unwrap();
         assert!(
-            told.starts_with("result 1: expected") && wrong == 2,
-            "{told}, {wrong}"
+            difference.starts_with("result 1: expected") && wrong == 2,
+            "{difference}, {wrong}"
         );
-        let (told, wrong) = scoring.check(7, &items, &right[..2].to_vec()).unwrap();
-        assert!(told.ends_with("got None") && wrong == 1, "{told}, {wrong}");
+        let (difference, wrong) = scoring.check(7, &items, &right[..2].to_vec()).unwrap();
+        assert!(
+            difference.ends_with("got None") && wrong == 1,
+            "{difference}, {wrong}"
+        );
         let mut other = right;
         other[0].1 += 1e-9;
         assert_eq!(scoring.check(7, &items, &other).unwrap().1, 1);

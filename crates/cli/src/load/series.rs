@@ -21,11 +21,9 @@ impl Series {
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
         let file = File::create(path)
             .map_err(|error| Failure::Failed(format!("--csv {}: {error}", path.display())))?;
-        let mut series = Self {
-            out: BufWriter::new(file),
-        };
-        writeln!(series.out, "{HEADER}")?;
-        Ok(series)
+        let mut out = BufWriter::new(file);
+        writeln!(out, "{HEADER}")?;
+        Ok(Self { out })
     }
 
     /// One interval that ended `at` into the window. `intended`: requests a second that were to arrive, in an open loop.
@@ -38,7 +36,7 @@ impl Series {
         outstanding: u32,
     ) -> Result<(), Failure> {
         writeln!(self.out, "{}", line(at, length, intended, interval, outstanding))?;
-        // Whoever follows the file sees it now.
+        // A reader that follows the file sees it now.
         self.out.flush()?;
         Ok(())
     }
@@ -69,14 +67,9 @@ mod tests {
 
     #[test]
     fn an_interval_is_a_line() {
-        // Scenario: half a second with 100 requests of 1 to 100 us, 400 reads and an error; one with nothing.
-        // Expected: rates a second and latencies in the header's order; empty where there is no latency.
-        let mut interval = Tally {
-            requests: 100,
-            reads: 400,
-            latency: ramp(1..=100),
-            ..Tally::default()
-        };
+        // Half a second with 100 requests of 1 to 100 us, 400 reads and an error; one with nothing.
+        let mut interval = Tally::default();
+        (interval.requests, interval.reads, interval.latency) = (100, 400, ramp(1..=100));
         interval.request_errors.insert("UNAVAILABLE".into(), 1);
         let half = Duration::from_millis(500);
         let text = line(half, half, Some(250.0), &interval, 7);
@@ -88,9 +81,7 @@ mod tests {
             cells[4].starts_with("50.") && cells[5].starts_with("99."),
             "{text}"
         );
-        assert_eq!(
-            line(half, half, None, &Tally::default(), 0),
-            "0.500,,0.0,0.0,,,,0,0"
-        );
+        let nothing = line(half, half, None, &Tally::default(), 0);
+        assert_eq!(nothing, "0.500,,0.0,0.0,,,,0,0");
     }
 }

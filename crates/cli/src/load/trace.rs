@@ -1,14 +1,12 @@
 //! A trace file: one item a line, in the order they are read. Every problem names its line. Lines that are empty or
-//! begin with # are skipped. Absent: times; a trace says what is read, the pacer when.
-
-use std::sync::atomic::{AtomicU64, Ordering};
+//! begin with # are skipped. A trace has no times: the pacer decides when.
 
 /// 16 bytes each: 256 MB.
 const ENTRIES_MAX: usize = 1 << 24;
 
 /// What the numbers in a trace mean, and how far they may go.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Meaning {
+pub(crate) struct TraceShape {
     /// A single number is the index of one of so many items, unless `range_bytes` is set.
     pub(crate) items: u64,
     /// Single numbers are byte offsets of ranges of this length.
@@ -19,7 +17,7 @@ pub(crate) struct Meaning {
 
 /// What a trace lists.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Listed {
+pub(crate) enum TraceEntries {
     /// Indices of items.
     Items(Vec<u64>),
     /// Offset and length of each range.
@@ -30,7 +28,7 @@ pub(crate) enum Listed {
 ///
 /// # Errors
 /// What is wrong, with the number of its line.
-pub(crate) fn parse(text: &str, meaning: Meaning) -> Result<Listed, String> {
+pub(crate) fn parse(text: &str, meaning: TraceShape) -> Result<TraceEntries, String> {
     let (mut items, mut ranges) = (Vec::new(), Vec::new());
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
@@ -71,21 +69,8 @@ pub(crate) fn parse(text: &str, meaning: Meaning) -> Result<Listed, String> {
     }
     match (items.is_empty(), ranges.is_empty()) {
         (true, true) => Err("nothing is listed in it".to_owned()),
-        (false, _) => Ok(Listed::Items(items)),
-        (true, false) => Ok(Listed::Ranges(ranges)),
-    }
-}
-
-/// The position in a trace that all slots share; after the last entry comes the first.
-#[derive(Debug, Default)]
-pub(crate) struct Position(AtomicU64);
-
-impl Position {
-    /// The next `batch` positions of a trace of `length` entries, into `positions`.
-    pub(crate) fn take(&self, batch: u32, length: u64, positions: &mut Vec<u64>) {
-        let first = self.0.fetch_add(batch.into(), Ordering::Relaxed);
-        positions.clear();
-        positions.extend((0..u64::from(batch)).map(|i| first.wrapping_add(i) % length.max(1)));
+        (false, _) => Ok(TraceEntries::Items(items)),
+        (true, false) => Ok(TraceEntries::Ranges(ranges)),
     }
 }
 
@@ -93,7 +78,7 @@ impl Position {
 mod tests {
     use super::*;
 
-    const BLOCKS: Meaning = Meaning {
+    const BLOCKS: TraceShape = TraceShape {
         items: 10,
         range_bytes: None,
         length_bytes: Some(5120),
@@ -101,28 +86,31 @@ mod tests {
 
     #[test]
     fn a_trace_lists_items_or_ranges() {
-        // Scenario: indices with comments and blank lines; offsets with --range-bytes; offsets with lengths.
-        // Expected: the items; ranges of that length; the ranges as they stand.
+        let items = |text| parse(text, BLOCKS).unwrap();
         assert_eq!(
-            parse("# a trace\n3\n\n 9 \r\n0\n", BLOCKS),
-            Ok(Listed::Items(vec![3, 9, 0]))
+            items("# a trace\n3\n\n 9 \r\n0\n"),
+            TraceEntries::Items(vec![3, 9, 0])
         );
-        let meaning = Meaning {
-            range_bytes: Some(512),
-            ..BLOCKS
-        };
         assert_eq!(
-            parse("0\n4608\n", meaning),
-            Ok(Listed::Ranges(vec![(0, 512), (4608, 512)]))
+            items("5119 1\n7,100\n"),
+            TraceEntries::Ranges(vec![(5119, 1), (7, 100)])
         );
-        let ranges = Listed::Ranges(vec![(5119, 1), (7, 100)]);
-        assert_eq!(parse("5119 1\n7,100\n", BLOCKS), Ok(ranges));
+        // Offsets with --range-bytes.
+        let (range_bytes, ranges) = (Some(512), vec![(0, 512), (4608, 512)]);
+        assert_eq!(
+            parse(
+                "0\n4608\n",
+                TraceShape {
+                    range_bytes,
+                    ..BLOCKS
+                }
+            ),
+            Ok(TraceEntries::Ranges(ranges))
+        );
     }
 
     #[test]
     fn a_wrong_line_is_named() {
-        // Scenario: words, negative numbers, three numbers, what is past the end, mixed forms, an empty file.
-        // Expected: the line's number in each message.
         for (text, line) in [
             ("1\nx\n", "line 2: "),
             ("-1", "line 1: "),
@@ -137,22 +125,15 @@ mod tests {
             let problem = parse(text, BLOCKS).unwrap_err();
             assert!(problem.starts_with(line), "{text:?}: {problem}");
         }
-        let objects = Meaning {
-            length_bytes: None,
-            ..BLOCKS
-        };
-        assert!(parse("1 1", objects).unwrap_err().contains("address space"));
-    }
-
-    #[test]
-    fn a_trace_wraps_around() {
-        // Scenario: batches of 2 out of 3 entries.
-        // Expected: 0 1, 2 0, 1 2.
-        let (position, mut at, mut seen) = (Position::default(), Vec::new(), Vec::<u64>::new());
-        for _ in 0..3 {
-            position.take(2, 3, &mut at);
-            seen.extend(&at);
-        }
-        assert_eq!(seen, [0, 1, 2, 0, 1, 2]);
+        let length_bytes = None;
+        let problem = parse(
+            "1 1",
+            TraceShape {
+                length_bytes,
+                ..BLOCKS
+            },
+        )
+        .unwrap_err();
+        assert!(problem.contains("address space"), "{problem}");
     }
 }

@@ -3,12 +3,12 @@
 
 use super::counters::{Counted, Page};
 use super::cpu::{Process, Snapshot};
-use super::driver::Crew;
+use super::driver::LoadThreads;
 use super::pacer::{Pacer, per_second};
 use super::recorder::Tally;
 use super::report::{BothSides, Measured};
 use super::series::Series;
-use super::transport::Refused;
+use super::transport::RequestError;
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::{latency, rate};
@@ -17,8 +17,8 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-/// What is asked before and after, and who is told.
-pub(super) struct Watcher {
+/// What is read before and after, and where intervals are reported.
+pub(super) struct Monitor {
     pub(super) server: Option<Process>,
     /// The daemon's HTTP address, if its counters are to be read.
     pub(super) http: Option<String>,
@@ -27,26 +27,28 @@ pub(super) struct Watcher {
     pub(super) series: Option<Series>,
 }
 
-impl Watcher {
+impl Monitor {
     /// The daemon's counters now, if they are wanted.
     pub(super) async fn page(&self) -> Result<Option<Page>, Failure> {
         let Some(http) = &self.http else { return Ok(None) };
-        let told = |refused: Refused| {
-            Failure::Failed(format!(
-                "cannot read the counters of {http} ({}); --http names the daemon's HTTP address",
-                refused.message
-            ))
+        let failed = |RequestError { message, .. }| {
+            let hint = "--http names the daemon's HTTP address";
+            Failure::Failed(format!("cannot read the counters of {http} ({message}); {hint}"))
         };
-        Page::read(http, self.timeout).await.map(Some).map_err(told)
+        Page::read(http, self.timeout).await.map(Some).map_err(failed)
     }
 
     /// Measures once with all threads, from the warm-up to the last answer. Ctrl-C ends it early and it counts.
-    pub(super) async fn measure(&mut self, crew: &mut Crew, pacer: &Arc<Pacer>) -> Result<Measured, Failure> {
+    pub(super) async fn measure(
+        &mut self,
+        load_threads: &mut LoadThreads,
+        pacer: &Arc<Pacer>,
+    ) -> Result<Measured, Failure> {
         // One for the whole run: it remembers a signal that comes while nobody waits for it.
         let mut interrupts = signal(SignalKind::interrupt())
             .map_err(|error| Failure::Failed(format!("cannot listen for Ctrl-C: {error}")))?;
         let at_first = self.page().await?;
-        crew.measure(pacer).await;
+        load_threads.measure(pacer).await;
         let mut run = Run {
             line: progress::line(),
             total: Tally::default(),
@@ -61,20 +63,20 @@ impl Watcher {
         let before = Snapshot::take(self.server.as_ref())?;
         let page_before = self.page().await?;
         let mut ticks = tokio::time::interval_at(Instant::now() + self.interval, self.interval);
-        let mut running = crew.threads();
+        let mut running = load_threads.threads();
         while running > 0 {
             tokio::select! {
-                told = crew.done.recv() => match told {
+                message = load_threads.done.recv() => match message {
                     Some(_) => running -= 1,
                     None => return Err(Failure::Failed("a load thread panicked".to_owned())),
                 },
                 _ = interrupts.recv() => pacer.stop(),
-                _ = ticks.tick() => self.tell(&mut run, crew, pacer)?,
+                _ = ticks.tick() => self.report_interval(&mut run, load_threads, pacer)?,
             }
         }
         let after = Snapshot::take(self.server.as_ref())?;
         let page_after = self.page().await?;
-        self.tell(&mut run, crew, pacer)?;
+        self.report_interval(&mut run, load_threads, pacer)?;
         run.line.finish_and_clear();
         let between = |before: &Option<Page>| Some(Counted::between(before.as_ref()?, page_after.as_ref()?));
         let client = run.total.reads_in_all;
@@ -90,11 +92,16 @@ impl Watcher {
         })
     }
 
-    /// Collects an interval and tells of it.
-    fn tell(&mut self, run: &mut Run, crew: &Crew, pacer: &Pacer) -> Result<(), Failure> {
+    /// Collects an interval and reports it.
+    fn report_interval(
+        &mut self,
+        run: &mut Run,
+        load_threads: &LoadThreads,
+        pacer: &Pacer,
+    ) -> Result<(), Failure> {
         let mut interval = Tally::default();
         let mut in_flight = 0;
-        for recorder in crew.recorders() {
+        for recorder in load_threads.recorders() {
             interval.add(&recorder.take());
             in_flight += recorder.in_flight();
         }
@@ -103,7 +110,7 @@ impl Watcher {
         run.total.add(&interval);
         let since = run.last.saturating_duration_since(pacer.measure_from());
         run.last = now;
-        // What is left after the end is told if there is anything in it.
+        // What is left after the end is reported if there is anything in it.
         if length.is_zero() || interval.requests == 0 && interval.errors() == 0 && length < self.interval / 2
         {
             return Ok(());
@@ -116,14 +123,12 @@ impl Watcher {
             return Ok(());
         }
         let [p50, p99] = [50.0, 99.0].map(|percentile| {
-            interval
-                .latency
-                .percentile(percentile)
-                .map_or_else(|| "-".to_owned(), latency)
+            let ns = interval.latency.percentile(percentile);
+            ns.map_or_else(|| "-".to_owned(), latency)
         });
-        let intended = intended.map_or_else(String::new, |intended| {
-            format!(" of {} intended  late {}", rate(intended), run.total.late)
-        });
+        let late = run.total.late;
+        let intended = intended.map(|intended| format!(" of {} intended  late {late}", rate(intended)));
+        let intended = intended.unwrap_or_default();
         run.line.set_message(format!(
             "{} s  {} requests/s{intended}  {} reads/s  p50 {p50}  p99 {p99}  in flight {in_flight}  errors {}",
             pacer.measured().as_secs(),
@@ -140,6 +145,6 @@ impl Watcher {
 struct Run {
     line: indicatif::ProgressBar,
     total: Tally,
-    /// Up to when has been told.
+    /// The end of the last interval.
     last: Instant,
 }

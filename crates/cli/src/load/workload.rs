@@ -1,12 +1,13 @@
-//! What is read: one dataset or several with shares, which items of it, how many a request, and what their bytes
-//! ought to be. Absent: how a request travels (`transport`) and when (`pacer`).
+//! What is read: one dataset or several with shares, which items of it, how many a request, and the check of their
+//! bytes.
 
 use super::args::{Batch, Load, PatternArg, ScoreAt};
 use super::choice::Chooser;
 use super::scores::{Ranking, Scoring};
-use super::trace::{self, Listed, Meaning, Position};
+use super::trace::{self, TraceEntries, TraceShape};
 use crate::args::Global;
-use crate::expected::{Wrong, check_elements, check_stream, object_seed};
+use crate::daemon::grpc_failure;
+use crate::expected::{Mismatch, check_elements, check_stream, object_seed};
 use crate::outcome::Failure;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use ringfetch_client::{Client, Dtype, Kind};
@@ -30,7 +31,11 @@ pub(crate) struct Workload {
 pub(crate) struct Part {
     dataset: String,
     target: Target,
-    source: Source,
+    chooser: Chooser,
+    /// What a trace lists; the chooser chooses among its positions.
+    trace: Option<Vec<u64>>,
+    /// In which order, for people.
+    order: String,
     scoring: Option<Scoring>,
     /// The pattern's seed, if every byte is to be checked.
     verify: Option<u64>,
@@ -56,17 +61,9 @@ pub(crate) enum Target {
     },
 }
 
-/// Where items come from.
-#[derive(Debug)]
-enum Source {
-    Pattern(Chooser, PatternArg),
-    /// The items, or none where the positions are the items; how many there are.
-    Trace(Option<Vec<u64>>, u64, Position),
-}
-
 /// One request: which part of the workload, and which of its items.
 #[derive(Debug, Default)]
-pub(crate) struct Ask {
+pub(crate) struct Choice {
     pub(crate) part: usize,
     pub(crate) items: Vec<u64>,
 }
@@ -74,27 +71,21 @@ pub(crate) struct Ask {
 /// Looks the datasets up and checks that they can be read as asked.
 pub(crate) async fn resolve(client: &Client, global: &Global, args: &Load) -> Result<Workload, Failure> {
     let single = args.dataset.iter().map(|name| (name.clone(), 1.0));
-    let shares: Vec<(String, f64)> = args
-        .mix
-        .iter()
-        .flat_map(|mix| mix.0.clone())
-        .chain(single)
-        .collect();
+    let mix = args.mix.iter().flat_map(|mix| mix.0.clone());
+    let shares: Vec<(String, f64)> = mix.chain(single).collect();
     let whole: f64 = shares.iter().map(|(_, share)| share).sum();
     let (mut parts, mut sum) = (Vec::new(), 0.0);
     for (name, share) in shares {
         sum += share / whole;
         parts.push((resolve_part(client, global, args, name).await?, sum));
     }
-    Ok(Workload {
-        parts,
-        batch: args.batch,
-    })
+    let batch = args.batch;
+    Ok(Workload { parts, batch })
 }
 
 async fn resolve_part(client: &Client, global: &Global, args: &Load, name: String) -> Result<Part, Failure> {
-    let call = |error| Failure::call(&error, "grpc", &global.grpc);
-    let dataset = client.get_dataset(&name).await.map_err(call)?;
+    let failed = grpc_failure(global);
+    let dataset = client.get_dataset(&name).await.map_err(failed)?;
     let vectors = dataset.vectors.as_ref();
     let objects = dataset.kind == Kind::Objects;
     let (target, count) = match args.range_bytes {
@@ -105,93 +96,80 @@ async fn resolve_part(client: &Client, global: &Global, args: &Load, name: Strin
         Some(0) => return Err(Failure::Usage("--range-bytes 0: use at least 1".to_owned())),
         Some(range_bytes) => (Target::Ranges { range_bytes }, dataset.length_bytes / range_bytes),
         None if objects => {
-            let names = client
-                .list_objects(&name)
-                .take(OBJECTS_MAX)
-                .map_ok(|object| object.name);
-            let names: Vec<String> = names.try_collect().await.map_err(call)?;
-            let count = u64::try_from(names.len()).unwrap_or(u64::MAX);
+            let listed = client.list_objects(&name).take(OBJECTS_MAX);
+            let names = listed.map_ok(|object| object.name).try_collect().await;
+            let names: Vec<String> = names.map_err(failed)?;
+            let count = names.len() as u64;
             (Target::Objects { names }, count)
         }
-        None => match vectors {
-            Some(shape) => {
-                let unknown = || Failure::Failed(format!("{name}: its dtype is unknown here"));
-                let dtype = shape.dtype.ok_or_else(unknown)?;
-                let dim = shape.dim;
-                (Target::Vectors { dtype, dim }, dataset.count)
-            }
-            None => {
-                let block_bytes = dataset.block_bytes;
-                (Target::Blocks { block_bytes }, dataset.count)
-            }
-        },
+        None => {
+            let block_bytes = dataset.block_bytes;
+            let unknown = || Failure::Failed(format!("{name}: its dtype is unknown here"));
+            let target = match vectors.map(|shape| (shape.dtype, shape.dim)) {
+                Some((dtype, dim)) => Target::Vectors {
+                    dtype: dtype.ok_or_else(unknown)?,
+                    dim,
+                },
+                None => Target::Blocks { block_bytes },
+            };
+            (target, dataset.count)
+        }
     };
     if count == 0 {
         return Err(Failure::Failed(format!("{name} has nothing to read in it")));
     }
-    let (target, source) = match &args.trace {
-        None => (
-            target,
-            Source::Pattern(Chooser::new(args.pattern, count), args.pattern),
-        ),
-        Some(path) => {
-            let meaning = Meaning {
-                items: count,
-                range_bytes: args.range_bytes,
-                length_bytes: (!objects).then_some(dataset.length_bytes),
-            };
-            traced(path, meaning, target)?
-        }
+    let mut part = Part {
+        dataset: name,
+        target,
+        chooser: Chooser::new(args.pattern, count),
+        trace: None,
+        order: args.pattern.to_string(),
+        scoring: None,
+        verify: args.verify.then_some(args.seed),
     };
-    if args.verify && vectors.is_some() && matches!(target, Target::Ranges { .. } | Target::Extents(_)) {
+    if let Some(path) = &args.trace {
+        let length_bytes = (!objects).then_some(dataset.length_bytes);
+        let range_bytes = args.range_bytes;
+        part.follow(read_trace(
+            path,
+            TraceShape {
+                items: count,
+                range_bytes,
+                length_bytes,
+            },
+        )?);
+    }
+    let ranges = matches!(part.target, Target::Ranges { .. } | Target::Extents(_));
+    if args.verify && vectors.is_some() && ranges {
         let problem = "--verify: ranges of a file of vectors hold its headers too; read vectors by id";
         return Err(Failure::Usage(problem.to_owned()));
     }
-    let shape = match &target {
-        Target::Vectors { dtype, dim } => Some((*dtype, *dim)),
+    let shape = match part.target {
+        Target::Vectors { dtype, dim } => Some((dtype, dim)),
         Target::Blocks { .. } | Target::Ranges { .. } | Target::Extents(_) | Target::Objects { .. } => None,
     };
-    let unscored = |problem| Failure::Usage(format!("--score: {name} cannot be scored: {problem}"));
-    Ok(Part {
-        scoring: Scoring::new(args, shape).map_err(unscored)?,
-        dataset: name,
-        target,
-        source,
-        verify: args.verify.then_some(args.seed),
-    })
+    part.scoring = Scoring::new(args, shape).map_err(|problem| {
+        Failure::Usage(format!("--score: {} cannot be scored: {problem}", part.dataset))
+    })?;
+    Ok(part)
 }
 
-fn traced(path: &Path, meaning: Meaning, target: Target) -> Result<(Target, Source), Failure> {
+fn read_trace(path: &Path, meaning: TraceShape) -> Result<TraceEntries, Failure> {
     let named = |problem: String| Failure::Usage(format!("--trace {}: {problem}", path.display()));
-    let length = std::fs::metadata(path)
-        .map_err(|error| named(error.to_string()))?
-        .len();
+    let failed = |error: std::io::Error| named(error.to_string());
+    let length = std::fs::metadata(path).map_err(failed)?.len();
     if length > TRACE_BYTES_MAX {
         return Err(named(format!(
             "{length} bytes are more than {TRACE_BYTES_MAX}: cut the trace"
         )));
     }
-    let text = std::fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
-    let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
-    Ok(match trace::parse(&text, meaning).map_err(named)? {
-        Listed::Items(items) => {
-            let length = count(items.len());
-            (target, Source::Trace(Some(items), length, Position::default()))
-        }
-        Listed::Ranges(ranges) => {
-            let length = count(ranges.len());
-            (
-                Target::Extents(ranges),
-                Source::Trace(None, length, Position::default()),
-            )
-        }
-    })
+    trace::parse(&std::fs::read_to_string(path).map_err(failed)?, meaning).map_err(named)
 }
 
 impl Workload {
-    /// Chooses the next request into `ask`.
-    pub(crate) fn choose(&self, random: &mut fastrand::Rng, ask: &mut Ask) {
-        ask.part = if self.parts.len() == 1 {
+    /// Chooses the next request into `choice`.
+    pub(crate) fn choose(&self, random: &mut fastrand::Rng, choice: &mut Choice) {
+        choice.part = if self.parts.len() == 1 {
             0
         } else {
             let share = random.f64();
@@ -204,18 +182,13 @@ impl Workload {
         } else {
             random.u32(self.batch.min..=self.batch.max)
         };
-        let Some((part, _)) = self.parts.get(ask.part) else {
+        let Some((part, _)) = self.parts.get(choice.part) else {
             return;
         };
-        match &part.source {
-            Source::Pattern(chooser, _) => chooser.choose(random, batch, &mut ask.items),
-            Source::Trace(items, length, position) => {
-                position.take(batch, *length, &mut ask.items);
-                if let Some(items) = items {
-                    for item in &mut ask.items {
-                        *item = at(items, *item).copied().unwrap_or(0);
-                    }
-                }
+        part.chooser.choose(random, batch, &mut choice.items);
+        if let Some(listed) = &part.trace {
+            for item in &mut choice.items {
+                *item = at(listed, *item).copied().unwrap_or(0);
             }
         }
     }
@@ -250,12 +223,23 @@ impl Part {
         &self.target
     }
 
+    /// Reads what a trace lists, in its order, again and again.
+    fn follow(&mut self, listed: TraceEntries) {
+        let length = match listed {
+            TraceEntries::Items(items) => self.trace.insert(items).len(),
+            TraceEntries::Ranges(ranges) => {
+                let length = ranges.len();
+                self.target = Target::Extents(ranges);
+                length
+            }
+        };
+        self.order = format!("a trace of {length}");
+        self.chooser = Chooser::new(PatternArg::Sequential, length as u64);
+    }
+
     /// The order of the items, for people.
-    pub(crate) fn order(&self) -> String {
-        match &self.source {
-            Source::Pattern(_, pattern) => pattern.to_string(),
-            Source::Trace(_, length, _) => format!("a trace of {length}"),
-        }
+    pub(crate) fn order(&self) -> &str {
+        &self.order
     }
 
     /// Whether bytes are checked.
@@ -279,7 +263,7 @@ impl Part {
     }
 
     /// Compares an item's bytes with the pattern; `None` if they are right, or not to be checked.
-    pub(crate) fn check(&self, item: u64, bytes: &[u8], scratch: &mut Vec<u8>) -> Option<Wrong> {
+    pub(crate) fn check(&self, item: u64, bytes: &[u8], scratch: &mut Vec<u8>) -> Option<Mismatch> {
         let seed = self.verify?;
         match &self.target {
             Target::Blocks { block_bytes } => check_stream(seed, item * u64::from(*block_bytes), bytes),
@@ -316,9 +300,7 @@ impl Part {
             },
             Target::Ranges { range_bytes } => format!("ranges of {range_bytes} bytes"),
             Target::Extents(_) => "ranges as listed".to_owned(),
-            Target::Objects { names } => {
-                format!("{} whole objects", names.len())
-            }
+            Target::Objects { names } => format!("{} whole objects", names.len()),
         }
     }
 }
@@ -346,9 +328,7 @@ impl Target {
 }
 
 fn at<T>(list: &[T], position: u64) -> Option<&T> {
-    usize::try_from(position)
-        .ok()
-        .and_then(|position| list.get(position))
+    list.get(usize::try_from(position).ok()?)
 }
 
 /// The name of an object by its number.
@@ -360,7 +340,7 @@ pub(crate) fn name(names: &[String], item: u64) -> &str {
 impl Workload {
     /// Blocks of 8 bytes, one a request, for tests.
     pub(crate) fn of_blocks(count: u64) -> Self {
-        Self::of_parts(&[("d", count, 1.0)], Batch { min: 1, max: 1 })
+        Self::of_parts(&[("d", count, 1.0)], Batch::new(1, 1))
     }
 
     /// Several datasets of blocks of 8 bytes, with the sums of their shares.
@@ -369,7 +349,9 @@ impl Workload {
             let part = Part {
                 dataset: dataset.to_owned(),
                 target: Target::Blocks { block_bytes: 8 },
-                source: Source::Pattern(Chooser::new(PatternArg::Uniform, count), PatternArg::Uniform),
+                chooser: Chooser::new(PatternArg::Uniform, count),
+                trace: None,
+                order: String::new(),
                 scoring: None,
                 verify: None,
             };
@@ -388,54 +370,54 @@ mod tests {
 
     #[test]
     fn a_mix_and_a_range_of_batches_are_kept() {
-        // Scenario: 10 000 requests of 1 to 4 reads of two datasets, 0.7 to 0.3, seed 5.
-        // Expected: the shares within 2 %, every batch size equally often within 10 %, items within their dataset.
-        let workload = Workload::of_parts(&[("a", 10, 0.7), ("b", 1000, 1.0)], Batch { min: 1, max: 4 });
-        let (mut random, mut ask) = (fastrand::Rng::with_seed(5), Ask::default());
+        // 10 000 requests: the shares within 2 %, every batch size equally often within 10 %.
+        let workload = Workload::of_parts(&[("a", 10, 0.7), ("b", 1000, 1.0)], Batch::new(1, 4));
+        let (mut random, mut choice) = (fastrand::Rng::with_seed(5), Choice::default());
         let (mut parts, mut sizes) = ([0u32; 2], [0u32; 5]);
         for _ in 0..10_000 {
-            workload.choose(&mut random, &mut ask);
-            parts[ask.part] += 1;
-            sizes[ask.items.len()] += 1;
-            let count = [10, 1000][ask.part];
-            assert!(ask.items.iter().all(|item| *item < count), "{ask:?}");
+            workload.choose(&mut random, &mut choice);
+            parts[choice.part] += 1;
+            sizes[choice.items.len()] += 1;
+            let count = [10, 1000][choice.part];
+            assert!(choice.items.iter().all(|item| *item < count), "{choice:?}");
         }
         assert!((6_800..=7_200).contains(&parts[0]), "{parts:?}");
         assert!(
             sizes[1..].iter().all(|size| (2_250..=2_750).contains(size)),
             "{sizes:?}"
         );
-        let shares: Vec<f64> = workload.parts().map(|(_, share)| share).collect();
-        assert!(
-            (shares[0] - 0.7).abs() < 1e-9 && (shares[1] - 0.3).abs() < 1e-9,
-            "{shares:?}"
-        );
+        for ((_, share), want) in workload.parts().zip([0.7, 0.3]) {
+            assert!((share - want).abs() < 1e-9, "{share}");
+        }
     }
 
     #[test]
     fn a_trace_is_followed() {
-        // Scenario: traces of three items and of two ranges, batches of 2, three requests.
-        // Expected: the items in order, around and around; the ranges as requests.
+        // Batches of 2 out of three items, around and around; then out of two ranges.
         let mut workload = Workload::of_blocks(10);
-        workload.batch = Batch { min: 2, max: 2 };
-        workload.parts[0].0.source = Source::Trace(Some(vec![7, 3, 9]), 3, Position::default());
-        let (mut random, mut ask, mut seen) =
-            (fastrand::Rng::with_seed(5), Ask::default(), Vec::<u64>::new());
+        workload.batch = Batch::new(2, 2);
+        workload.parts[0].0.follow(TraceEntries::Items(vec![7, 3, 9]));
+        let (mut random, mut choice) = (fastrand::Rng::with_seed(5), Choice::default());
+        let mut seen = Vec::new();
         for _ in 0..3 {
-            workload.choose(&mut random, &mut ask);
-            seen.extend(&ask.items);
+            workload.choose(&mut random, &mut choice);
+            seen.extend_from_slice(&choice.items);
         }
-        assert_eq!(seen, [7, 3, 9, 7, 3, 9]);
+        assert_eq!(
+            (seen, workload.part(0).order()),
+            (vec![7, 3, 9, 7, 3, 9], "a trace of 3")
+        );
 
-        let part = &mut workload.parts[0].0;
-        part.source = Source::Trace(None, 2, Position::default());
-        part.target = Target::Extents(vec![(5, 10), (0, 80)]);
-        workload.choose(&mut random, &mut ask);
-        let extents: Vec<_> = ask
+        let mut workload = Workload::of_blocks(10);
+        workload.batch = Batch::new(2, 2);
+        workload.parts[0]
+            .0
+            .follow(TraceEntries::Ranges(vec![(5, 10), (0, 80)]));
+        workload.choose(&mut random, &mut choice);
+        let extents = choice
             .items
             .iter()
-            .map(|&item| workload.part(0).target().extent(item))
-            .collect();
-        assert_eq!(extents, [Some((5, 10)), Some((0, 80))]);
+            .map(|&item| workload.part(0).target().extent(item));
+        assert!(extents.eq([Some((5, 10)), Some((0, 80))]));
     }
 }

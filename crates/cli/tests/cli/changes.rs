@@ -1,13 +1,12 @@
-//! `ringfetch backend` and `ringfetch reload`: what is asked for, what is told, and the exit codes.
+//! `ringfetch backend` and `ringfetch reload`: output and exit codes.
 
 use crate::server::{Flaw, start};
-use crate::{failure, json, stdout};
+use crate::{assert_fields, failure, stdout};
+use serde_json::json;
 
 #[test]
 fn backends_are_shown_set_and_cleared() {
-    // Scenario: which backend reads what; a switch of everything, of one dataset, back again; as text and as JSON.
-    // Expectation: a line a dataset; what it is now, what it was, what the switch did not reach, and until when it holds.
-    let server = start(Flaw::default());
+    let server = start(Flaw::NONE);
     let table = stdout(server, "backend");
     for want in [
         "DATASET   BACKEND  ASKED FOR  BY",
@@ -16,37 +15,27 @@ fn backends_are_shown_set_and_cleared() {
     ] {
         assert!(table.contains(want), "{want:?} in:\n{table}");
     }
-    let shown = json(server, "backend");
+    let shown = crate::json(server, "backend");
     assert_eq!(shown["engine"]["requested"], "uring");
-    assert_eq!(
-        (&shown["datasets"][2]["name"], &shown["datasets"][2]["own"]),
-        (&"objects".into(), &false.into())
-    );
+    assert_fields(&shown["datasets"][2], &json!({ "name": "objects", "own": false }));
 
+    let engine =
+        "engine: auto (was: mmap); until the next reload\nas before, by a backend of their own: vectors\n";
+    assert_eq!(stdout(server, "backend set auto"), engine);
+    let one = stdout(server, "backend set pread --dataset blocks");
+    assert_eq!(one, "blocks: pread (was: mmap); until the next reload\n");
+    let set = crate::json(server, "backend set mmap");
+    assert_fields(&set, &json!({ "backend": "mmap", "dataset": null }));
+    let cleared = stdout(server, "backend clear --dataset blocks");
     assert_eq!(
-        stdout(server, "backend set auto"),
-        "engine: auto (was: mmap); until the next reload\nas before, by a backend of their own: vectors\n"
-    );
-    assert_eq!(
-        stdout(server, "backend set pread --dataset blocks"),
-        "blocks: pread (was: mmap); until the next reload\n"
-    );
-    let told = json(server, "backend set mmap");
-    assert_eq!(
-        (&told["backend"], &told["dataset"]),
-        (&"mmap".into(), &serde_json::Value::Null)
-    );
-    assert_eq!(
-        stdout(server, "backend clear --dataset blocks"),
+        cleared,
         "blocks: mmap, the engine's (was: pread); until the next reload\n"
     );
 }
 
 #[test]
 fn a_switch_that_is_refused_is_a_failure() {
-    // Scenario: a backend that cannot be had, a dataset that is not there, a word that is no backend, nothing to clear.
-    // Expectation: exit code 1 with the daemon's words for the first two, 2 for wrong usage.
-    let server = start(Flaw::default());
+    let server = start(Flaw::NONE);
     let error = failure(Some(server), "backend set uring", 1);
     assert!(
         error.contains("FAILED_PRECONDITION") && error.contains("seccomp"),
@@ -62,23 +51,18 @@ fn a_switch_that_is_refused_is_a_failure() {
 }
 
 #[test]
-fn a_reload_tells_what_came_of_it() {
-    // Scenario: a reload that changes some, one that is refused. Expectation: a line a change, what needs a restart last;
-    // exit code 1 with what is wrong.
-    let server = start(Flaw::default());
+fn a_reload_lists_its_changes() {
+    let server = start(Flaw::NONE);
     assert_eq!(
         stdout(server, "reload"),
         "applied: limits.connections 4096 -> 100\ndataset added: new\ndataset removed: old\n\
          needs a restart: engine.cores 2 -> 4\n"
     );
-    let told = json(server, "reload");
-    assert_eq!(told["needs_restart"][0]["after"], "4");
-    assert_eq!(told["datasets_unchanged"][1], "vectors");
+    let reloaded = crate::json(server, "reload");
+    assert_eq!(reloaded["needs_restart"][0]["after"], "4");
+    assert_eq!(reloaded["datasets_unchanged"][1], "vectors");
 
-    let flawed = start(Flaw {
-        overloaded: true,
-        ..Flaw::default()
-    });
+    let flawed = start(Flaw::OVERLOADED);
     let error = failure(Some(flawed), "reload", 1);
     assert!(error.contains("INVALID_ARGUMENT: engine.bakend"), "{error}");
 }

@@ -1,69 +1,95 @@
-//! `ringfetch doctor` on this host, and on worse ones: under a seccomp filter, with little lockable memory, as a user who
+//! `ringfetch doctor` on this host, and restricted: under a seccomp filter, with little lockable memory, as a user who
 //! may read nothing.
 
 use crate::seccomp::{ENOSYS, EPERM, without_io_uring};
 use serde_json::Value;
+use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_ringfetch");
+/// What checks of the host are about.
+const HOST: &str = "";
 
 /// Runs `ringfetch doctor` through another program that ends by running its arguments.
-fn doctor_through(through: &[&str], args: &[&str]) -> Output {
-    doctor_of(env!("CARGO_BIN_EXE_ringfetch"), through, args)
+fn doctor(binary: &str, through: &[&str], args: &[&str]) -> Output {
+    let line = [through, &[binary, "doctor"], args].concat();
+    Command::new(line[0]).args(&line[1..]).output().unwrap()
 }
 
-/// [`doctor_through`] for a copy of the binary.
-fn doctor_of(binary: &str, through: &[&str], args: &[&str]) -> Output {
-    let mut line = through.to_vec();
-    line.extend([binary, "doctor"]);
-    line.extend(args);
-    let (program, args) = line.split_first().unwrap();
-    Command::new(program).args(args).output().unwrap()
+/// A report as JSON.
+struct Report(Value);
+
+impl Report {
+    /// Of a run that must end with this code.
+    fn of(binary: &str, through: &[&str], args: &[&str], code: i32) -> Self {
+        let output = doctor(binary, through, &[&["--json"], args].concat());
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
+        // 1: what is not well, in one line; 0: nothing.
+        assert_eq!(error.lines().count(), usize::from(code != 0), "{args:?}: {error}");
+        Self(serde_json::from_slice(&output.stdout).unwrap())
+    }
+
+    fn checks(&self) -> &[Value] {
+        self.0["checks"].as_array().unwrap()
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.checks().iter().any(|check| check["id"] == id)
+    }
+
+    /// The check with this id, about this path or [`HOST`], which must have this verdict.
+    #[track_caller]
+    fn check(&self, id: &str, path: &str, verdict: &str) -> &Value {
+        let about = |check: &&Value| check["id"] == id && check["path"].as_str().unwrap_or(HOST) == path;
+        let found = self.checks().iter().find(about);
+        let found = found.unwrap_or_else(|| panic!("no {id} for {path:?} in {:#}", self.0));
+        assert_eq!(found["verdict"], verdict, "{found:#}");
+        found
+    }
+
+    #[track_caller]
+    fn found(&self, id: &str, path: &str, verdict: &str) -> &str {
+        self.check(id, path, verdict)["found"].as_str().unwrap()
+    }
+
+    #[track_caller]
+    fn remedy(&self, id: &str, path: &str, verdict: &str) -> &str {
+        let check = self.check(id, path, verdict);
+        check["remedy"]
+            .as_str()
+            .unwrap_or_else(|| panic!("no remedy: {check:#}"))
+    }
+
+    /// Whether this backend can run.
+    fn runs(&self, backend: &str) -> bool {
+        self.0["backends"]["runs"][backend].as_bool().unwrap()
+    }
+
+    /// The backend that is advised.
+    fn take(&self) -> &str {
+        self.0["backends"]["take"].as_str().unwrap()
+    }
 }
 
-/// A run with --json that must end with this code.
-fn examine(through: &[&str], args: &[&str], code: i32) -> Value {
-    examine_with(env!("CARGO_BIN_EXE_ringfetch"), through, args, code)
-}
-
-/// [`examine`] with a copy of the binary.
-fn examine_with(binary: &str, through: &[&str], args: &[&str], code: i32) -> Value {
-    let mut all = vec!["--json"];
-    all.extend(args);
-    let output = doctor_of(binary, through, &all);
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
-    // 1: what is not well, in one line; 0: nothing.
-    assert_eq!(error.lines().count(), usize::from(code != 0), "{args:?}: {error}");
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-/// The check with this id, about this path if any.
-fn check<'a>(report: &'a Value, id: &str, path: Option<&Path>) -> &'a Value {
-    let path = path.map(|path| path.to_str().unwrap());
-    let mut all = report["checks"].as_array().unwrap().iter();
-    all.find(|check| check["id"] == id && check["path"].as_str() == path)
-        .unwrap_or_else(|| panic!("no {id} for {path:?} in {report:#}"))
-}
-
-fn assert_verdict(report: &Value, id: &str, path: Option<&Path>, verdict: &str) {
-    let found = check(report, id, path);
-    assert_eq!(found["verdict"], verdict, "{found:#}");
-}
-
-/// The remedy of a check that must have this verdict.
-fn remedy(report: &Value, id: &str, path: Option<&Path>, verdict: &str) -> String {
-    assert_verdict(report, id, path, verdict);
-    let found = check(report, id, path);
-    found["remedy"]
-        .as_str()
-        .unwrap_or_else(|| panic!("no remedy: {found:#}"))
-        .to_owned()
+fn examine(args: &[&str], code: i32) -> Report {
+    Report::of(BINARY, &[], args, code)
 }
 
 /// How a run ends that has no problem but those of the host: 1 where io_uring is unavailable.
 fn code_of_the_host() -> i32 {
     i32::from(ringfetch_engine::probe::probe().is_err())
+}
+
+/// The ids that docs/DOCTOR.md lists.
+fn documented() -> Vec<&'static str> {
+    let lines = include_str!("../../../../docs/DOCTOR.md").lines();
+    lines
+        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+        .collect()
 }
 
 /// A directory on the file system that the build is on.
@@ -74,52 +100,57 @@ fn directory() -> tempfile::TempDir {
 /// A directory that every user may enter, wherever the build is.
 fn directory_for_all() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    set_mode(directory.path(), 0o755);
     directory
 }
 
-fn file(directory: &Path, name: &str) -> PathBuf {
+fn set_mode(path: impl AsRef<Path>, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn file(directory: &Path, name: &str) -> String {
     let path = directory.join(name);
-    std::fs::write(&path, vec![7; 1 << 20]).unwrap();
-    path
+    fs::write(&path, vec![7; 1 << 20]).unwrap();
+    text(&path).to_owned()
 }
 
 /// [`examine`] as a user with no other processes, since what a user has locked is counted over all of them; with a copy
 /// of the binary, since that user may not be able to enter the directory of the build.
-fn somebody(through: &[&str], args: &[&str], code: i32) -> Value {
-    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-    let place = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+fn somebody(through: &[&str], args: &[&str], code: i32) -> Report {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let place = NEXT.fetch_add(1, Ordering::Relaxed);
     let user = (1_000_000 + 16 * std::process::id() + place).to_string();
-    let mut line = through.to_vec();
-    line.extend(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"]);
+    let as_user = ["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"];
     let directory = directory_for_all();
     let binary = directory.path().join("ringfetch");
-    // By a process of its own: a descriptor that this one has open for writing, another test's child would inherit, and
-    // the kernel executes no file that is open for writing.
-    let copied = Command::new("cp")
-        .arg(env!("CARGO_BIN_EXE_ringfetch"))
-        .arg(&binary)
-        .status();
+    // By another process: a descriptor that this one has open for writing, another test's child would inherit, and the
+    // kernel executes no file that is open for writing.
+    let copied = Command::new("cp").arg(BINARY).arg(&binary).status();
     assert!(copied.unwrap().success());
-    examine_with(binary.to_str().unwrap(), &line, args, code)
+    Report::of(text(&binary), &[through, &as_user].concat(), args, code)
 }
 
 /// A loop device, detached on drop.
-struct LoopDevice(PathBuf);
+struct LoopDevice(String);
 
 impl LoopDevice {
-    fn attach(file: &Path, direct_io: &str) -> Self {
-        let output = Command::new("losetup")
-            .args([&format!("--direct-io={direct_io}"), "--find", "--show"])
-            .arg(file)
+    fn attach(file: &str, direct_io: &str) -> Self {
+        let direct_io = format!("--direct-io={direct_io}");
+        let mut losetup = Command::new("losetup");
+        let output = losetup
+            .args([&direct_io, "--find", "--show", file])
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
+        let error = String::from_utf8_lossy(&output.stderr);
         assert!(
             output.status.success(),
-            "losetup must be allowed (run as root): {told}"
+            "losetup must be allowed (run as root): {error}"
         );
-        Self(PathBuf::from(String::from_utf8(output.stdout).unwrap().trim()))
+        Self(String::from_utf8(output.stdout).unwrap().trim().to_owned())
     }
 }
 
@@ -133,71 +164,49 @@ impl Drop for LoopDevice {
 #[test]
 #[ignore = "needs io_uring"]
 fn a_host_where_all_works() {
-    // Scenario: this host, whose CI demands io_uring, with a file and a directory of objects on the build's file system.
-    // Expectation: exit code 0; everything about the ring ok; the path opened, read directly and through a ring; the
-    // page cache asked; the backends and a choice; the file system ok if it is a local one that is known.
+    // A file and a directory of objects on the build's file system, which is ok itself if it is a local one.
     let directory = directory();
     let path = file(directory.path(), "blocks.bin");
-    let report = examine(
-        &[],
-        &[path.to_str().unwrap(), directory.path().to_str().unwrap()],
-        0,
-    );
-    for id in [
-        "io_uring.setup",
-        "io_uring.seccomp",
-        "io_uring.registered_files",
-        "io_uring.registered_buffers",
-    ] {
-        assert_verdict(&report, id, None, "ok");
+    let report = examine(&[&path, text(directory.path())], 0);
+    for id in ["setup", "seccomp", "registered_files", "registered_buffers"] {
+        report.check(&format!("io_uring.{id}"), HOST, "ok");
     }
-    for path in [path.as_path(), directory.path()] {
+    for path in [&path, text(directory.path())] {
         for id in ["path.open", "path.direct_io", "path.ring_read", "path.residency"] {
-            assert_verdict(&report, id, Some(path), "ok");
+            report.check(id, path, "ok");
         }
     }
-    let found = check(&report, "path.residency", Some(&path))["found"]
-        .as_str()
-        .unwrap();
+    let found = report.found("path.residency", &path, "ok");
     assert!(found.starts_with("100 % of 1.0 MiB"), "{found}");
     let kind = Command::new("stat")
-        .args(["-f", "-c", "%T"])
-        .arg(&path)
+        .args(["-f", "-c", "%T", &path])
         .output()
         .unwrap();
     let kind = String::from_utf8(kind.stdout).unwrap();
-    let local = ["ext2/ext3", "xfs"].contains(&kind.trim());
-    let system = check(&report, "path.file_system", Some(&path));
-    assert_eq!(system["verdict"] == "ok", local, "{kind}: {system:#}");
-    if local {
-        check(&report, "device.stack", Some(&path));
+    if ["ext2/ext3", "xfs"].contains(&kind.trim()) {
+        report.check("path.file_system", &path, "ok");
+        assert!(report.has("device.stack"), "{:#}", report.0);
+    } else {
+        let ok = |check: &Value| check["id"] == "path.file_system" && check["verdict"] == "ok";
+        assert!(!report.checks().iter().any(ok), "{kind}: {:#}", report.0);
     }
-    let runs = &report["backends"]["runs"];
     assert!(
-        runs["uring"] == true && runs["auto"] == true && runs["mmap"] == true,
-        "{runs}"
+        ["uring", "auto", "mmap"]
+            .iter()
+            .all(|backend| report.runs(backend)),
+        "{:#}",
+        report.0
     );
-    assert_eq!(
-        report["backends"]["take"], "mmap",
-        "it is warm, and fits: {report:#}"
-    );
+    assert_eq!(report.take(), "mmap", "it is warm, and fits: {:#}", report.0);
 }
 
 #[test]
 #[ignore = "needs io_uring"]
 fn json_has_the_documented_ids_and_fields() {
-    // Scenario: a run with a file, against docs/DOCTOR.md. Expectation: no id that is not documented; all of the host's;
-    // each check with every field; a remedy for each warning.
-    let document = include_str!("../../../../docs/DOCTOR.md");
-    let documented: Vec<&str> = document
-        .lines()
-        .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
-        .collect();
+    let documented = documented();
     let directory = directory();
-    let path = file(directory.path(), "x");
-    let report = examine(&[], &[path.to_str().unwrap()], 0);
-    let checks = report["checks"].as_array().unwrap();
-    for check in checks {
+    let report = examine(&[&file(directory.path(), "x")], 0);
+    for check in report.checks() {
         let id = check["id"].as_str().unwrap();
         assert!(documented.contains(&id), "{id} is not in docs/DOCTOR.md");
         let mut keys: Vec<_> = check.as_object().unwrap().keys().map(String::as_str).collect();
@@ -208,275 +217,242 @@ fn json_has_the_documented_ids_and_fields() {
             "{check:#}"
         );
     }
-    let of_host = documented
-        .iter()
-        .filter(|id| !id.starts_with("path.") && !id.starts_with("device."));
-    for id in of_host.chain(&[
+    let of_host = |id: &&&str| !id.starts_with("path.") && !id.starts_with("device.");
+    let of_paths = [
         "path.open",
         "path.file_system",
         "path.direct_io",
         "path.residency",
-    ]) {
-        assert!(checks.iter().any(|check| check["id"] == *id), "no {id}");
+    ];
+    for id in documented.iter().filter(of_host).chain(&of_paths) {
+        assert!(report.has(id), "no {id}");
     }
-    for field in [
-        "version",
-        "kernel_release",
-        "user",
-        "memory_budget_bytes",
-        "cores",
-        "verdict",
-        "mend_first",
-    ] {
-        assert!(!report[field].is_null(), "no {field}");
+    for field in "version kernel_release user memory_budget_bytes cores verdict mend_first".split(' ') {
+        assert!(!report.0[field].is_null(), "no {field}");
     }
 }
 
 #[test]
 #[ignore = "needs io_uring"]
 fn text_is_a_line_a_check() {
-    // Scenario: text to a pipe, with a path that is not there beside one that is. Expectation: exit code 1 and its name on
-    // stderr; a line for each check of the JSON, aligned; why and how to fix it below the problem; the summary; no colour.
+    // To a pipe, with a path that is not there beside one that is.
     let directory = directory();
     let path = file(directory.path(), "there");
     let gone = directory.path().join("gone");
-    let args = [path.to_str().unwrap(), gone.to_str().unwrap()];
-    let report = examine(&[], &args, 1);
-    let output = doctor_through(&[], &args);
+    let args = [path.as_str(), text(&gone)];
+    let report = examine(&args, 1);
+    let output = doctor(BINARY, &[], &args);
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("path.open") && error.contains("gone"), "{error}");
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(!text.contains('\x1b'), "{text}");
-    let mut columns = Vec::new();
-    for check in report["checks"].as_array().unwrap() {
-        let start = format!(
-            "  {:<7}  {} ",
-            check["verdict"].as_str().unwrap(),
-            check["id"].as_str().unwrap()
-        );
-        let line = text.lines().find(|line| line.starts_with(&start));
-        let line = line.unwrap_or_else(|| panic!("no {start:?} in {text}"));
-        let rest = line[start.len()..].trim_start();
-        columns.push(line.len() - rest.len());
-    }
+    let column = |check: &Value| {
+        let [verdict, id] = ["verdict", "id"].map(|field| check[field].as_str().unwrap());
+        let start = format!("  {verdict:<7}  {id} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&start));
+        let found = line.unwrap_or_else(|| panic!("no {start:?} in {text}"));
+        start.len() + found.len() - found.trim_start().len()
+    };
+    let columns: Vec<usize> = report.checks().iter().map(column).collect();
     assert!(columns.iter().all(|column| *column == columns[0]), "{columns:?}");
-    let after = text.split("does not exist\n").nth(1).unwrap();
-    let lines: Vec<&str> = after.lines().map(str::trim_start).collect();
-    assert!(
-        lines[0].starts_with("why: ") && lines[1].starts_with("fix: "),
-        "{after}"
-    );
-    for part in [
-        "backends that run here: uring, auto, mmap, pread",
-        "\ntake: ",
-        "fix first:\n  1. path.open",
-    ] {
+    let mut after = text
+        .split("does not exist\n")
+        .nth(1)
+        .unwrap()
+        .lines()
+        .map(str::trim_start);
+    assert!(after.next().unwrap().starts_with("why: "), "{text}");
+    assert!(after.next().unwrap().starts_with("fix: "), "{text}");
+    let runs = "backends that run here: uring, auto, mmap, pread";
+    for part in [runs, "\ntake: ", "fix first:\n  1. path.open"] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
 }
 
 #[test]
 fn a_seccomp_filter_is_named_with_its_remedy() {
-    // Scenario: a filter that answers EPERM (Docker's), and one that answers ENOSYS (Podman's), to io_uring_setup; no path.
-    // Expectation: exit code 1, problems at setup and seccomp with the profile to use, one of them to fix first;
-    // nothing said of what a ring could do; mmap is what runs.
+    // Docker's filter answers EPERM to io_uring_setup, Podman's ENOSYS.
     for errno in [EPERM, ENOSYS] {
-        let report = without_io_uring(errno, || examine(&[], &[], 1));
+        let report = without_io_uring(errno, || examine(&[], 1));
         for id in ["io_uring.setup", "io_uring.seccomp"] {
-            let remedy = remedy(&report, id, None, "problem");
+            let remedy = report.remedy(id, HOST, "problem");
             assert!(
                 remedy.contains("seccomp=deploy/seccomp/ringfetchd.json"),
                 "{remedy}"
             );
         }
-        assert_verdict(&report, "io_uring.sysctl", None, "ok");
-        let ids = report["checks"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|check| &check["id"]);
-        assert!(
-            !ids.into_iter().any(|id| id == "io_uring.registered_files"),
-            "{report:#}"
-        );
-        assert_eq!(report["mend_first"][0]["check"], "io_uring.setup");
-        let backends = &report["backends"];
-        assert!(
-            backends["runs"]["uring"] == false && backends["runs"]["mmap"] == true,
-            "{backends}"
-        );
-        assert_eq!(backends["take"], "mmap");
+        report.check("io_uring.sysctl", HOST, "ok");
+        assert!(!report.has("io_uring.registered_files"), "{:#}", report.0);
+        assert_eq!(report.0["mend_first"][0]["check"], "io_uring.setup");
+        assert!(!report.runs("uring") && report.runs("mmap"), "{:#}", report.0);
+        assert_eq!(report.take(), "mmap");
     }
 }
 
 #[test]
 #[ignore = "needs root and io_uring"]
 fn little_lockable_memory_is_a_warning() {
-    // Scenario: a user without privileges, 1 MiB of lockable memory; 512 KiB of answer memory with 1 ring, with 4, with 4
-    // and --strict; then with what the remedy asks for. Expectation: one ring fits; for four a warning, exit code 0, with
-    // --strict 1; with the remedy carried out all is well.
-    let through = ["prlimit", "--memlock=1048576"];
-    let budget = ["--memory-budget", "512KiB", "--cores"];
-    let report = somebody(&through, &[&budget[..], &["1"]].concat(), 0);
-    assert_verdict(&report, "limits.memlock", None, "ok");
-    let report = somebody(&through, &[&budget[..], &["4"]].concat(), 0);
-    let asked = remedy(&report, "limits.memlock", None, "warning");
-    let rest = asked.split_once("LimitMEMLOCK=").unwrap().1;
+    // 1 MiB of lockable memory for 512 KiB of response memory: enough for one ring, not for four; then with what the
+    // remedy asks for.
+    let run = |memlock: u64, args: &[&str], code| {
+        let limit = format!("--memlock={memlock}");
+        somebody(
+            &["prlimit", &limit],
+            &[&["--memory-budget", "512KiB", "--cores"], args].concat(),
+            code,
+        )
+    };
+    run(1 << 20, &["1"], 0).check("limits.memlock", HOST, "ok");
+    let report = run(1 << 20, &["4"], 0);
+    let remedy = report.remedy("limits.memlock", HOST, "warning");
+    let rest = remedy.split_once("LimitMEMLOCK=").unwrap().1;
     let bytes: u64 = rest.split(' ').next().unwrap().parse().unwrap();
+    assert!(bytes >= 4 * (512 << 10), "{remedy}");
     assert!(
-        bytes >= 4 * (512 << 10) && asked.contains(&format!("ulimit -l {}`", bytes / 1024)),
-        "{asked}"
+        remedy.contains(&format!("ulimit -l {}`", bytes / 1024)),
+        "{remedy}"
     );
-    somebody(&through, &[&budget[..], &["4", "--strict"]].concat(), 1);
-    let mended = format!("--memlock={bytes}");
-    let report = somebody(&["prlimit", &mended], &[&budget[..], &["4"]].concat(), 0);
-    assert_verdict(&report, "limits.memlock", None, "ok");
+    run(1 << 20, &["4", "--strict"], 1);
+    run(bytes, &["4"], 0).check("limits.memlock", HOST, "ok");
 }
 
 #[test]
 fn memory_is_no_device() {
-    // Scenario: a file on tmpfs, with and without --strict. Expectation: a warning that it is memory; no device; mmap to
-    // be taken; no problem but the host's; exit code 1 with --strict.
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = file(directory.path(), "x");
-    let shown = path.to_str().unwrap();
-    let report = examine(&[], &[shown], code_of_the_host());
-    assert!(remedy(&report, "path.file_system", Some(&path), "warning").contains("mmap"));
-    let ids = report["checks"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|check| check["id"].as_str().unwrap());
-    assert!(!ids.into_iter().any(|id| id.starts_with("device.")), "{report:#}");
-    assert_eq!(report["backends"]["take"], "mmap");
-    examine(&[], &["--strict", shown], 1);
+    let report = examine(&[&path], code_of_the_host());
+    assert!(
+        report
+            .remedy("path.file_system", &path, "warning")
+            .contains("mmap")
+    );
+    let of_device = |check: &Value| check["id"].as_str().unwrap().starts_with("device.");
+    assert!(!report.checks().iter().any(of_device), "{:#}", report.0);
+    assert_eq!(report.take(), "mmap");
+    examine(&["--strict", &path], 1);
 }
 
 #[test]
 #[ignore = "needs root and io_uring"]
 fn paths_that_cannot_be_read_fail_with_the_remedy() {
-    // Scenario: a path that is missing, one that another user may not read, an empty file, a fifo, a directory without
-    // objects and one with an object that may not be read. Expectation: problems, exit code 1 and no hanging; for
-    // directories warnings; the readable file beside them is examined all the same.
+    // The readable file beside them is examined all the same.
     let directory = directory_for_all();
-    let here = |name: &str| directory.path().join(name);
+    let here = |name: &str| text(&directory.path().join(name)).to_owned();
     let (good, secret) = (file(directory.path(), "good"), file(directory.path(), "secret"));
-    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
-    std::fs::write(here("empty"), "").unwrap();
-    let made = Command::new("mkfifo").arg(here("fifo")).status().unwrap();
-    assert!(made.success());
-    std::fs::create_dir(here("none")).unwrap();
-    std::fs::create_dir(here("some")).unwrap();
-    file(&here("some"), "a");
-    let hidden = file(&here("some"), "b");
-    std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o600)).unwrap();
+    set_mode(secret, 0o600);
+    fs::write(here("empty"), "").unwrap();
+    assert!(
+        Command::new("mkfifo")
+            .arg(here("fifo"))
+            .status()
+            .unwrap()
+            .success()
+    );
+    fs::create_dir(here("none")).unwrap();
+    fs::create_dir(here("some")).unwrap();
+    file(here("some").as_ref(), "a");
+    set_mode(file(here("some").as_ref(), "b"), 0o600);
 
-    let paths = ["gone", "secret", "empty", "fifo", "none", "some", "good"].map(here);
-    let args: Vec<&str> = paths.iter().map(|path| path.to_str().unwrap()).collect();
+    let expected = [
+        ("gone", "problem", "correct the path"),
+        ("secret", "problem", "let the daemon's user read it"),
+        ("empty", "problem", "write it first"),
+        ("fifo", "problem", "name a regular file"),
+        ("none", "warning", "put objects there"),
+        ("some", "warning", "let the daemon's user read them"),
+    ];
+    let paths = expected.map(|(name, ..)| here(name));
+    let mut args: Vec<&str> = paths.iter().map(String::as_str).collect();
+    args.push(&good);
     let report = somebody(&[], &args, 1);
-    let told = |name: &str, verdict| remedy(&report, "path.open", Some(&here(name)), verdict);
-    assert!(told("gone", "problem").contains("correct the path"));
-    assert!(told("secret", "problem").contains("let the daemon's user read it"));
-    assert!(told("empty", "problem").contains("write it first"));
-    assert!(told("fifo", "problem").contains("name a regular file"));
-    assert!(told("none", "warning").contains("put objects there"));
-    assert!(told("some", "warning").contains("let the daemon's user read them"));
-    let object = check(&report, "path.open", Some(&here("some")))["found"]
-        .as_str()
-        .unwrap();
+    for (path, (name, verdict, fix)) in paths.iter().zip(expected) {
+        let remedy = report.remedy("path.open", path, verdict);
+        assert!(remedy.contains(fix), "{name}: {remedy}");
+    }
+    let object = report.found("path.open", &here("some"), "warning");
     assert!(object.contains("b: "), "{object}");
-    assert_verdict(&report, "path.open", Some(&good), "ok");
-    assert_verdict(&report, "path.ring_read", Some(&good), "ok");
+    report.check("path.open", &good, "ok");
+    report.check("path.ring_read", &good, "ok");
 }
 
 #[test]
 #[ignore = "needs root and io_uring"]
 fn a_loop_device_is_seen_through() {
-    // Scenario: a loop device that goes through the page cache, and one that does not. Expectation: read directly and
-    // through a ring, as a device without a file system; a warning with losetup's option for the first, none for the
-    // second; the file beneath is named.
+    // One that goes through the page cache, and one that does not.
     let directory = directory();
-    let images = ["cached", "direct"].map(|name| file(directory.path(), name));
-    let devices = [
-        LoopDevice::attach(&images[0], "off"),
-        LoopDevice::attach(&images[1], "on"),
-    ];
-    let args = [devices[0].0.to_str().unwrap(), devices[1].0.to_str().unwrap()];
-    let report = examine(&[], &args, 0);
-    for device in &devices {
+    let [cached, direct] = [("cached", "off"), ("direct", "on")]
+        .map(|(name, direct_io)| LoopDevice::attach(&file(directory.path(), name), direct_io));
+    let report = examine(&[&cached.0, &direct.0], 0);
+    for device in [&cached.0, &direct.0] {
         for id in [
             "path.open",
             "path.file_system",
             "path.direct_io",
             "path.ring_read",
         ] {
-            assert_verdict(&report, id, Some(&device.0), "ok");
+            report.check(id, device, "ok");
         }
     }
-    let first = remedy(&report, "device.stack", Some(&devices[0].0), "warning");
+    let remedy = report.remedy("device.stack", &cached.0, "warning");
     assert!(
-        first.contains(&format!("losetup --direct-io=on {}", args[0])),
-        "{first}"
+        remedy.contains(&format!("losetup --direct-io=on {}", cached.0)),
+        "{remedy}"
     );
-    assert_verdict(&report, "device.stack", Some(&devices[1].0), "ok");
-    let found = check(&report, "device.stack", Some(&devices[1].0))["found"]
-        .as_str()
-        .unwrap();
+    let found = report.found("device.stack", &direct.0, "ok");
     assert!(found.contains("direct)"), "{found}");
 }
 
 #[test]
 #[ignore = "needs root and io_uring"]
 fn container_layers_are_told_apart_from_volumes() {
-    // Scenario: an overlayfs over a file that is in the page cache, mounted for this run alone. Expectation: warnings that
-    // it is a container's layers, and that backend auto would take all of it for cold, which it then is not to be.
+    // An overlayfs over a file that is in the page cache, mounted for this run alone.
     const MOUNT: &str =
         "mount -t overlay overlay -o lowerdir=$1/l,upperdir=$1/u,workdir=$1/w $1/m && shift && exec \"$@\"";
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     for name in ["l", "u", "w", "m"] {
-        std::fs::create_dir(directory.path().join(name)).unwrap();
+        fs::create_dir(directory.path().join(name)).unwrap();
     }
     file(&directory.path().join("l"), "x");
     let path = directory.path().join("m/x");
-    let root = directory.path().to_str().unwrap();
+    let (path, root) = (text(&path), text(directory.path()));
     let through = ["unshare", "--mount", "sh", "-c", MOUNT, "sh", root];
-    let report = examine(&through, &[path.to_str().unwrap()], 0);
-    assert!(remedy(&report, "path.file_system", Some(&path), "warning").contains("volume"));
-    let asked = remedy(&report, "path.residency", Some(&path), "warning");
-    assert!(asked.contains("uring or mmap"), "{asked}");
-    assert_ne!(report["backends"]["take"], "auto");
+    let report = Report::of(BINARY, &through, &[path], 0);
+    assert!(
+        report
+            .remedy("path.file_system", path, "warning")
+            .contains("volume")
+    );
+    let remedy = report.remedy("path.residency", path, "warning");
+    assert!(remedy.contains("uring or mmap"), "{remedy}");
+    assert_ne!(report.take(), "auto");
 }
 
 #[test]
 fn few_descriptors_are_enough_to_say_so() {
-    // Scenario: 32 descriptors, and a directory of 200 objects. Expectation: all objects are looked at, and the limit is a
-    // warning.
     let directory = directory();
     for name in 0..200 {
-        std::fs::write(directory.path().join(name.to_string()), "x").unwrap();
+        fs::write(directory.path().join(name.to_string()), "x").unwrap();
     }
-    let report = examine(
-        &["prlimit", "--nofile=32:32"],
-        &[directory.path().to_str().unwrap()],
-        code_of_the_host(),
-    );
-    let found = check(&report, "path.open", Some(directory.path()))["found"]
-        .as_str()
-        .unwrap();
+    let (path, through) = (text(directory.path()), ["prlimit", "--nofile=32:32"]);
+    let report = Report::of(BINARY, &through, &[path], code_of_the_host());
+    let found = report.found("path.open", path, "ok");
     assert!(found.contains("200 objects"), "{found}");
-    assert!(remedy(&report, "limits.open_files", None, "warning").contains("LimitNOFILE"));
+    assert!(
+        report
+            .remedy("limits.open_files", HOST, "warning")
+            .contains("LimitNOFILE")
+    );
 }
 
 #[test]
 fn wrong_usage_is_exit_code_2() {
-    // Scenario: sizes and counts that cannot be, an unknown flag. Expectation: exit code 2, nothing on stdout.
     for args in [
-        &["--memory-budget", "16MB"][..],
-        &["--cores", "0"],
-        &["--config", "ringfetchd.yaml"],
+        ["--memory-budget", "16MB"],
+        ["--cores", "0"],
+        ["--config", "ringfetchd.yaml"],
     ] {
-        let output = doctor_through(&[], args);
+        let output = doctor(BINARY, &[], &args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty());
     }

@@ -1,9 +1,7 @@
-//! The HTTP side of a daemon's stand-in: HTTP/1.1 with keep-alive, a thread a connection, the same pattern data as the
-//! gRPC side, and a metrics page that counts its own reads. Only what `ringfetch load` asks for.
+//! The HTTP side of the fake daemon: HTTP/1.1 with keep-alive, a thread a connection, the same data as the gRPC
+//! side, and a metrics page that counts its own reads. Only what `ringfetch load` asks for.
 
-use crate::server::{BLOCK_BYTES, BLOCKS, DIM, SEED, VECTORS};
-use ringfetch_engine::dataset::Dtype;
-use ringfetch_pattern as pattern;
+use crate::server::{Item, Server};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -58,18 +56,6 @@ fn serve(connection: TcpStream, reads: &AtomicU64) {
     }
 }
 
-fn stream(offset: u64, length: u64) -> Vec<u8> {
-    let mut bytes = vec![0; usize::try_from(length).unwrap()];
-    pattern::fill(SEED, offset, &mut bytes);
-    bytes
-}
-
-fn vector(id: u64) -> Vec<u8> {
-    let mut bytes = vec![0; usize::try_from(DIM).unwrap() * 2];
-    pattern::fill_elements(SEED, Dtype::F16, id * DIM, &mut bytes);
-    bytes
-}
-
 fn answer(path: &str, range: &str, body: &[u8], reads: &AtomicU64) -> (&'static str, String, Vec<u8>) {
     if path == "/metrics" {
         let reads = reads.load(Ordering::SeqCst);
@@ -81,48 +67,36 @@ fn answer(path: &str, range: &str, body: &[u8], reads: &AtomicU64) -> (&'static 
         return ("200 OK", String::new(), page.into_bytes());
     }
     let path: Vec<&str> = path.trim_start_matches("/v1/datasets/").split('/').collect();
-    let batch = || serde_json::from_slice::<Value>(body).unwrap();
-    let numbers = |name: &str| -> Vec<u64> {
-        batch()[name]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|number| number.as_u64().unwrap())
-            .collect()
+    let server = Server::GOOD;
+    let list = |name: &str| {
+        let mut batch: Value = serde_json::from_slice(body).unwrap();
+        std::mem::take(batch[name].as_array_mut().unwrap())
     };
-    let items: Vec<Vec<u8>> = match path[..] {
-        ["blocks", "blocks", index] => {
-            let index: u64 = index.parse().unwrap();
-            if index >= BLOCKS {
-                let problem = br#"{"detail":"block is out of range"}"#.to_vec();
-                return ("404 Not Found", String::new(), problem);
-            }
-            vec![stream(index * BLOCK_BYTES, BLOCK_BYTES)]
-        }
+    let number = |value: &Value| value.as_u64().unwrap();
+    let items: Result<Vec<_>, _> = match path[..] {
+        ["blocks", "blocks", index] => vec![server.block(index.parse().unwrap())],
+        ["vectors", "vectors", id] => vec![Server::vector(id.parse().unwrap())],
         ["blocks", "bytes"] => {
             let (first, last) = range.split_once('-').unwrap();
             let (first, last): (u64, u64) = (first.parse().unwrap(), last.parse().unwrap());
-            vec![stream(first, last - first + 1)]
+            vec![server.range(first, last - first + 1)]
         }
-        ["vectors", "vectors", id] => vec![vector(id.parse().unwrap())],
-        ["blocks", "blocks:batchFetch"] => numbers("indices")
+        ["blocks", "blocks:batchFetch"] => list("indices")
             .iter()
-            .map(|index| stream(index * BLOCK_BYTES, BLOCK_BYTES))
+            .map(|index| server.block(number(index)))
             .collect(),
-        ["blocks", "ranges:batchFetch"] => {
-            let ranges = batch()["ranges"].as_array().unwrap().clone();
-            let of = |range: &Value, name: &str| range[name].as_u64().unwrap();
-            ranges
-                .iter()
-                .map(|range| stream(of(range, "offset"), of(range, "length")))
-                .collect()
-        }
         ["vectors", "vectors:batchFetch"] => {
-            assert!(numbers("ids").iter().all(|id| *id < VECTORS));
-            numbers("ids").iter().map(|id| vector(*id)).collect()
+            list("ids").iter().map(|id| Server::vector(number(id))).collect()
+        }
+        ["blocks", "ranges:batchFetch"] => {
+            let range = |range: &Value| server.range(number(&range["offset"]), number(&range["length"]));
+            list("ranges").iter().map(range).collect::<Vec<Item>>()
         }
         _ => return ("404 Not Found", String::new(), b"no such path".to_vec()),
-    };
+    }
+    .into_iter()
+    .collect();
+    let items: Vec<Vec<u8>> = items.unwrap();
     reads.fetch_add(u64::try_from(items.len()).unwrap(), Ordering::SeqCst);
     let lengths: Vec<String> = items.iter().map(|item| item.len().to_string()).collect();
     let head = format!(

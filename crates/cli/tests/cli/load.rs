@@ -1,9 +1,9 @@
 //! `ringfetch load` and `load-merge` as people run them.
 
 use crate::server::{Flaw, start};
-use crate::{failure, http, json, ringfetch, stdout};
+use crate::{assert_fields, failure, http, json, json_with, ringfetch, stdout};
 use rustix::process::{Pid, Signal};
-use serde_json::Value;
+use serde_json::{Value, json as value};
 use std::io::Read as _;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -20,10 +20,9 @@ fn read(path: &Path) -> String {
 
 #[test]
 fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
-    // Scenario: 500 requests a second for three seconds, constant and Poisson, on calls and streams, with every output;
-    // then a ramp from 100/s to 300/s, and a number of requests, all of which are sent however late.
-    // Expected: all arrivals accounted for, the rate held, latencies in JSON, .hgrm, base64 and CSV that agree.
-    let server = start(Flaw::default());
+    // All arrivals accounted for, the rate held, latencies in JSON, .hgrm, base64 and CSV that agree; then a ramp, and a
+    // number of requests, all of which are sent however late.
+    let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
     let run =
@@ -45,10 +44,9 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
         assert!((low..=high).contains(&arrived), "{report}");
         let sent = report["requests"].as_u64().unwrap();
         assert_eq!(sent + open["missed"].as_u64().unwrap(), arrived, "{report}");
-        assert_eq!(
-            (&report["loop_kind"], &report["errors"], &report["wrong_bytes"]),
-            (&"open".into(), &0.into(), &0.into()),
-            "{report}"
+        assert_fields(
+            &report,
+            &value!({ "loop_kind": "open", "errors": 0, "wrong_bytes": 0 }),
         );
         assert!(number(&open["lateness_us"]["max"]) > 0.0, "{report}");
 
@@ -68,22 +66,18 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
     let ramp = json(server, &format!("{run} --ramp 100:300 --seconds 1"));
     assert_eq!(ramp["open_loop"]["arrivals"], 200, "{ramp}");
     let text = stdout(server, &format!("{run} --rate 200 --requests 100"));
-    assert!(
-        text.contains("\nintended         200 requests/s, constant arrivals (100 in all)\n"),
-        "{text}"
-    );
-    assert!(
-        text.contains("\nrate missed      0.0 requests/s (0 never sent)\n"),
-        "{text}"
-    );
+    for row in [
+        "\nintended         200 requests/s, constant arrivals (100 in all)\n",
+        "\nrate missed      0.0 requests/s (0 never sent)\n",
+    ] {
+        assert!(text.contains(row), "{text}");
+    }
 }
 
 #[test]
 fn http_reads_the_same_bytes_and_both_sides_count_the_same() {
-    // Scenario: single items and batches of blocks, vectors and ranges over HTTP, every byte checked, with the
-    // counters of the server; a batch of one to four; connections that cannot be; a server that is none.
-    // Expected: exact counts and right bytes; both sides the same count; what was wrong is said.
-    let (server, http) = (start(Flaw::default()), http::start());
+    // Exact counts and right bytes; then a batch of one to four, connections that cannot be, a server that is none.
+    let (server, http) = (start(Flaw::NONE), http::start());
     let run = format!(
         "load --transport http --http http://{http} --requests 50 --warmup-seconds 0.05 --outstanding 5 --verify"
     );
@@ -96,20 +90,12 @@ fn http_reads_the_same_bytes_and_both_sides_count_the_same() {
         ("--dataset blocks --range-bytes 100 --batch 2", 100, 10_000),
     ] {
         let report = json(server, &format!("{run} {what}"));
-        assert_eq!(
-            (&report["reads"], &report["read_bytes"]),
-            (&reads.into(), &bytes.into()),
-            "{what}: {report}"
-        );
-        assert_eq!(
-            (&report["errors"], &report["wrong_bytes"]),
-            (&0.into(), &0.into()),
-            "{what}: {report}"
-        );
+        let want =
+            value!({ "reads": reads, "read_bytes": bytes, "errors": 0, "wrong_bytes": 0, "connections": 5 });
+        assert_fields(&report, &want);
         let both = &report["reads_in_all"];
         assert!(both["client"].as_u64() >= Some(reads), "{what}: {report}");
         assert_eq!(both["client"], both["server"], "{what}: {report}");
-        assert_eq!(report["connections"], 5, "{what}: {report}");
     }
     let half = run.replace("--requests 50", "--seconds 0.5");
     let report = json(server, &format!("{half} --dataset blocks --batch 1"));
@@ -117,47 +103,28 @@ fn http_reads_the_same_bytes_and_both_sides_count_the_same() {
     let mixed = json(server, &format!("{run} --dataset blocks --batch 1..4"));
     let reads = mixed["reads"].as_u64().unwrap();
     assert!((51..=199).contains(&reads), "{mixed}");
-    assert!(
-        failure(
-            Some(server),
-            &format!("{run} --dataset blocks --connections 2"),
-            2
-        )
-        .contains("--connections")
+    let connections = failure(
+        Some(server),
+        &format!("{run} --dataset blocks --connections 2"),
+        2,
     );
+    assert!(connections.contains("--connections"), "{connections}");
     let grpc_port = "load --dataset blocks --requests 1 --warmup-seconds 0 --http http://127.0.0.1:1";
     assert!(failure(Some(server), grpc_port, 1).contains("--http"));
-    let objects = ringfetch(Some(server), &format!("{run} --dataset objects --batch 1 --json"));
-    let report: Value = serde_json::from_slice(&objects.stdout).unwrap();
-    assert_eq!(
-        (objects.status.code(), &report["request_errors"]["HTTP_404"]),
-        (Some(1), &50.into()),
-        "{report}"
-    );
+    let report = json_with(server, &format!("{run} --dataset objects --batch 1"), 1);
+    assert_fields(&report["request_errors"], &value!({ "HTTP_404": 50 }));
 }
 
 #[test]
 fn patterns_mixes_and_traces_are_read_as_asked() {
-    // Scenario: every pattern; a mix of two kinds; traces of indices, of offsets and lengths, and a wrong one.
-    // Expected: everything read and right; the mix's parts add up; the wrong line is named, exit code 2.
-    let server = start(Flaw::default());
+    let server = start(Flaw::NONE);
     let run = "load --requests 60 --warmup-seconds 0 --outstanding 6 --verify";
-    for pattern in [
-        "uniform",
-        "sequential",
-        "zipfian",
-        "zipfian:0.5",
-        "hotspot:0.1:0.9",
-    ] {
+    for pattern in "uniform sequential zipfian zipfian:0.5 hotspot:0.1:0.9".split(' ') {
         let report = json(
             server,
             &format!("{run} --dataset blocks --batch 10 --pattern {pattern}"),
         );
-        assert_eq!(
-            (&report["reads"], &report["wrong_bytes"]),
-            (&600.into(), &0.into()),
-            "{report}"
-        );
+        assert_fields(&report, &value!({ "reads": 600, "wrong_bytes": 0 }));
     }
     let report = json(server, &format!("{run} --mix blocks=3,vectors=1 --batch 1..8"));
     let parts = report["mix"].as_array().unwrap();
@@ -167,11 +134,8 @@ fn patterns_mixes_and_traces_are_read_as_asked() {
             .map(|part| part[field].as_u64().unwrap())
             .sum::<u64>()
     };
-    assert_eq!(
-        (sum("requests"), Some(sum("reads"))),
-        (60, report["reads"].as_u64()),
-        "{report}"
-    );
+    assert_eq!(sum("requests"), 60, "{report}");
+    assert_eq!(Some(sum("reads")), report["reads"].as_u64(), "{report}");
     assert!(
         parts[0]["requests"].as_u64() > parts[1]["requests"].as_u64(),
         "{report}"
@@ -185,30 +149,18 @@ fn patterns_mixes_and_traces_are_read_as_asked() {
         format!("{run} --dataset blocks --batch 3 --trace {}", trace.display())
     };
     let report = json(server, &traced("# blocks\n0\n999\n\n7\n"));
-    assert_eq!(
-        (&report["reads"], &report["read_bytes"]),
-        (&180.into(), &(180 * 512).into()),
-        "{report}"
-    );
+    assert_fields(&report, &value!({ "reads": 180, "read_bytes": 180 * 512 }));
     let report = json(server, &traced("0 100\n5 1\n300 200\n"));
     assert_eq!(report["read_bytes"], 60 * 301, "{report}");
     assert!(failure(Some(server), &traced("0\n1000\n"), 2).contains("line 2: "));
-    assert!(
-        failure(
-            Some(server),
-            &format!("{run} --dataset blocks --trace {}/no", trace.display()),
-            2
-        )
-        .contains("--trace")
-    );
+    let missing = format!("{run} --dataset blocks --trace {}/no", trace.display());
+    assert!(failure(Some(server), &missing, 2).contains("--trace"));
 }
 
 #[test]
 fn conditions_set_the_exit_code() {
-    // Scenario: conditions that hold, one that does not, on a run and on a merged one; a search whose objective
-    // always holds (stopped by its step limit would take long, so: never holds); a condition that is none.
-    // Expected: 0; 3 with the condition and the figure, after the report; 3 and no knee; 2.
-    let server = start(Flaw::default());
+    // Conditions that hold, one that does not, a search whose objective never holds, and conditions that are none.
+    let server = start(Flaw::NONE);
     let run = "load --dataset blocks --batch 2 --requests 50 --warmup-seconds 0 --outstanding 4";
     stdout(server, &format!("{run} --require errors<1 --require p99<10s"));
     let error = failure(
@@ -218,16 +170,16 @@ fn conditions_set_the_exit_code() {
     );
     assert!(error.contains("p50<=1us: it is "), "{error}");
     let open = "load --dataset blocks --batch 1 --seconds 0.05 --warmup-seconds 0";
-    let output = ringfetch(
-        Some(server),
-        &format!("--json {open} --rate 64 --step-to-knee --objective max=1us"),
+    let report = json_with(
+        server,
+        &format!("{open} --rate 64 --step-to-knee --objective max=1us"),
+        3,
     );
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(
-        (output.status.code(), &report["knee"]["rate"]),
-        (Some(3), &Value::Null),
-        "{report}"
-    );
+    assert_fields(&report["knee"], &value!({ "rate": null }));
+    // Merging a result without a knee demands nothing of it.
+    let result = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&result, report.to_string()).unwrap();
+    stdout(server, &format!("load-merge {}", result.path().display()));
     let steps = report["knee"]["steps"].as_array().unwrap();
     assert!(
         steps.len() > 3 && steps.iter().all(|step| step["broken"].is_string()),
@@ -240,27 +192,15 @@ fn conditions_set_the_exit_code() {
         "--arrivals poisson",
         "--mix blocks=1",
     ] {
-        failure_of(&format!("{run} {wrong}"));
+        let output = ringfetch(None, &format!("{run} {wrong}"));
+        assert_eq!(output.status.code(), Some(2), "{wrong}");
     }
-}
-
-/// A command line that clap refuses.
-fn failure_of(args: &str) {
-    let output = ringfetch(None, args);
-    assert_eq!(
-        output.status.code(),
-        Some(2),
-        "{args}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
 }
 
 #[test]
 fn a_knee_is_found_where_the_slots_end() {
-    // Scenario: a search from 4/s on with a generous latency, over one slot, in steps of 200 ms: what breaks it is that
-    // one slot cannot send what arrives.
-    // Expected: a knee, steps that held below it and steps that broke above it, and the report of the knee's step.
-    let server = start(Flaw::default());
+    // From 4/s on with a generous latency: what breaks it is that one slot cannot send what arrives.
+    let server = start(Flaw::NONE);
     let run = "load --dataset blocks --batch 512 --outstanding 1 --seconds 0.2 --warmup-seconds 0";
     let report = json(
         server,
@@ -275,6 +215,7 @@ fn a_knee_is_found_where_the_slots_end() {
             "{report}"
         );
     }
+    // The report is that of the knee's step.
     assert!(
         (number(&report["open_loop"]["rate_from"]) - knee).abs() < 1e-9,
         "{report}"
@@ -283,9 +224,7 @@ fn a_knee_is_found_where_the_slots_end() {
 
 #[test]
 fn results_of_several_instances_merge() {
-    // Scenario: two results of 30 and 70 requests, one file that is no result.
-    // Expected: 100 requests, both latencies' extremes, text and JSON; the wrong file is named.
-    let server = start(Flaw::default());
+    let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
     let mut results = Vec::new();
     for requests in [30, 70] {
@@ -296,29 +235,16 @@ fn results_of_several_instances_merge() {
     }
     let names = format!("{} {}", results[0].display(), results[1].display());
     let merged = json(server, &format!("load-merge {names} --require errors<1"));
-    let parts: Vec<Value> = results
-        .iter()
-        .map(|path| serde_json::from_str(&read(path)).unwrap())
-        .collect();
-    assert_eq!(
-        (&merged["requests"], &merged["reads"], &merged["instances"]),
-        (&100.into(), &200.into(), &2.into())
+    assert_fields(
+        &merged,
+        &value!({ "requests": 100, "reads": 200, "instances": 2 }),
     );
-    let of = |name: &str| {
-        parts
-            .iter()
-            .map(|part| number(&part["latency_us"][name]))
-            .collect::<Vec<_>>()
-    };
-    let (min, max) = (of("min"), of("max"));
-    assert!(
-        (number(&merged["latency_us"]["min"]) - min[0].min(min[1])).abs() < 0.01,
-        "{merged}"
-    );
-    assert!(
-        (number(&merged["latency_us"]["max"]) - max[0].max(max[1])).abs() < 0.01,
-        "{merged}"
-    );
+    let parts = [0, 1].map(|part: usize| serde_json::from_str::<Value>(&read(&results[part])).unwrap());
+    let us = |report: &Value, name: &str| number(&report["latency_us"][name]);
+    let of = |name: &str| [us(&parts[0], name), us(&parts[1], name)];
+    let ([min, other_min], [max, other_max]) = (of("min"), of("max"));
+    assert!((us(&merged, "min") - min.min(other_min)).abs() < 0.01, "{merged}");
+    assert!((us(&merged, "max") - max.max(other_max)).abs() < 0.01, "{merged}");
     let text = stdout(server, &format!("load-merge {names}"));
     assert!(text.starts_with("merged           2 results"), "{text}");
     std::fs::write(&results[0], "{}").unwrap();
@@ -347,10 +273,9 @@ fn cut_once(server: SocketAddr, victim: usize) -> SocketAddr {
 
 #[test]
 fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
-    // Scenario: 100 requests of 64 blocks over two connections, one of which is cut in the middle of an answer; calls
-    // and a stream, closed loop.
-    // Expected: what was in flight on it failed, by the name of TRANSPORT; the rest was read, right, over a new one.
-    let server = start(Flaw::default());
+    // One of two connections is cut in the middle of a response: what was in flight on it fails, the rest is read over
+    // a new one.
+    let server = start(Flaw::NONE);
     for transport in ["grpc", "stream"] {
         // Connection 0 looks the dataset up.
         let proxy = cut_once(server, 1);
@@ -358,21 +283,15 @@ fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
         let report = json(proxy, &format!("{run} --transport {transport}"));
         let failed = report["request_errors"]["TRANSPORT"].as_u64().unwrap();
         assert!((1..=4).contains(&failed), "{report}");
-        assert_eq!(
-            (&report["errors"], &report["wrong_bytes"]),
-            (&failed.into(), &0.into()),
-            "{report}"
-        );
-        assert_eq!(report["requests"], 100 - failed, "{report}");
+        let want = value!({ "errors": failed, "wrong_bytes": 0, "requests": 100 - failed });
+        assert_fields(&report, &want);
     }
 }
 
 #[test]
 fn ctrl_c_ends_a_run_early_and_it_is_reported() {
-    // Scenario: an open loop of a minute, interrupted once its series has an answer.
-    // Expected: it ends at once, exit code 0, with a report of what was measured until then and nothing missed of what
-    // was still to come.
-    let server = start(Flaw::default());
+    // An open loop of a minute, interrupted once its series has a response: nothing is missed of what was still to come.
+    let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
     let series = directory.path().join("series.csv");
     let args =

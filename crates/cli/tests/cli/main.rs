@@ -15,7 +15,7 @@ mod server;
 
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
-use serde_json::Value;
+use serde_json::{Value, json};
 use server::{Flaw, SEED, start};
 use std::net::SocketAddr;
 use std::process::{Command, Output};
@@ -56,6 +56,21 @@ fn json(server: SocketAddr, args: &str) -> Value {
     serde_json::from_str(&stdout(server, &format!("--json {args}"))).unwrap()
 }
 
+/// The JSON of a run that ends with this code.
+fn json_with(server: SocketAddr, args: &str, code: i32) -> Value {
+    let output = ringfetch(Some(server), &format!("--json {args}"));
+    assert_eq!(output.status.code(), Some(code), "{args}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Asserts that a report has these fields.
+#[track_caller]
+fn assert_fields(report: &Value, fields: &Value) {
+    for (field, want) in fields.as_object().unwrap() {
+        assert_eq!(&report[field], want, "{field} in {report}");
+    }
+}
+
 fn stream(offset: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     pattern::fill(SEED, offset, &mut bytes);
@@ -64,24 +79,16 @@ fn stream(offset: u64, length: usize) -> Vec<u8> {
 
 #[test]
 fn items_come_out_in_every_format() {
-    // Scenario: blocks, a vector, a range and an object, in hex, raw, text, npy and JSON, to stdout and to a file.
-    // Expected: the pattern's bytes, each as its format has them.
-    let server = start(Flaw::default());
-    assert_eq!(
-        ringfetch(Some(server), "get block blocks 3 --format raw").stdout,
-        stream(3 * 512, 512)
-    );
+    let server = start(Flaw::NONE);
+    let raw = |args: &str| ringfetch(Some(server), &format!("get {args} --format raw")).stdout;
+    assert_eq!(raw("block blocks 3"), stream(3 * 512, 512));
 
     let dump = stdout(server, "get block blocks 0 999");
     let lines: Vec<&str> = dump.lines().collect();
     assert_eq!((lines.len(), lines[0], lines[33]), (66, "block 0:", "block 999:"));
     // Word 0 of seed 42 is 0xbdd732262feb6e95, little-endian.
-    assert!(
-        lines[1].starts_with("00000000: 956e eb2f 2632 d7bd "),
-        "{}",
-        lines[1]
-    );
-    assert!(lines[65].starts_with("000001f0: "), "{}", lines[65]);
+    assert!(lines[1].starts_with("00000000: 956e eb2f 2632 d7bd "), "{dump}");
+    assert!(lines[65].starts_with("000001f0: "), "{dump}");
 
     let dump = stdout(server, "get range blocks 496 20");
     let offsets: Vec<&str> = dump.lines().map(|line| &line[..9]).collect();
@@ -89,35 +96,32 @@ fn items_come_out_in_every_format() {
 
     let mut elements = [0; 48];
     pattern::fill_elements(SEED, Dtype::F16, 7 * 24, &mut elements);
-    let numbers = |text: &str| {
-        text.split_whitespace()
-            .map(|n| n.parse::<f32>().unwrap())
-            .collect::<Vec<_>>()
-    };
-    let want: Vec<f32> = elements
-        .as_chunks()
-        .0
-        .iter()
-        .map(|b| half::f16::from_le_bytes(*b).to_f32())
+    let halves = elements.as_chunks().0.iter();
+    let want: Vec<f32> = halves
+        .map(|bytes| half::f16::from_le_bytes(*bytes).to_f32())
         .collect();
-    assert_eq!(numbers(&stdout(server, "get vector vectors 7")), want);
+    let text = stdout(server, "get vector vectors 7");
+    assert!(
+        text.split_whitespace()
+            .map(|number| number.parse::<f32>().unwrap())
+            .eq(want.clone()),
+        "{text}"
+    );
     let items = json(server, "get vector vectors 7 7");
     let values: Vec<f32> = serde_json::from_value(items["items"][1]["values"].clone()).unwrap();
     assert_eq!(values, want);
 
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("v.npy");
-    stdout(
-        server,
-        &format!("get vector vectors 7 8 9 --format npy --out {}", path.display()),
-    );
+    let vectors = "get vector vectors 7 8 9 --format npy --out";
+    stdout(server, &format!("{vectors} {}", path.display()));
     let npy = std::fs::read(&path).unwrap();
     assert_eq!(npy.len(), 128 + 3 * 48);
     assert!(npy[10..].starts_with(b"{'descr': '<f2', 'fortran_order': False, 'shape': (3, 24), }"));
     assert_eq!(npy[128..176], elements);
 
     let name = pattern::object_name(5);
-    let whole = ringfetch(Some(server), &format!("get object objects {name} --format raw")).stdout;
+    let whole = raw(&format!("object objects {name}"));
     assert_eq!(
         pattern::first_difference(pattern::object_seed(SEED, &name), 0, &whole),
         None
@@ -126,28 +130,22 @@ fn items_come_out_in_every_format() {
         server,
         &format!("get object objects {name} --offset 2 --length 3"),
     );
-    assert_eq!(
-        part["items"][0]["hex"],
-        format!("{:02x}{:02x}{:02x}", whole[2], whole[3], whole[4])
-    );
-    assert_eq!(
-        stdout(server, &format!("get object objects {}", pattern::object_name(0))),
-        ""
-    );
+    let hex = format!("{:02x}{:02x}{:02x}", whole[2], whole[3], whole[4]);
+    assert_eq!(part["items"][0]["hex"], hex);
+    let empty = pattern::object_name(0);
+    assert_eq!(stdout(server, &format!("get object objects {empty}")), "");
 }
 
 #[test]
-fn scores_are_ranked_and_what_has_none_is_told() {
-    // Scenario: three candidates like vector 3, two wanted, as text and JSON; one past the end; a query of one element.
-    // Expected: ids and scores, best first; exit code 1 with the first bad one named; the server's words about the query.
-    let server = start(Flaw::default());
+fn scores_are_ranked_and_what_has_none_is_counted() {
+    let server = start(Flaw::NONE);
     let text = stdout(server, "score vectors 7 9 8 --like 3 --limit 2");
     let words: Vec<&str> = text.split_whitespace().collect();
     assert_eq!(words[..6], ["ID", "SCORE", "9", "4.5", "8", "4"], "{text}");
     assert!(text.ends_with("1 without a finite score\n"), "{text}");
     let scores = json(server, "score vectors 7 9 --like 3 --metric cosine");
-    assert_eq!(scores["best"][0], serde_json::json!({ "id": 9, "score": 4.5 }));
-    assert_eq!((&scores["unscored"], &scores["etag"]), (&1.into(), &"v1".into()));
+    assert_eq!(scores["best"][0], json!({ "id": 9, "score": 4.5 }));
+    assert_fields(&scores, &json!({ "unscored": 1, "etag": "v1" }));
     let failed = failure(Some(server), "score vectors 7 300 --like 3", 1);
     assert!(failed.contains("1 of 2 candidates could not be read"), "{failed}");
     let failed = failure(Some(server), "score vectors 7 --query -1.5", 1);
@@ -157,9 +155,8 @@ fn scores_are_ranked_and_what_has_none_is_told() {
 
 #[test]
 fn what_cannot_be_read_is_named_once_and_fails() {
-    // Scenario: indices past the end among good ones, a dataset and an object that are not there, nobody listening.
-    // Expected: exit code 1 and one line that names it; hex shows the good ones, raw shows none.
-    let server = start(Flaw::default());
+    // Exit code 1 and one line that names it; hex shows the good ones, raw shows none.
+    let server = start(Flaw::NONE);
     let error = failure(Some(server), "get block blocks 1 1000 2000", 1);
     assert_eq!(
         error,
@@ -167,29 +164,25 @@ fn what_cannot_be_read_is_named_once_and_fails() {
     );
     let output = ringfetch(Some(server), "get block blocks 1 1000");
     assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 33);
-    assert!(
-        ringfetch(Some(server), "get block blocks 1 1000 --format raw")
-            .stdout
-            .is_empty()
-    );
+    let raw = ringfetch(Some(server), "get block blocks 1 1000 --format raw");
+    assert!(raw.stdout.is_empty());
     assert!(failure(Some(server), "get object objects nothing", 1).contains("NOT_FOUND: there is no object"));
     assert!(failure(Some(server), "dataset verify nowhere", 1).contains("there is no dataset \"nowhere\""));
-    let nobody = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap()
-    };
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let error = failure(Some(nobody), "datasets", 1);
     assert!(
-        error.contains(&format!("cannot reach http://{nobody}")) && error.contains("--grpc"),
+        error.contains(&format!("cannot reach http://{nobody}")),
         "{error}"
     );
+    assert!(error.contains("--grpc"), "{error}");
     assert!(failure(Some(nobody), "status", 1).contains("--admin"));
 }
 
 #[test]
 fn wrong_arguments_are_told_apart_from_failures() {
-    // Scenario: unknown words, missing values, sizes with decimal units, formats that do not fit, a bad URL.
-    // Expected: exit code 2 and a word about the argument, nothing on stdout.
     for (args, word) in [
         ("", "Usage"),
         ("fetch", "fetch"),
@@ -221,10 +214,9 @@ fn wrong_arguments_are_told_apart_from_failures() {
 }
 
 #[test]
-fn the_daemon_tells_of_itself() {
-    // Scenario: datasets, status and log-level, as tables and as JSON.
-    // Expected: aligned tables with the facts, a fallback that cannot be overlooked, the contract's field names.
-    let server = start(Flaw::default());
+fn the_daemon_reports_about_itself() {
+    // Aligned tables with the facts, a fallback that cannot be overlooked, the contract's field names.
+    let server = start(Flaw::NONE);
     let table = stdout(server, "datasets");
     let want = "\
 NAME     KIND     COUNT       SIZE  SHAPE
@@ -251,67 +243,44 @@ objects  objects      -          -  -
         assert!(status.contains(want), "{want:?} in:\n{status}");
     }
     let status = json(server, "status");
-    assert_eq!(
-        (&status["fallback"], &status["shards"][0]["queue_depth"]),
-        (&true.into(), &128.into())
-    );
-    let dataset = &status["datasets"][0];
-    assert_eq!(
-        (
-            &dataset["name"],
-            &dataset["read_path"]["requested"],
-            &dataset["files"]
-        ),
-        (&"blocks".into(), &"uring".into(), &1.into())
-    );
+    assert_fields(&status, &json!({ "fallback": true }));
+    assert_fields(&status["shards"][0], &json!({ "queue_depth": 128 }));
+    assert_fields(&status["datasets"][0], &json!({ "name": "blocks", "files": 1 }));
+    assert_eq!(status["datasets"][0]["read_path"]["requested"], "uring");
 
     assert_eq!(
         stdout(server, "log-level debug"),
         "log filter: debug (was: info)\n"
     );
-    let output = Command::new(env!("CARGO_BIN_EXE_ringfetch"))
-        .args(["log-level", "no filter", "--admin", &format!("http://{server}")])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert_eq!(
-        String::from_utf8(output.stderr).unwrap(),
-        "ringfetch: INVALID_ARGUMENT: filter: does not parse\n"
+    let refused = failure(
+        None,
+        &format!("log-level wrong=filter --admin http://{server}"),
+        1,
     );
+    assert_eq!(refused, "ringfetch: INVALID_ARGUMENT: filter: does not parse\n");
 }
 
 #[test]
 fn verify_finds_the_first_wrong_byte() {
-    // Scenario: all kinds of data as they should be; then one byte of block 700 flipped; then another seed.
-    // Expected: success with what was checked; exit code 1 with offset, expected and got; the first byte is wrong.
-    let server = start(Flaw::default());
-    assert_eq!(
-        stdout(server, "dataset verify blocks --all"),
-        "blocks: 1 000 of 1 000 blocks (500.0 KiB) hold the pattern of seed 42\n"
-    );
-    assert_eq!(
-        json(server, "dataset verify blocks --sample 10")["bytes_checked"],
-        5120
-    );
-    assert_eq!(
-        json(server, "dataset verify blocks --all --length 1025")["bytes_checked"],
-        1025
-    );
-    assert_eq!(json(server, "dataset verify vectors --all")["items_checked"], 300);
-    let objects = json(server, "dataset verify objects --all");
-    let bytes: u64 = (0..server::OBJECTS)
-        .map(|index| pattern::object_length(SEED, index, 10, 3000))
-        .sum();
-    assert_eq!(
-        (&objects["items_checked"], &objects["bytes_checked"]),
-        (&150.into(), &bytes.into())
-    );
+    // All kinds of data as they should be; then one byte of block 700 flipped; then another seed.
+    let server = start(Flaw::NONE);
+    let whole = "blocks: 1 000 of 1 000 blocks (500.0 KiB) hold the pattern of seed 42\n";
+    assert_eq!(stdout(server, "dataset verify blocks --all"), whole);
+    let lengths = (0..server::OBJECTS).map(|index| pattern::object_length(SEED, index, 10, 3000));
+    for (args, fields) in [
+        ("blocks --sample 10", json!({ "bytes_checked": 5120 })),
+        ("blocks --all --length 1025", json!({ "bytes_checked": 1025 })),
+        ("vectors --all", json!({ "items_checked": 300 })),
+        (
+            "objects --all",
+            json!({ "items_checked": 150, "bytes_checked": lengths.sum::<u64>() }),
+        ),
+    ] {
+        assert_fields(&json(server, &format!("dataset verify {args}")), &fields);
+    }
 
     let flipped = 700 * 512 + 13;
-    let server = start(Flaw {
-        flipped_byte: Some(flipped),
-        ..Flaw::default()
-    });
+    let server = start(Flaw::flipped(flipped));
     let right = stream(flipped, 1)[0];
     let error = failure(Some(server), "dataset verify blocks --all", 1);
     let want = format!(
@@ -324,10 +293,8 @@ fn verify_finds_the_first_wrong_byte() {
 
 #[test]
 fn load_measures_what_it_read_and_checks_it() {
-    // Scenario: 60 requests over calls and streams, blocks, ranges, vectors and objects, every byte checked, two
-    // threads; then one byte flipped; then a server that refuses everything.
-    // Expected: every count exact and nothing wrong; exit code 1 and the wrong byte named; exit code 1, no latency.
-    let server = start(Flaw::default());
+    // Every count exact and nothing wrong; then one byte flipped; then a server that refuses everything.
+    let server = start(Flaw::NONE);
     let run =
         "--requests 60 --warmup-seconds 0 --outstanding 6 --batch 10 --connections 2 --threads 2 --verify";
     for (what, bytes) in [
@@ -342,26 +309,17 @@ fn load_measures_what_it_read_and_checks_it() {
     ] {
         let pid = std::process::id();
         let report = json(server, &format!("load {run} {what} --server-pid {pid}"));
-        assert_eq!(
-            (&report["requests"], &report["reads"]),
-            (&60.into(), &600.into()),
-            "{what}: {report}"
-        );
-        assert_eq!(
-            (&report["errors"], &report["wrong_bytes"]),
-            (&0.into(), &0.into()),
-            "{what}: {report}"
+        assert_fields(
+            &report,
+            &json!({ "requests": 60, "reads": 600, "errors": 0, "wrong_bytes": 0 }),
         );
         if let Some(bytes) = bytes {
-            assert_eq!(report["read_bytes"], bytes, "{what}");
+            assert_fields(&report, &json!({ "read_bytes": bytes }));
         }
         let us = |name: &str| report["latency_us"][name].as_f64().unwrap();
+        let ascending = [0.0, us("min"), us("p50"), us("p99_9"), us("max")];
         assert!(
-            us("min") > 0.0 && us("min") <= us("p50") && us("p50") <= us("p99_9"),
-            "{what}: {report}"
-        );
-        assert!(
-            us("p99_9") <= us("max") && us("mean") <= us("max"),
+            us("min") > 0.0 && ascending.is_sorted() && us("mean") <= us("max"),
             "{what}: {report}"
         );
         let outstanding = report["outstanding_achieved"].as_f64().unwrap();
@@ -378,30 +336,17 @@ fn load_measures_what_it_read_and_checks_it() {
         "{table}"
     );
 
-    let flawed = start(Flaw {
-        flipped_byte: Some(5),
-        ..Flaw::default()
-    });
     let sequential = format!("load {run} --dataset blocks --pattern sequential");
-    let output = ringfetch(Some(flawed), &format!("--json {sequential}"));
-    assert_eq!(output.status.code(), Some(1));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = json_with(start(Flaw::flipped(5)), &sequential, 1);
     assert_eq!(report["wrong_bytes"], 1);
-    assert!(
-        report["first_wrong"]
-            .as_str()
-            .unwrap()
-            .starts_with("block 0, byte 5: expected 0x"),
-        "{report}"
-    );
+    let first = report["first_wrong"].as_str().unwrap();
+    assert!(first.starts_with("block 0, byte 5: expected 0x"), "{report}");
 
-    let refusing = start(Flaw {
-        overloaded: true,
-        ..Flaw::default()
-    });
-    let output = ringfetch(Some(refusing), &format!("--json load {run} --dataset blocks"));
-    assert_eq!(output.status.code(), Some(1));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = json_with(
+        start(Flaw::OVERLOADED),
+        &format!("load {run} --dataset blocks"),
+        1,
+    );
     assert_eq!(report["latency_us"], Value::Null);
     assert_eq!(report["request_errors"]["RESOURCE_EXHAUSTED"], 60);
     assert!(failure(Some(server), "load --dataset objects --range-bytes 10", 2).contains("--range-bytes"));
@@ -409,18 +354,13 @@ fn load_measures_what_it_read_and_checks_it() {
 
 #[test]
 fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
-    // Scenario: blocks, vectors and objects are made, made again without and with --force, and over other things.
-    // Expected: the pattern's bytes and the configuration that serves them; a refusal; success; a refusal.
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().canonicalize().unwrap();
     let made = |args: &str| {
         let output = ringfetch(None, &args.replace("ROOT", root.to_str().unwrap()));
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        (
-            output.status.code().unwrap(),
-            String::from_utf8(output.stdout).unwrap(),
-            error,
-        )
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code().unwrap(), text, error)
     };
     let (code, yaml, error) =
         made("dataset make blocks ROOT/b.bin --size 10KiB --block-bytes 4096 --seed 42");
@@ -448,20 +388,15 @@ fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
     pattern::fill_elements(SEED, Dtype::F32, 5, &mut elements);
     assert_eq!(fvecs[28..48], elements);
 
-    assert_eq!(
-        made("dataset make objects ROOT/o --count 3 --length-min 5 --length-max 9").0,
-        0
-    );
+    let objects = "dataset make objects ROOT/o --count 3 --length-min 5 --length-max 9";
+    assert_eq!(made(objects).0, 0);
     let object = std::fs::read(root.join("o").join(pattern::object_name(2))).unwrap();
     assert!((5..=9).contains(&object.len()));
     assert_eq!(made("dataset make objects ROOT/o --count 3").0, 1);
-    let leftovers = std::fs::read_dir(&root).unwrap().filter(|entry| {
-        entry
-            .as_ref()
-            .unwrap()
-            .file_name()
-            .to_string_lossy()
-            .contains("part")
-    });
-    assert_eq!(leftovers.count(), 0);
+    let mut names: Vec<_> = std::fs::read_dir(&root)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["b.bin", "o", "v.fvecs"]);
 }

@@ -1,5 +1,5 @@
-//! A daemon's stand-in on a port of its own: pattern data straight from its definition, with one byte flipped where a
-//! test says so. It keeps no limits and no files; the real one is tested elsewhere.
+//! A fake daemon on its own port: pattern data straight from its definition, with one byte flipped where a test asks for
+//! it. It has no limits and no files; the real one is tested elsewhere.
 
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt as _};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 use wire::admin_service_server::{AdminService, AdminServiceServer};
 use wire::dataset_service_server::{DatasetService, DatasetServiceServer};
 use wire::fetch_service_server::{FetchService, FetchServiceServer};
@@ -16,27 +16,53 @@ use wire::fetch_stream_request::Request as StreamRequest;
 use wire::fetch_stream_response::Response as StreamResponse;
 
 pub(crate) const SEED: u64 = 42;
-pub(crate) const BLOCK_BYTES: u64 = 512;
-pub(crate) const BLOCKS: u64 = 1000;
-pub(crate) const DIM: u64 = 24;
-pub(crate) const VECTORS: u64 = 300;
+const BLOCK_BYTES: u64 = 512;
+const BLOCKS: u64 = 1000;
+const DIM: u64 = 24;
+const VECTORS: u64 = 300;
 pub(crate) const OBJECTS: u64 = 150;
 
 /// What differs from the pattern.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Flaw {
     /// This byte of the dataset `blocks` is flipped.
-    pub(crate) flipped_byte: Option<u64>,
+    flipped_byte: Option<u64>,
     /// Every read is refused.
-    pub(crate) overloaded: bool,
+    overloaded: bool,
 }
 
+impl Flaw {
+    pub(crate) const NONE: Self = Self {
+        flipped_byte: None,
+        overloaded: false,
+    };
+    pub(crate) const OVERLOADED: Self = Self {
+        flipped_byte: None,
+        overloaded: true,
+    };
+
+    pub(crate) fn flipped(byte: u64) -> Self {
+        Self {
+            flipped_byte: Some(byte),
+            overloaded: false,
+        }
+    }
+}
+
+/// The data, as both transports serve it.
 #[derive(Debug, Clone, Copy)]
-struct Server(Flaw);
+pub(crate) struct Server(Flaw);
+
+/// An item's bytes, or why there are none.
+pub(crate) type Item = Result<Vec<u8>, (Code, String)>;
+
+/// Lengths, errors and data of a response.
+type Batch = (Vec<u32>, Vec<wire::ItemError>, Vec<u8>);
 
 /// Serves until the process ends.
 pub(crate) fn start(flaw: Flaw) -> SocketAddr {
-    let (tell, told) = std::sync::mpsc::channel();
+    let server = Server(flaw);
+    let (address, started) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -44,11 +70,11 @@ pub(crate) fn start(flaw: Flaw) -> SocketAddr {
             .unwrap();
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            tell.send(listener.local_addr().unwrap()).unwrap();
+            address.send(listener.local_addr().unwrap()).unwrap();
             tonic::transport::Server::builder()
-                .add_service(FetchServiceServer::new(Server(flaw)))
-                .add_service(DatasetServiceServer::new(Server(flaw)))
-                .add_service(AdminServiceServer::new(Server(flaw)))
+                .add_service(FetchServiceServer::new(server))
+                .add_service(DatasetServiceServer::new(server))
+                .add_service(AdminServiceServer::new(server))
                 .serve_with_incoming(TcpListenerStream::new(listener).map(|connection| {
                     // Without it an answer of several writes waits 40 ms for an acknowledgement.
                     connection.and_then(|connection| connection.set_nodelay(true).map(|()| connection))
@@ -57,11 +83,7 @@ pub(crate) fn start(flaw: Flaw) -> SocketAddr {
                 .unwrap();
         });
     });
-    told.recv().unwrap()
-}
-
-fn object_name(index: u64) -> String {
-    pattern::object_name(index)
+    started.recv().unwrap()
 }
 
 fn object_length(index: u64) -> u64 {
@@ -69,238 +91,108 @@ fn object_length(index: u64) -> u64 {
 }
 
 fn datasets() -> Vec<wire::Dataset> {
-    let blocks = wire::Dataset {
-        name: "blocks".into(),
-        kind: wire::Kind::Blocks.into(),
-        length_bytes: BLOCKS * BLOCK_BYTES,
-        count: BLOCKS,
-        block_bytes: 512,
+    let dataset = |name: &str, kind: wire::Kind, count, length_bytes| wire::Dataset {
+        name: name.to_owned(),
+        kind: kind.into(),
+        count,
+        length_bytes,
         ..Default::default()
     };
-    let shape = wire::VectorShape {
+    let mut blocks = dataset("blocks", wire::Kind::Blocks, BLOCKS, BLOCKS * BLOCK_BYTES);
+    blocks.block_bytes = 512;
+    let mut vectors = dataset("vectors", wire::Kind::Vectors, VECTORS, VECTORS * DIM * 2 + 128);
+    vectors.vectors = Some(wire::VectorShape {
         dim: 24,
         dtype: wire::Dtype::F16.into(),
         layout: "npy".into(),
         ..Default::default()
-    };
-    let vectors = wire::Dataset {
-        name: "vectors".into(),
-        kind: wire::Kind::Vectors.into(),
-        count: VECTORS,
-        length_bytes: VECTORS * DIM * 2 + 128,
-        vectors: Some(shape),
-        block_bytes: 0,
-        ..blocks.clone()
-    };
-    let objects = wire::Dataset {
-        name: "objects".into(),
-        kind: wire::Kind::Objects.into(),
-        ..Default::default()
-    };
-    vec![blocks, vectors, objects]
-}
-
-fn dataset_statuses() -> Vec<wire::DatasetStatus> {
-    let read_path = Some(wire::ReadPath {
-        backend: wire::Backend::Mmap.into(),
-        requested: wire::Backend::Uring.into(),
-        direct_io_reason: "a mapping never is".into(),
-        ..Default::default()
     });
-    let status = |dataset| wire::DatasetStatus {
-        dataset: Some(dataset),
-        read_path: read_path.clone(),
-        files: 1,
-        ..Default::default()
-    };
-    datasets().into_iter().map(status).collect()
+    vec![blocks, vectors, dataset("objects", wire::Kind::Objects, 0, 0)]
 }
 
 impl Server {
-    fn stream_bytes(self, offset: u64, length: u64) -> Vec<u8> {
+    /// One without a flaw.
+    pub(crate) const GOOD: Self = Self(Flaw::NONE);
+
+    pub(crate) fn range(self, offset: u64, length: u64) -> Item {
+        if offset + length > BLOCKS * BLOCK_BYTES {
+            return Err((Code::OutOfRange, format!("{offset} is past the end")));
+        }
         let mut bytes = vec![0; usize::try_from(length).unwrap()];
         pattern::fill(SEED, offset, &mut bytes);
-        let flipped = self
-            .0
-            .flipped_byte
-            .and_then(|byte| byte.checked_sub(offset))
-            .filter(|&at| at < length);
-        if let Some(at) = flipped {
+        let flipped = self.0.flipped_byte.and_then(|byte| byte.checked_sub(offset));
+        if let Some(at) = flipped.filter(|at| *at < length) {
             bytes[usize::try_from(at).unwrap()] ^= 0xff;
         }
-        bytes
+        Ok(bytes)
     }
 
-    fn admit(self) -> Result<(), Status> {
-        if self.0.overloaded {
-            Err(Status::resource_exhausted("over a limit"))
+    pub(crate) fn block(self, index: u64) -> Item {
+        let past_the_end = |_| (Code::OutOfRange, format!("{index} is past the end"));
+        self.range(index * BLOCK_BYTES, BLOCK_BYTES).map_err(past_the_end)
+    }
+
+    pub(crate) fn vector(id: u64) -> Item {
+        if id >= VECTORS {
+            return Err((Code::OutOfRange, format!("{id} is past the end")));
+        }
+        let mut vector = vec![0; 48];
+        pattern::fill_elements(SEED, Dtype::F16, id * DIM, &mut vector);
+        Ok(vector)
+    }
+
+    /// An object from `offset` on; 0 bytes: to its end.
+    fn object(name: &str, offset: u64, length: u64) -> Item {
+        let index = (0..OBJECTS).find(|&index| pattern::object_name(index) == name);
+        let index = index.ok_or_else(|| (Code::NotFound, format!("there is no object {name:?}")))?;
+        let length = if length == 0 {
+            object_length(index) - offset
         } else {
-            Ok(())
-        }
-    }
-
-    fn blocks(self, request: &wire::FetchBlocksRequest) -> Result<wire::FetchBlocksResponse, Status> {
-        self.admit()?;
-        let mut answer = wire::FetchBlocksResponse {
-            block_bytes: 512,
-            ..Default::default()
+            length
         };
-        let mut data = Vec::new();
-        for (item, &index) in (0..).zip(&request.indices) {
-            if index < BLOCKS {
-                data.extend(self.stream_bytes(index * BLOCK_BYTES, BLOCK_BYTES));
-                answer.lengths.push(512);
-            } else {
-                answer.errors.push(past_the_end(item, index));
-                answer.lengths.push(0);
-            }
+        let mut bytes = vec![0; usize::try_from(length).unwrap()];
+        pattern::fill(pattern::object_seed(SEED, name), offset, &mut bytes);
+        Ok(bytes)
+    }
+
+    fn batch(self, items: impl Iterator<Item = Item>) -> Result<Batch, Status> {
+        if self.0.overloaded {
+            return Err(Status::resource_exhausted("over a limit"));
         }
-        answer.data = data.into();
-        Ok(answer)
-    }
-
-    fn vectors(self, request: &wire::FetchVectorsRequest) -> Result<wire::FetchVectorsResponse, Status> {
-        self.admit()?;
-        let dtype = wire::Dtype::F16.into();
-        let mut answer = wire::FetchVectorsResponse {
-            dim: 24,
-            dtype,
-            ..Default::default()
-        };
-        let mut data = Vec::new();
-        for (item, &id) in (0..).zip(&request.ids) {
-            if id < VECTORS {
-                let mut vector = [0; 48];
-                pattern::fill_elements(SEED, Dtype::F16, id * DIM, &mut vector);
-                data.extend(vector);
-                answer.lengths.push(48);
-            } else {
-                answer.errors.push(past_the_end(item, id));
-                answer.lengths.push(0);
-            }
-        }
-        answer.data = data.into();
-        Ok(answer)
-    }
-
-    /// The score of a vector is half its id, and the largest id is the best.
-    fn scores(self, request: &wire::ScoreVectorsRequest) -> Result<wire::ScoreVectorsResponse, Status> {
-        self.admit()?;
-        let query = request.queries.first();
-        let query = query.filter(|query| query.vector.len() == 24);
-        let query = query.ok_or_else(|| Status::invalid_argument("queries[0].vector: not 24 elements"))?;
-        let mut ids = query.ids.clone();
-        ids.sort_unstable_by(|one, other| other.cmp(one));
-        ids.retain(|id| *id < VECTORS);
-        ids.truncate(request.limit as usize);
-        let failed = (0..).zip(&query.ids).filter(|(_, id)| **id >= VECTORS);
-        let result = wire::ScoreResult {
-            scores: ids
-                .iter()
-                .map(|id| f64::from(u32::try_from(*id).unwrap()) / 2.0)
-                .collect(),
-            ids,
-            unscored: 1,
-            errors: failed.map(|(item, id)| past_the_end(item, *id)).collect(),
-        };
-        Ok(wire::ScoreVectorsResponse {
-            results: vec![result],
-            etag: "v1".to_owned(),
-        })
-    }
-
-    fn ranges(self, request: &wire::FetchRangesRequest) -> Result<wire::FetchRangesResponse, Status> {
-        self.admit()?;
-        let mut answer = wire::FetchRangesResponse::default();
-        let mut data = Vec::new();
-        for (item, (&offset, &length)) in (0..).zip(request.offsets.iter().zip(&request.lengths)) {
-            if offset + length <= BLOCKS * BLOCK_BYTES {
-                data.extend(self.stream_bytes(offset, length));
-                answer.lengths.push(u32::try_from(length).unwrap());
-            } else {
-                answer.errors.push(past_the_end(item, offset));
-                answer.lengths.push(0);
-            }
-        }
-        answer.data = data.into();
-        Ok(answer)
-    }
-
-    fn objects(self, request: &wire::FetchObjectsRequest) -> Result<wire::FetchObjectsResponse, Status> {
-        self.admit()?;
-        let mut answer = wire::FetchObjectsResponse::default();
-        let mut data = Vec::new();
-        for (i, name) in request.names.iter().enumerate() {
-            let Some(index) = (0..OBJECTS).find(|&index| object_name(index) == *name) else {
-                let (item, code) = (u32::try_from(i).unwrap(), tonic::Code::NotFound.into());
-                answer.errors.push(wire::ItemError {
-                    item,
-                    code,
-                    message: format!("there is no object {name:?}"),
-                });
-                answer.lengths.push(0);
-                continue;
-            };
-            let at = |list: &[u64]| list.get(i).copied().unwrap_or(0);
-            let (offset, length) = (at(&request.offsets), at(&request.lengths));
-            let length = if length == 0 {
-                object_length(index) - offset
-            } else {
-                length
-            };
-            let mut bytes = vec![0; usize::try_from(length).unwrap()];
-            pattern::fill(pattern::object_seed(SEED, name), offset, &mut bytes);
+        let (mut lengths, mut errors, mut data) = Batch::default();
+        for (item, bytes) in (0..).zip(items) {
+            let bytes = bytes.unwrap_or_else(|(code, message)| {
+                let code = code.into();
+                errors.push(wire::ItemError { item, code, message });
+                Vec::new()
+            });
+            lengths.push(u32::try_from(bytes.len()).unwrap());
             data.extend(bytes);
-            answer.lengths.push(u32::try_from(length).unwrap());
         }
-        answer.data = data.into();
-        Ok(answer)
+        Ok((lengths, errors, data))
     }
 }
 
-fn past_the_end(item: u32, index: u64) -> wire::ItemError {
-    wire::ItemError {
-        item,
-        code: tonic::Code::OutOfRange.into(),
-        message: format!("{index} is past the end"),
-    }
+/// A service whose unary methods are functions of the same names.
+macro_rules! service {
+    ($service:ident { $($name:ident($request:ident) -> $response:ident;)* } $($others:tt)*) => {
+        #[tonic::async_trait]
+        impl $service for Server {
+            $(async fn $name(&self, request: Request<wire::$request>) -> Result<Response<wire::$response>, Status> {
+                Server::$name(*self, request.into_inner()).map(Response::new)
+            })*
+            $($others)*
+        }
+    };
 }
 
-#[tonic::async_trait]
-impl FetchService for Server {
-    async fn fetch_blocks(
-        &self,
-        request: Request<wire::FetchBlocksRequest>,
-    ) -> Result<Response<wire::FetchBlocksResponse>, Status> {
-        self.blocks(request.get_ref()).map(Response::new)
-    }
-
-    async fn fetch_vectors(
-        &self,
-        request: Request<wire::FetchVectorsRequest>,
-    ) -> Result<Response<wire::FetchVectorsResponse>, Status> {
-        self.vectors(request.get_ref()).map(Response::new)
-    }
-
-    async fn score_vectors(
-        &self,
-        request: Request<wire::ScoreVectorsRequest>,
-    ) -> Result<Response<wire::ScoreVectorsResponse>, Status> {
-        self.scores(request.get_ref()).map(Response::new)
-    }
-
-    async fn fetch_ranges(
-        &self,
-        request: Request<wire::FetchRangesRequest>,
-    ) -> Result<Response<wire::FetchRangesResponse>, Status> {
-        self.ranges(request.get_ref()).map(Response::new)
-    }
-
-    async fn fetch_objects(
-        &self,
-        request: Request<wire::FetchObjectsRequest>,
-    ) -> Result<Response<wire::FetchObjectsResponse>, Status> {
-        self.objects(request.get_ref()).map(Response::new)
+service! {
+    FetchService {
+        fetch_blocks(FetchBlocksRequest) -> FetchBlocksResponse;
+        fetch_vectors(FetchVectorsRequest) -> FetchVectorsResponse;
+        fetch_ranges(FetchRangesRequest) -> FetchRangesResponse;
+        fetch_objects(FetchObjectsRequest) -> FetchObjectsResponse;
+        score_vectors(ScoreVectorsRequest) -> ScoreVectorsResponse;
     }
 
     type ReadObjectStream = tokio_stream::Empty<Result<wire::ReadObjectResponse, Status>>;
@@ -319,92 +211,183 @@ impl FetchService for Server {
         request: Request<Streaming<wire::FetchStreamRequest>>,
     ) -> Result<Response<Self::FetchStreamStream>, Status> {
         let server = *self;
-        let answers = request.into_inner().map(move |request| {
-            let request = request?;
-            let response = match request.request {
-                Some(StreamRequest::Blocks(blocks)) => server.blocks(&blocks).map(StreamResponse::Blocks),
-                Some(StreamRequest::Vectors(vectors)) => {
-                    server.vectors(&vectors).map(StreamResponse::Vectors)
-                }
-                Some(StreamRequest::Ranges(ranges)) => server.ranges(&ranges).map(StreamResponse::Ranges),
-                Some(StreamRequest::Objects(objects)) => {
-                    server.objects(&objects).map(StreamResponse::Objects)
-                }
-                Some(StreamRequest::Scores(_) | StreamRequest::Cancel(_)) | None => {
-                    Err(Status::invalid_argument("no request"))
-                }
-            };
-            let response = response.unwrap_or_else(|status| {
+        let responses = request.into_inner().map(move |request| {
+            let wire::FetchStreamRequest { id, request, .. } = request?;
+            let response = server.of_stream(request).unwrap_or_else(|status| {
                 let (code, message) = (status.code().into(), status.message().to_owned());
-                StreamResponse::Status(ringfetch_proto::RpcStatus {
-                    code,
-                    message,
-                    details: Vec::new(),
-                })
+                StreamResponse::Status(ringfetch_proto::RpcStatus { code, message, details: Vec::new() })
             });
-            Ok(wire::FetchStreamResponse {
-                id: request.id,
-                response: Some(response),
-            })
+            Ok(wire::FetchStreamResponse { id, response: Some(response) })
         });
-        Ok(Response::new(Box::pin(answers)))
+        Ok(Response::new(Box::pin(responses)))
     }
 }
 
-#[tonic::async_trait]
-impl DatasetService for Server {
-    async fn list_datasets(
-        &self,
-        _: Request<wire::ListDatasetsRequest>,
-    ) -> Result<Response<wire::ListDatasetsResponse>, Status> {
-        Ok(Response::new(wire::ListDatasetsResponse {
+service! {
+    DatasetService {
+        list_datasets(ListDatasetsRequest) -> ListDatasetsResponse;
+        get_dataset(GetDatasetRequest) -> GetDatasetResponse;
+        list_objects(ListObjectsRequest) -> ListObjectsResponse;
+    }
+}
+
+service! {
+    AdminService {
+        get_status(GetStatusRequest) -> GetStatusResponse;
+        set_log_level(SetLogLevelRequest) -> SetLogLevelResponse;
+        set_backend(SetBackendRequest) -> SetBackendResponse;
+        clear_backend(ClearBackendRequest) -> ClearBackendResponse;
+        reload(ReloadRequest) -> ReloadResponse;
+    }
+}
+
+impl Server {
+    fn fetch_blocks(self, request: wire::FetchBlocksRequest) -> Result<wire::FetchBlocksResponse, Status> {
+        let (lengths, errors, data) = self.batch(request.indices.iter().map(|index| self.block(*index)))?;
+        let (block_bytes, data) = (512, data.into());
+        Ok(wire::FetchBlocksResponse {
+            block_bytes,
+            lengths,
+            errors,
+            data,
+            ..Default::default()
+        })
+    }
+
+    fn fetch_vectors(self, request: wire::FetchVectorsRequest) -> Result<wire::FetchVectorsResponse, Status> {
+        let (lengths, errors, data) = self.batch(request.ids.iter().map(|id| Self::vector(*id)))?;
+        let (dim, dtype, data) = (24, wire::Dtype::F16.into(), data.into());
+        Ok(wire::FetchVectorsResponse {
+            dim,
+            dtype,
+            lengths,
+            errors,
+            data,
+            ..Default::default()
+        })
+    }
+
+    fn fetch_ranges(self, request: wire::FetchRangesRequest) -> Result<wire::FetchRangesResponse, Status> {
+        let ranges = request.offsets.iter().zip(&request.lengths);
+        let (lengths, errors, data) =
+            self.batch(ranges.map(|(offset, length)| self.range(*offset, *length)))?;
+        let data = data.into();
+        Ok(wire::FetchRangesResponse {
+            lengths,
+            errors,
+            data,
+            ..Default::default()
+        })
+    }
+
+    fn fetch_objects(self, request: wire::FetchObjectsRequest) -> Result<wire::FetchObjectsResponse, Status> {
+        let at = |list: &[u64], item: usize| list.get(item).copied().unwrap_or(0);
+        let object = |(item, name): (usize, &String)| {
+            Self::object(name, at(&request.offsets, item), at(&request.lengths, item))
+        };
+        let (lengths, errors, data) = self.batch(request.names.iter().enumerate().map(object))?;
+        let data = data.into();
+        Ok(wire::FetchObjectsResponse {
+            lengths,
+            errors,
+            data,
+            ..Default::default()
+        })
+    }
+
+    /// The score of a vector is half its id, and the largest id is the best.
+    fn score_vectors(self, request: wire::ScoreVectorsRequest) -> Result<wire::ScoreVectorsResponse, Status> {
+        let query = request.queries.first();
+        let query = query.filter(|query| query.vector.len() == 24);
+        let query = query.ok_or_else(|| Status::invalid_argument("queries[0].vector: not 24 elements"))?;
+        let (_, errors, _) = self.batch(query.ids.iter().map(|id| Self::vector(*id)))?;
+        let mut ids = query.ids.clone();
+        ids.sort_unstable_by(|one, other| other.cmp(one));
+        ids.retain(|id| *id < VECTORS);
+        ids.truncate(request.limit as usize);
+        let scores = ids
+            .iter()
+            .map(|id| f64::from(u32::try_from(*id).unwrap()) / 2.0)
+            .collect();
+        let results = vec![wire::ScoreResult {
+            scores,
+            ids,
+            unscored: 1,
+            errors,
+        }];
+        Ok(wire::ScoreVectorsResponse {
+            results,
+            etag: "v1".to_owned(),
+        })
+    }
+
+    fn of_stream(self, request: Option<StreamRequest>) -> Result<StreamResponse, Status> {
+        match request {
+            Some(StreamRequest::Blocks(blocks)) => self.fetch_blocks(blocks).map(StreamResponse::Blocks),
+            Some(StreamRequest::Vectors(vectors)) => self.fetch_vectors(vectors).map(StreamResponse::Vectors),
+            Some(StreamRequest::Ranges(ranges)) => self.fetch_ranges(ranges).map(StreamResponse::Ranges),
+            Some(StreamRequest::Objects(objects)) => self.fetch_objects(objects).map(StreamResponse::Objects),
+            Some(StreamRequest::Scores(_) | StreamRequest::Cancel(_)) | None => {
+                Err(Status::invalid_argument("no request"))
+            }
+        }
+    }
+
+    fn list_datasets(self, _: wire::ListDatasetsRequest) -> Result<wire::ListDatasetsResponse, Status> {
+        Ok(wire::ListDatasetsResponse {
             datasets: datasets(),
             ..Default::default()
-        }))
+        })
     }
 
-    async fn get_dataset(
-        &self,
-        request: Request<wire::GetDatasetRequest>,
-    ) -> Result<Response<wire::GetDatasetResponse>, Status> {
-        let name = &request.get_ref().name;
-        let dataset = datasets().into_iter().find(|dataset| dataset.name == *name);
-        let dataset =
-            dataset.ok_or_else(|| Status::not_found(format!("dataset: there is no dataset {name:?}")))?;
-        Ok(Response::new(wire::GetDatasetResponse {
-            dataset: Some(dataset),
-        }))
+    fn get_dataset(self, request: wire::GetDatasetRequest) -> Result<wire::GetDatasetResponse, Status> {
+        let name = request.name;
+        let dataset = datasets().into_iter().find(|dataset| dataset.name == name);
+        let missing = || Status::not_found(format!("dataset: there is no dataset {name:?}"));
+        let dataset = Some(dataset.ok_or_else(missing)?);
+        Ok(wire::GetDatasetResponse { dataset })
     }
 
-    async fn list_objects(
-        &self,
-        request: Request<wire::ListObjectsRequest>,
-    ) -> Result<Response<wire::ListObjectsResponse>, Status> {
-        let first: u64 = request.get_ref().page_token.parse().unwrap_or(0);
+    /// In pages of 100.
+    fn list_objects(self, request: wire::ListObjectsRequest) -> Result<wire::ListObjectsResponse, Status> {
+        let first: u64 = request.page_token.parse().unwrap_or(0);
         let end = (first + 100).min(OBJECTS);
-        let object = |index| wire::ObjectInfo {
-            name: object_name(index),
-            length_bytes: object_length(index),
-        };
         let next_page_token = if end < OBJECTS {
             end.to_string()
         } else {
             String::new()
         };
-        Ok(Response::new(wire::ListObjectsResponse {
-            objects: (first..end).map(object).collect(),
+        let object = |index| {
+            let (name, length_bytes) = (pattern::object_name(index), object_length(index));
+            wire::ObjectInfo { name, length_bytes }
+        };
+        let objects = (first..end).map(object).collect();
+        Ok(wire::ListObjectsResponse {
+            objects,
             next_page_token,
-        }))
+        })
     }
-}
 
-#[tonic::async_trait]
-impl AdminService for Server {
-    async fn get_status(
-        &self,
-        _: Request<wire::GetStatusRequest>,
-    ) -> Result<Response<wire::GetStatusResponse>, Status> {
-        Ok(Response::new(wire::GetStatusResponse {
+    fn get_status(self, _: wire::GetStatusRequest) -> Result<wire::GetStatusResponse, Status> {
+        let dataset_status = |dataset| wire::DatasetStatus {
+            dataset: Some(dataset),
+            read_path: Some(wire::ReadPath {
+                backend: wire::Backend::Mmap.into(),
+                requested: wire::Backend::Uring.into(),
+                direct_io_reason: "a mapping never is".into(),
+                ..Default::default()
+            }),
+            files: 1,
+            ..Default::default()
+        };
+        let shard = wire::ShardStatus {
+            backend: wire::Backend::Uring.into(),
+            routed: true,
+            queue_depth: 128,
+            device_reads_total: 12_345,
+            ..Default::default()
+        };
+        Ok(wire::GetStatusResponse {
             version: "1.2.3".into(),
             uptime_ms: 3_723_456,
             state: "serving".into(),
@@ -415,14 +398,8 @@ impl AdminService for Server {
             cores: 2,
             memory_budget_bytes: 256 << 20,
             memory_in_use_bytes: 1 << 20,
-            shards: vec![wire::ShardStatus {
-                backend: wire::Backend::Uring.into(),
-                routed: true,
-                queue_depth: 128,
-                device_reads_total: 12_345,
-                ..Default::default()
-            }],
-            datasets: dataset_statuses(),
+            shards: vec![shard],
+            datasets: datasets().into_iter().map(dataset_status).collect(),
             reads_per_second: 91_234.5,
             read_bytes_per_second: 373.7e6,
             rates_window_ms: 1000,
@@ -432,75 +409,60 @@ impl AdminService for Server {
             latency_p99_us: 20_000.0,
             latency_p999_us: 50_000.0,
             last_reload: Some(wire::LastReload {
-                successful: false,
                 problem: "engine.bakend: is not a key here".into(),
                 ..Default::default()
             }),
-        }))
+        })
     }
 
-    async fn set_log_level(
-        &self,
-        request: Request<wire::SetLogLevelRequest>,
-    ) -> Result<Response<wire::SetLogLevelResponse>, Status> {
-        if request.get_ref().filter == "no filter" {
+    fn set_log_level(self, request: wire::SetLogLevelRequest) -> Result<wire::SetLogLevelResponse, Status> {
+        if request.filter == "wrong=filter" {
             return Err(Status::invalid_argument("filter: does not parse"));
         }
-        Ok(Response::new(wire::SetLogLevelResponse {
-            previous: "info".into(),
-        }))
+        let previous = "info".into();
+        Ok(wire::SetLogLevelResponse { previous })
     }
 
-    async fn set_backend(
-        &self,
-        request: Request<wire::SetBackendRequest>,
-    ) -> Result<Response<wire::SetBackendResponse>, Status> {
-        let request = request.into_inner();
+    fn set_backend(self, request: wire::SetBackendRequest) -> Result<wire::SetBackendResponse, Status> {
         match (request.backend(), request.dataset.as_deref()) {
             (wire::Backend::Uring, _) => Err(Status::failed_precondition(
                 "backend uring: seccomp forbids io_uring",
             )),
             (_, Some("nothing")) => Err(Status::not_found("dataset: there is no dataset \"nothing\"")),
-            (backend, dataset) => Ok(Response::new(wire::SetBackendResponse {
+            (backend, dataset) => Ok(wire::SetBackendResponse {
                 previous: wire::Backend::Mmap.into(),
                 backend: backend.into(),
                 reason: "asked for at run time".into(),
                 datasets_with_own: dataset.map_or(vec!["vectors".into()], |_| Vec::new()),
-            })),
+            }),
         }
     }
 
-    async fn clear_backend(
-        &self,
-        _: Request<wire::ClearBackendRequest>,
-    ) -> Result<Response<wire::ClearBackendResponse>, Status> {
-        Ok(Response::new(wire::ClearBackendResponse {
-            previous: wire::Backend::Pread.into(),
-            backend: wire::Backend::Mmap.into(),
-            reason: "asked for by name".into(),
-        }))
+    fn clear_backend(self, _: wire::ClearBackendRequest) -> Result<wire::ClearBackendResponse, Status> {
+        let (previous, backend) = (wire::Backend::Pread.into(), wire::Backend::Mmap.into());
+        let reason = "asked for by name".into();
+        Ok(wire::ClearBackendResponse {
+            previous,
+            backend,
+            reason,
+        })
     }
 
-    async fn reload(
-        &self,
-        _: Request<wire::ReloadRequest>,
-    ) -> Result<Response<wire::ReloadResponse>, Status> {
+    fn reload(self, _: wire::ReloadRequest) -> Result<wire::ReloadResponse, Status> {
         if self.0.overloaded {
             return Err(Status::invalid_argument("engine.bakend: is not a key here"));
         }
-        let change = |key: &str, before: &str, after: &str| wire::ConfigChange {
-            key: key.into(),
-            before: before.into(),
-            after: after.into(),
+        let change = |key: &str, before: &str, after: &str| {
+            let [key, before, after] = [key, before, after].map(str::to_owned);
+            wire::ConfigChange { key, before, after }
         };
-        Ok(Response::new(wire::ReloadResponse {
+        Ok(wire::ReloadResponse {
             applied: vec![change("limits.connections", "4096", "100")],
             needs_restart: vec![change("engine.cores", "2", "4")],
             datasets_added: vec!["new".into()],
             datasets_removed: vec!["old".into()],
-            datasets_replaced: Vec::new(),
             datasets_unchanged: vec!["blocks".into(), "vectors".into()],
-            notes: Vec::new(),
-        }))
+            ..Default::default()
+        })
     }
 }

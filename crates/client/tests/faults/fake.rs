@@ -1,4 +1,4 @@
-//! A server in this process that does what no real daemon can be told to do: refuse, stall, lie, cut connections.
+//! A server in this process that does what no real daemon can be made to do: refuse, stall, lie, cut connections.
 //! It is reached over in-memory pipes, so that time can be paused: nothing ever waits for the kernel.
 
 use ringfetch_client::{Builder, Client};
@@ -151,7 +151,7 @@ impl Fake {
         builder.connect_lazy_with(connector).unwrap()
     }
 
-    /// Serves on a socket until told to end; then its connections are closed too.
+    /// Serves on a socket until it is stopped; then its connections are closed too.
     pub(crate) async fn serve(self, listener: tokio::net::TcpListener, ended: oneshot::Receiver<()>) {
         let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
         let server = tonic::transport::Server::builder().add_service(FetchServiceServer::new(self));

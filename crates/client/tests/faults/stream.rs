@@ -88,11 +88,11 @@ async fn a_refused_request_is_tried_again_and_leaves_the_others_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_stream_breaks_everything_pending_is_told() {
+async fn when_the_stream_breaks_everything_pending_fails() {
     // Scenario: the server takes five requests, answers one and ends the stream: with a status, and cleanly.
     // Expected: one answer, four StreamBroken with the cause; a later request fails at once, without a timeout.
     for status in [Some(tonic::Status::unavailable("draining")), None] {
-        let told = status.is_some();
+        let has_status = status.is_some();
         let fake = Fake::new().on_stream(move |mut requests, answers| {
             let status = status.clone();
             async move {
@@ -119,7 +119,7 @@ async fn when_the_stream_breaks_everything_pending_is_told() {
             let Error::StreamBroken { cause, .. } = error else {
                 panic!("{error:?}")
             };
-            assert_eq!(cause.code(), told.then_some(Code::Unavailable), "{cause:?}");
+            assert_eq!(cause.code(), has_status.then_some(Code::Unavailable), "{cause:?}");
         }
         assert!(stream.is_broken());
         let error = stream.fetch_blocks("d", &[1]).await.unwrap_err();
@@ -129,7 +129,7 @@ async fn when_the_stream_breaks_everything_pending_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unreachable_server_is_told_to_the_requests() {
+async fn requests_fail_where_the_server_is_unreachable() {
     // Scenario: a stream over a connection that is refused.
     // Expected: StreamBroken with a transport error as its cause.
     let client = Fake::new().client_with(Client::builder("http://fake:1"), |_| true);
@@ -248,10 +248,10 @@ async fn a_request_ends_at_its_deadline_and_the_server_knows_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn whoever_waits_for_room_gets_it() {
+async fn a_request_that_waits_for_room_gets_it() {
     // Scenario: 2000 requests without a deadline on several threads, of which three may be in flight; then the stream
     // breaks while 50 wait.
-    // Expected: all are answered; all are told.
+    // Expected: all are answered; all fail.
     let fake = Fake::new().on_stream(|mut requests, answers| async move {
         let mut count = 0;
         while let Ok(Some(request)) = requests.message().await {

@@ -1,6 +1,6 @@
-//! A server for tests that only knows the clock: it answers after a time of its own, and not at all during a stall.
+//! A server for tests that only knows the clock: it answers after a fixed time, and not at all during a stall.
 
-use super::answer::{Answer, Refused};
+use super::response::{RequestError, Response};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -13,13 +13,13 @@ pub(in crate::load) struct Fake {
 }
 
 impl Fake {
-    pub(super) async fn fetch(&self, items: &[u64]) -> Result<Answer, Refused> {
+    pub(super) async fn fetch(&self, items: &[u64]) -> Result<Response, RequestError> {
         let now = Instant::now();
         let stalled = self.stall.filter(|(from, until)| (*from..*until).contains(&now));
         tokio::time::sleep_until(stalled.map_or(now + self.takes, |(_, until)| until)).await;
-        Ok(Answer {
+        Ok(Response {
             items: items.len(),
-            ..Answer::default()
+            ..Response::default()
         })
     }
 }

@@ -1,19 +1,22 @@
 //! gRPC by the client crate, as its users have it: as calls, or pipelined on one stream a connection. A stream that
-//! broke is opened anew by the first request that is told so.
+//! broke is replaced by the first request that fails with it.
 
-use super::answer::{Answer, FailedItem, Refused};
+use super::response::{FailedItem, RequestError, Response};
 use super::{Body, Endpoints};
 use crate::load::args::ScoreAt;
 use crate::load::workload::{Part, Target, name};
 use ringfetch_client::{
-    Answer as Told, ByteRange, Client, Error, FetchStream, ItemError, ObjectPart, Request, RetryPolicy,
-    Scores,
+    Answer, ByteRange, Client, Error, FetchStream, ItemError, ObjectPart, Request, RetryPolicy, Scores,
 };
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 /// Connects all connections of a thread.
-pub(super) async fn connect(endpoints: &Endpoints, connections: u32, slots: u32) -> Result<Client, Refused> {
+pub(super) async fn connect(
+    endpoints: &Endpoints,
+    connections: u32,
+    slots: u32,
+) -> Result<Client, RequestError> {
     let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
     let client = Client::builder(&endpoints.grpc)
         .connections(count(connections))
@@ -41,7 +44,12 @@ impl Streams {
         }
     }
 
-    pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
+    pub(super) async fn fetch(
+        &self,
+        slot: usize,
+        part: &Part,
+        items: &[u64],
+    ) -> Result<Response, RequestError> {
         let held = &self.streams[slot % self.streams.len()];
         let stream = held.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let answer = match part.scored_at(ScoreAt::Daemon) {
@@ -64,23 +72,19 @@ impl Streams {
     }
 }
 
-pub(super) async fn fetch(client: &Client, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
-    match part.scored_at(ScoreAt::Daemon) {
-        Some(scoring) => scored(
-            client
-                .score_vectors(scoring.request(part.dataset(), items))
-                .await?,
-            items,
-        ),
-        None => check(client.fetch(request(part, items)).await?, part),
-    }
+pub(super) async fn fetch(client: &Client, part: &Part, items: &[u64]) -> Result<Response, RequestError> {
+    let Some(scoring) = part.scored_at(ScoreAt::Daemon) else {
+        return check(client.fetch(request(part, items)).await?, part);
+    };
+    let request = scoring.request(part.dataset(), items);
+    scored(client.score_vectors(request).await?, items)
 }
 
-fn scored(scores: Scores, items: &[u64]) -> Result<Answer, Refused> {
+fn scored(scores: Scores, items: &[u64]) -> Result<Response, RequestError> {
     let ranking = scores.results.into_iter().next();
-    let ranking = ranking.ok_or_else(|| Refused::protocol("an answer without a result"))?;
+    let ranking = ranking.ok_or_else(|| RequestError::protocol("a response without a result"))?;
     let failed = ranking.errors.iter().map(failed).collect();
-    Ok(Answer::ranked(items.len(), ranking.best, failed))
+    Ok(Response::ranked(items.len(), ranking.best, failed))
 }
 
 fn failed(error: &ItemError) -> FailedItem {
@@ -113,21 +117,21 @@ fn request(part: &Part, items: &[u64]) -> Request {
 }
 
 /// The client holds an answer against its request; that the dataset is what it was is checked here.
-fn check(answer: Told, part: &Part) -> Result<Answer, Refused> {
+fn check(answer: Answer, part: &Part) -> Result<Response, RequestError> {
     let changed = match (&answer, part.target()) {
-        (Told::Blocks(blocks), Target::Blocks { block_bytes }) => blocks.block_bytes() != *block_bytes,
-        (Told::Vectors(vectors), Target::Vectors { dtype, dim }) => {
+        (Answer::Blocks(blocks), Target::Blocks { block_bytes }) => blocks.block_bytes() != *block_bytes,
+        (Answer::Vectors(vectors), Target::Vectors { dtype, dim }) => {
             (vectors.dtype(), vectors.dim()) != (*dtype, *dim)
         }
         _ => false,
     };
     if changed {
-        return Err(Refused::protocol(
+        return Err(RequestError::protocol(
             "the dataset has another shape than when the run began",
         ));
     }
     let items = answer.items();
-    Ok(Answer {
+    Ok(Response {
         items: items.len(),
         bytes: u64::try_from(items.data_bytes()).unwrap_or(u64::MAX),
         failed: items.errors().iter().map(failed).collect(),

@@ -2,15 +2,15 @@
 //! a GET of that item, one of several a batchFetch answered in octets. Each connection is driven by the task that
 //! uses it, so that a request wakes nobody else. Absent: TLS, proxies, redirects.
 
-use super::answer::{Answer, Body, FailedItem, Refused};
+use super::response::{Body, FailedItem, RequestError, Response};
 use crate::load::args::ScoreAt;
 use crate::load::workload::{Part, Target, name};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{Connection, SendRequest, handshake};
 use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RANGE, RETRY_AFTER};
-use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use std::borrow::Cow;
@@ -24,7 +24,7 @@ use tokio::sync::Mutex;
 
 /// Longest answer that is taken, as the client crate's default.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
-/// How much of a problem's text is told.
+/// How much of a problem's text is kept.
 const PROBLEM_CHARS_MAX: usize = 300;
 
 /// One thread's connections, one a slot.
@@ -33,26 +33,26 @@ pub(in crate::load) struct Http {
     address: String,
     host: HeaderValue,
     timeout: Duration,
-    slots: Vec<Mutex<Option<Wire>>>,
+    slots: Vec<Mutex<Option<HttpConnection>>>,
 }
 
-/// A connection, driven by whoever has a request on it.
+/// A connection, driven by the task that has a request on it.
 #[derive(Debug)]
-struct Wire {
+struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
     driver: Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>,
 }
 
 impl Http {
-    pub(super) async fn connect(url: &str, slots: u32, timeout: Duration) -> Result<Self, Refused> {
+    pub(super) async fn connect(url: &str, slots: u32, timeout: Duration) -> Result<Self, RequestError> {
         let address = address(url)?;
         let host = HeaderValue::try_from(&address)
-            .map_err(|_| Refused::transport(format!("{url:?} is not an address")))?;
+            .map_err(|_| RequestError::transport(format!("{url:?} is not an address")))?;
         let mut wires = Vec::new();
         for _ in 0..slots {
-            let wire = tokio::time::timeout(timeout, Wire::connect(&address))
+            let wire = tokio::time::timeout(timeout, HttpConnection::connect(&address))
                 .await
-                .unwrap_or(Err(Refused::timeout()))?;
+                .unwrap_or(Err(RequestError::timeout()))?;
             wires.push(Mutex::new(Some(wire)));
         }
         Ok(Self {
@@ -63,14 +63,19 @@ impl Http {
         })
     }
 
-    pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
+    pub(super) async fn fetch(
+        &self,
+        slot: usize,
+        part: &Part,
+        items: &[u64],
+    ) -> Result<Response, RequestError> {
         let exchange = async {
             let request = request(part, items, &self.host)?;
             let mut held = self.slots[slot % self.slots.len()].lock().await;
-            // Taken out, so that one that is given up half-way is not used again.
+            // Taken out, so that one that is abandoned half-way is not used again.
             let mut wire = match held.take().filter(|wire| !wire.sender.is_closed()) {
                 Some(wire) => wire,
-                None => Wire::connect(&self.address).await?,
+                None => HttpConnection::connect(&self.address).await?,
             };
             let answer = wire.exchange(request, part.keeps_bytes()).await?;
             *held = Some(wire);
@@ -85,13 +90,13 @@ impl Http {
         };
         tokio::time::timeout(self.timeout, exchange)
             .await
-            .unwrap_or(Err(Refused::timeout()))
+            .unwrap_or(Err(RequestError::timeout()))
     }
 }
 
 /// `HOST:PORT` of a URL `http://HOST:PORT`.
-pub(super) fn address(url: &str) -> Result<String, Refused> {
-    let wrong = || Refused::transport(format!("{url:?} is not of the form http://HOST:PORT"));
+pub(super) fn address(url: &str) -> Result<String, RequestError> {
+    let wrong = || RequestError::transport(format!("{url:?} is not of the form http://HOST:PORT"));
     let uri: Uri = url.parse().map_err(|_| wrong())?;
     let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
     if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
@@ -101,27 +106,34 @@ pub(super) fn address(url: &str) -> Result<String, Refused> {
 }
 
 /// One GET over a connection of its own, for pages of text.
-pub(in crate::load) async fn get_text(url: &str, path: &str, timeout: Duration) -> Result<String, Refused> {
+pub(in crate::load) async fn get_text(
+    url: &str,
+    path: &str,
+    timeout: Duration,
+) -> Result<String, RequestError> {
     let exchange = async {
         let address = address(url)?;
         let request = Request::get(path)
             .header(HOST, &address)
             .body(Full::default())
-            .map_err(|error| Refused::protocol(error.to_string()))?;
-        let answer = Wire::connect(&address).await?.exchange(request, true).await?;
+            .map_err(|error| RequestError::protocol(error.to_string()))?;
+        let answer = HttpConnection::connect(&address)
+            .await?
+            .exchange(request, true)
+            .await?;
         if answer.status != StatusCode::OK {
             return Err(refused(&answer));
         }
-        String::from_utf8(answer.data.into()).map_err(|_| Refused::protocol("the page is not text"))
+        String::from_utf8(answer.data.into()).map_err(|_| RequestError::protocol("the page is not text"))
     };
     tokio::time::timeout(timeout, exchange)
         .await
-        .unwrap_or(Err(Refused::timeout()))
+        .unwrap_or(Err(RequestError::timeout()))
 }
 
 /// An answer whose body has been read.
 #[derive(Debug)]
-struct Read {
+struct HttpResponse {
     status: StatusCode,
     head: HeaderMap,
     bytes: u64,
@@ -129,12 +141,12 @@ struct Read {
     data: Bytes,
 }
 
-impl Wire {
-    async fn connect(address: &str) -> Result<Self, Refused> {
-        let told = |error: std::io::Error| Refused::transport(format!("{address}: {error}"));
-        let stream = TcpStream::connect(address).await.map_err(told)?;
+impl HttpConnection {
+    async fn connect(address: &str) -> Result<Self, RequestError> {
+        let failed = |error: std::io::Error| RequestError::transport(format!("{address}: {error}"));
+        let stream = TcpStream::connect(address).await.map_err(failed)?;
         // Without it a small request waits 40 ms for the acknowledgement of the one before.
-        stream.set_nodelay(true).map_err(told)?;
+        stream.set_nodelay(true).map_err(failed)?;
         let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(broken)?;
         Ok(Self {
             sender,
@@ -143,7 +155,11 @@ impl Wire {
     }
 
     /// Sends a request and reads its answer to the end.
-    async fn exchange(&mut self, request: Request<Full<Bytes>>, keep: bool) -> Result<Read, Refused> {
+    async fn exchange(
+        &mut self,
+        request: Request<Full<Bytes>>,
+        keep: bool,
+    ) -> Result<HttpResponse, RequestError> {
         let Self { sender, driver } = self;
         let exchange = async {
             sender.ready().await.map_err(broken)?;
@@ -157,8 +173,8 @@ impl Wire {
 /// Runs a request with its connection in one task.
 async fn drive<T>(
     driver: &mut Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>,
-    exchange: impl Future<Output = Result<T, Refused>>,
-) -> Result<T, Refused> {
+    exchange: impl Future<Output = Result<T, RequestError>>,
+) -> Result<T, RequestError> {
     let mut exchange = pin!(exchange);
     let mut ended = None;
     poll_fn(|context| {
@@ -167,7 +183,9 @@ async fn drive<T>(
                 return Poll::Ready(result);
             }
             if let Some(reason) = &ended {
-                return Poll::Ready(Err(Refused::transport(format!("the connection ended: {reason}"))));
+                return Poll::Ready(Err(RequestError::transport(format!(
+                    "the connection ended: {reason}"
+                ))));
             }
             match driver.as_mut().poll(context) {
                 Poll::Ready(Ok(())) => ended = Some("the server closed it".to_owned()),
@@ -182,13 +200,13 @@ async fn drive<T>(
     .await
 }
 
-async fn read(response: Response<Incoming>, keep: bool) -> Result<Read, Refused> {
+async fn read(response: hyper::Response<Incoming>, keep: bool) -> Result<HttpResponse, RequestError> {
     let (head, mut body) = response.into_parts();
     // A problem is always read: it is short and says why.
     let keep = keep || !head.status.is_success();
-    let (mut first, mut rest, mut bytes) = (Bytes::new(), BytesMut::new(), 0u64);
+    let (mut chunks, mut bytes) = (Vec::new(), 0u64);
     if body.size_hint().lower() > ANSWER_BYTES_MAX {
-        return Err(Refused::protocol("the answer is too long"));
+        return Err(RequestError::protocol("the answer is too long"));
     }
     while let Some(frame) = body.frame().await {
         let Ok(chunk) = frame.map_err(broken)?.into_data() else {
@@ -196,26 +214,17 @@ async fn read(response: Response<Incoming>, keep: bool) -> Result<Read, Refused>
         };
         bytes += u64::try_from(chunk.len()).unwrap_or(u64::MAX);
         if bytes > ANSWER_BYTES_MAX {
-            return Err(Refused::protocol("the answer is too long"));
+            return Err(RequestError::protocol("the answer is too long"));
         }
-        if !keep {
-            continue;
-        }
-        if first.is_empty() {
-            first = chunk;
-        } else {
-            rest.extend_from_slice(&chunk);
+        if keep {
+            chunks.push(chunk);
         }
     }
-    let data = if rest.is_empty() {
-        first
-    } else {
-        let mut whole = BytesMut::with_capacity(first.len() + rest.len());
-        whole.extend_from_slice(&first);
-        whole.extend_from_slice(&rest);
-        whole.freeze()
+    let data = match &chunks[..] {
+        [only] => only.clone(),
+        chunks => chunks.concat().into(),
     };
-    Ok(Read {
+    Ok(HttpResponse {
         status: head.status,
         head: head.headers,
         bytes,
@@ -223,12 +232,12 @@ async fn read(response: Response<Incoming>, keep: bool) -> Result<Read, Refused>
     })
 }
 
-fn broken(error: hyper::Error) -> Refused {
-    Refused::transport(error.to_string())
+fn broken(error: hyper::Error) -> RequestError {
+    RequestError::transport(error.to_string())
 }
 
 /// A status as an error, with the problem's text.
-fn refused(answer: &Read) -> Refused {
+fn refused(answer: &HttpResponse) -> RequestError {
     let text = String::from_utf8_lossy(&answer.data);
     let detail = serde_json::from_str::<serde_json::Value>(&text)
         .ok()
@@ -239,14 +248,14 @@ fn refused(answer: &Read) -> Refused {
         .head
         .get(RETRY_AFTER)
         .and_then(|value| value.to_str().ok()?.parse().ok());
-    Refused {
+    RequestError {
         label: Cow::Owned(format!("HTTP_{}", answer.status.as_u16())),
         message: format!("{}: {detail}", answer.status),
         retry_after: seconds.map(Duration::from_secs),
     }
 }
 
-fn request(part: &Part, items: &[u64], host: &HeaderValue) -> Result<Request<Full<Bytes>>, Refused> {
+fn request(part: &Part, items: &[u64], host: &HeaderValue) -> Result<Request<Full<Bytes>>, RequestError> {
     let mut path = String::with_capacity(96);
     path.push_str("/v1/datasets/");
     encode(part.dataset(), &mut path);
@@ -287,8 +296,8 @@ fn request(part: &Part, items: &[u64], host: &HeaderValue) -> Result<Request<Ful
         path.push_str(":batchFetch");
         body = Some(json);
     }
-    let uri =
-        Uri::from_maybe_shared(Bytes::from(path)).map_err(|error| Refused::protocol(error.to_string()))?;
+    let uri = Uri::from_maybe_shared(Bytes::from(path))
+        .map_err(|error| RequestError::protocol(error.to_string()))?;
     let is_get = body.is_none();
     let mut request = Request::new(Full::new(Bytes::from(body.unwrap_or_default())));
     *request.method_mut() = if is_get { Method::GET } else { Method::POST };
@@ -299,54 +308,40 @@ fn request(part: &Part, items: &[u64], host: &HeaderValue) -> Result<Request<Ful
 
 /// The kind in a batch's path, and its JSON.
 fn batch(target: &Target, items: &[u64]) -> (&'static str, String) {
+    let number = |json: &mut String, item: u64| write!(json, "{item}");
+    let range = |json: &mut String, item: u64| {
+        let (offset, length) = target.extent(item).unwrap_or_default();
+        write!(json, "{{\"offset\":{offset},\"length\":{length}}}")
+    };
+    let quoted = |json: &mut String, item: u64| {
+        let Target::Objects { names } = target else {
+            return Ok(());
+        };
+        write!(json, "{}", serde_json::Value::from(name(names, item)))
+    };
+    type WriteItem<'a> = &'a dyn Fn(&mut String, u64) -> std::fmt::Result;
+    let (kind, field, write_item): (_, _, WriteItem<'_>) = match target {
+        Target::Blocks { .. } => ("blocks", "indices", &number),
+        Target::Vectors { .. } => ("vectors", "ids", &number),
+        Target::Ranges { .. } | Target::Extents(_) => ("ranges", "ranges", &range),
+        Target::Objects { .. } => ("objects", "names", &quoted),
+    };
     let mut json = String::with_capacity(32 + items.len() * 12);
-    let list = |json: &mut String, each: &dyn Fn(u64) -> String| {
-        for (i, &item) in items.iter().enumerate() {
-            if i > 0 {
-                json.push(',');
-            }
-            json.push_str(&each(item));
+    json.push_str("{\"");
+    json.push_str(field);
+    json.push_str("\":[");
+    for (i, &item) in items.iter().enumerate() {
+        if i > 0 {
+            json.push(',');
         }
-    };
-    let numbers = |json: &mut String| {
-        for (i, item) in items.iter().enumerate() {
-            let comma = if i > 0 { "," } else { "" };
-            // Writing to a string does not fail.
-            let _ = write!(json, "{comma}{item}");
-        }
-    };
-    let kind = match target {
-        Target::Blocks { .. } => {
-            json.push_str("{\"indices\":[");
-            numbers(&mut json);
-            "blocks"
-        }
-        Target::Vectors { .. } => {
-            json.push_str("{\"ids\":[");
-            numbers(&mut json);
-            "vectors"
-        }
-        Target::Ranges { .. } | Target::Extents(_) => {
-            json.push_str("{\"ranges\":[");
-            list(&mut json, &|item| {
-                let (offset, length) = target.extent(item).unwrap_or_default();
-                format!("{{\"offset\":{offset},\"length\":{length}}}")
-            });
-            "ranges"
-        }
-        Target::Objects { names } => {
-            json.push_str("{\"names\":[");
-            list(&mut json, &|item| {
-                serde_json::Value::from(name(names, item)).to_string()
-            });
-            "objects"
-        }
-    };
+        // Writing to a string does not fail.
+        let _ = write_item(&mut json, item);
+    }
     json.push_str("]}");
     (kind, json)
 }
 
-/// Percent-encodes what may not stand in a path; `/` stays.
+/// Percent-encodes what a path may not contain; `/` stays.
 fn encode(text: &str, path: &mut String) {
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
@@ -358,7 +353,7 @@ fn encode(text: &str, path: &mut String) {
 }
 
 /// Scores as JSON.
-fn scored(answer: &Read, items: &[u64]) -> Result<Answer, Refused> {
+fn scored(answer: &HttpResponse, items: &[u64]) -> Result<Response, RequestError> {
     #[derive(Deserialize)]
     struct Scores {
         results: [Ranking; 1],
@@ -375,17 +370,17 @@ fn scored(answer: &Read, items: &[u64]) -> Result<Answer, Refused> {
         code: String,
     }
     let read = serde_json::from_slice::<Scores>(&answer.data);
-    let Scores { results: [ranking] } = read.map_err(|error| Refused::protocol(error.to_string()))?;
+    let Scores { results: [ranking] } = read.map_err(|error| RequestError::protocol(error.to_string()))?;
     let failed = ranking.errors.into_iter().map(|error| FailedItem {
         message: format!("item {}: {}", error.item, error.code),
         label: Cow::Owned(error.code),
     });
     let best = ranking.ids.into_iter().zip(ranking.scores).collect();
-    Ok(Answer::ranked(items.len(), best, failed.collect()))
+    Ok(Response::ranked(items.len(), best, failed.collect()))
 }
 
 /// Holds an answer against its request.
-fn octets(answer: Read, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
+fn octets(answer: HttpResponse, part: &Part, items: &[u64]) -> Result<Response, RequestError> {
     let number = |name: &str| answer.head.get(name)?.to_str().ok()?.parse::<usize>().ok();
     let list = |name: &str| -> Option<Vec<usize>> {
         let list = answer.head.get(name)?.to_str().ok()?;
@@ -402,27 +397,29 @@ fn octets(answer: Read, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
         lengths.push(due(*item).unwrap_or(whole));
     } else {
         if number("ringfetch-items") != Some(items.len()) {
-            return Err(Refused::protocol(format!(
-                "an answer without its {} items",
-                items.len()
-            )));
+            let problem = format!("a response without its {} items", items.len());
+            return Err(RequestError::protocol(problem));
         }
         failed = list("ringfetch-error-items").unwrap_or_default();
         let each = number("ringfetch-item-bytes");
         lengths = match list("ringfetch-lengths") {
             Some(lengths) if lengths.len() == items.len() => lengths,
-            Some(_) => return Err(Refused::protocol("lengths of other items than were asked for")),
+            Some(_) => {
+                return Err(RequestError::protocol(
+                    "lengths of other items than were asked for",
+                ));
+            }
             None => vec![each.unwrap_or(0); items.len()],
         };
         for &item in &failed {
             match lengths.get_mut(item) {
                 Some(length) => *length = 0,
-                None => return Err(Refused::protocol(format!("an error of item {item}"))),
+                None => return Err(RequestError::protocol(format!("an error of item {item}"))),
             }
         }
         for (i, (&item, &length)) in items.iter().zip(&lengths).enumerate() {
             if due(item).is_some_and(|due| due != length) && !failed.contains(&i) {
-                return Err(Refused::protocol(format!("item {i} has {length} bytes")));
+                return Err(RequestError::protocol(format!("item {i} has {length} bytes")));
             }
         }
     }
@@ -430,18 +427,18 @@ fn octets(answer: Read, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
         .iter()
         .try_fold(0usize, |sum, length| sum.checked_add(*length));
     if sum != Some(whole) {
-        return Err(Refused::protocol(format!(
-            "{whole} bytes in an answer of {sum:?}"
+        return Err(RequestError::protocol(format!(
+            "{whole} bytes in a response of {sum:?}"
         )));
     }
-    let tell = |item: &usize| FailedItem {
+    let failed_item = |item: &usize| FailedItem {
         label: Cow::Borrowed("ITEM"),
         message: format!("item {item} failed; octets do not say why"),
     };
-    Ok(Answer {
+    Ok(Response {
         items: items.len(),
         bytes: answer.bytes,
-        failed: failed.iter().map(tell).collect(),
+        failed: failed.iter().map(failed_item).collect(),
         body: Body::Octets {
             lengths,
             data: answer.data,
@@ -452,14 +449,17 @@ fn octets(answer: Read, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hyper::header::HeaderName;
 
     #[test]
     fn urls_and_paths_are_what_http_wants() {
-        // Scenario: URLs with and without a port, and what is none; names with blanks, slashes and other letters.
-        // Expected: addresses; an error; percent-encoding that leaves the slashes.
-        assert_eq!(address("http://127.0.0.1:7411").unwrap(), "127.0.0.1:7411");
-        assert_eq!(address("http://host/").unwrap(), "host:80");
-        assert_eq!(address("http://[::1]:7").unwrap(), "[::1]:7");
+        for (url, want) in [
+            ("http://127.0.0.1:7411", "127.0.0.1:7411"),
+            ("http://host/", "host:80"),
+            ("http://[::1]:7", "[::1]:7"),
+        ] {
+            assert_eq!(address(url).unwrap(), want);
+        }
         for wrong in ["127.0.0.1:7411", "https://a:1", "http://", "http://a:1/v1", ""] {
             assert!(address(wrong).is_err(), "{wrong}");
         }
@@ -470,23 +470,17 @@ mod tests {
 
     #[test]
     fn batches_are_json() {
-        // Scenario: two items of each kind.
-        // Expected: the four forms of batchFetch.
-        let names = vec!["a".to_owned(), "b\"c".to_owned()];
+        let (names, dtype) = (
+            vec!["a".to_owned(), "b\"c".to_owned()],
+            ringfetch_client::Dtype::F32,
+        );
         for (target, kind, json) in [
             (
                 Target::Blocks { block_bytes: 8 },
                 "blocks",
                 r#"{"indices":[0,1]}"#,
             ),
-            (
-                Target::Vectors {
-                    dtype: ringfetch_client::Dtype::F32,
-                    dim: 2,
-                },
-                "vectors",
-                r#"{"ids":[0,1]}"#,
-            ),
+            (Target::Vectors { dtype, dim: 2 }, "vectors", r#"{"ids":[0,1]}"#),
             (
                 Target::Ranges { range_bytes: 10 },
                 "ranges",
@@ -499,45 +493,38 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_held_against_its_request() {
-        // Scenario: answers to one and to three blocks of 8 bytes: right, too short, with a failed item, contradictory.
-        // Expected: items and bytes; an error for what does not add up.
+    fn a_response_is_held_against_its_request() {
+        // Responses to one and to three blocks of 8 bytes.
         let workload = crate::load::workload::Workload::of_blocks(10);
-        let answer = |head: &[(&'static str, &'static str)], bytes: usize| Read {
-            status: StatusCode::OK,
-            head: head
-                .iter()
-                .map(|&(name, value)| {
-                    (
-                        hyper::header::HeaderName::from_static(name),
-                        HeaderValue::from_static(value),
-                    )
-                })
-                .collect(),
-            bytes: u64::try_from(bytes).unwrap(),
-            data: vec![7; bytes].into(),
+        let lengths = |head: &str, bytes: usize, items: &[u64]| {
+            let mut response = HttpResponse {
+                status: StatusCode::OK,
+                head: HeaderMap::new(),
+                bytes: u64::try_from(bytes).unwrap(),
+                data: vec![7; bytes].into(),
+            };
+            for (name, value) in head.split_whitespace().filter_map(|field| field.split_once('=')) {
+                let name = HeaderName::try_from(format!("ringfetch-{name}")).unwrap();
+                response.head.insert(name, value.parse().unwrap());
+            }
+            match octets(response, workload.part(0), items).ok()?.body {
+                Body::Octets { lengths, .. } => Some(lengths),
+                other @ (Body::None | Body::Items(_) | Body::Ranked(_)) => panic!("{other:?}"),
+            }
         };
-        let check = |answer, items: &[u64]| octets(answer, workload.part(0), items);
-        assert_eq!(check(answer(&[], 8), &[1]).unwrap().bytes, 8);
-        assert!(check(answer(&[], 7), &[1]).is_err());
-        let three = [("ringfetch-items", "3"), ("ringfetch-item-bytes", "8")];
-        let lengths = |answer: Answer| match answer.body {
-            Body::Octets { lengths, .. } => lengths,
-            other @ (Body::None | Body::Items(_) | Body::Ranked(_)) => panic!("{other:?}"),
-        };
-        assert_eq!(lengths(check(answer(&three, 24), &[1, 2, 3]).unwrap()), [8, 8, 8]);
-        let failed = [three[0], three[1], ("ringfetch-error-items", "1")];
-        let octets = check(answer(&failed, 16), &[1, 2, 3]).unwrap();
-        assert_eq!((octets.failed.len(), lengths(octets)), (1, vec![8, 0, 8]));
-        for (head, bytes) in [
-            (&three[..], 16),
-            (&three[1..], 24),
-            (&[three[0]][..], 24),
-            (&[three[0], three[1], ("ringfetch-error-items", "3")][..], 16),
-            (&[three[0], ("ringfetch-lengths", "8,8")][..], 16),
-            (&[three[0], ("ringfetch-lengths", "8,4,8")][..], 20),
+        assert_eq!(lengths("", 8, &[1]), Some(vec![8]));
+        assert_eq!(lengths("", 7, &[1]), None);
+        for (head, bytes, want) in [
+            ("items=3 item-bytes=8", 24, Some(vec![8, 8, 8])),
+            ("items=3 item-bytes=8 error-items=1", 16, Some(vec![8, 0, 8])),
+            ("items=3 item-bytes=8", 16, None),
+            ("item-bytes=8", 24, None),
+            ("items=3", 24, None),
+            ("items=3 item-bytes=8 error-items=3", 16, None),
+            ("items=3 lengths=8,8", 16, None),
+            ("items=3 lengths=8,4,8", 20, None),
         ] {
-            assert!(check(answer(head, bytes), &[1, 2, 3]).is_err(), "{head:?}");
+            assert_eq!(lengths(head, bytes, &[1, 2, 3]), want, "{head}");
         }
     }
 }

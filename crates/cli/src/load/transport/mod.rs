@@ -1,14 +1,14 @@
 //! How a request travels: as a gRPC call, pipelined on one gRPC stream a connection, or as an HTTP/1.1 request. None
 //! of them retries: an overload is a result.
 
-mod answer;
 #[cfg(test)]
 pub(super) mod fake;
 mod grpc;
 mod http;
+mod response;
 
-pub(super) use answer::{Answer, Body, Refused};
 pub(super) use http::{Http, get_text};
+pub(super) use response::{Body, RequestError, Response};
 
 use super::args::{ScoreAt, TransportArg};
 use super::workload::Part;
@@ -42,7 +42,7 @@ impl Transport {
         endpoints: &Endpoints,
         connections: u32,
         slots: u32,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, RequestError> {
         let client = grpc::connect(endpoints, connections, slots);
         Ok(match endpoints.transport {
             TransportArg::Grpc => Self::Calls(client.await?),
@@ -52,8 +52,13 @@ impl Transport {
     }
 
     /// Sends one request of a slot and returns its answer. Slots are numbered from 0.
-    pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
-        let answer = match self {
+    pub(super) async fn fetch(
+        &self,
+        slot: usize,
+        part: &Part,
+        items: &[u64],
+    ) -> Result<Response, RequestError> {
+        let response = match self {
             Self::Calls(client) => grpc::fetch(client, part, items).await,
             Self::Streams(streams) => streams.fetch(slot, part, items).await,
             Self::Http(http) => http.fetch(slot, part, items).await,
@@ -61,8 +66,8 @@ impl Transport {
             Self::Fake(fake) => fake.fetch(items).await,
         }?;
         Ok(match part.scored_at(ScoreAt::Client) {
-            Some(scoring) => answer.rank(scoring, items),
-            None => answer,
+            Some(scoring) => response.rank(scoring, items),
+            None => response,
         })
     }
 }

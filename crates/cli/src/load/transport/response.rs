@@ -1,5 +1,5 @@
-//! What came back, whatever brought it: how many items and bytes, which items failed, and the bytes themselves where
-//! they are to be checked.
+//! A response of any transport: how many items and bytes, which items failed, and the bytes themselves where they are to
+//! be checked.
 
 use crate::load::scores::{Ranking, Scoring};
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// A request that was answered, held against it by the transport.
 #[derive(Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     /// Items asked for, failed ones included.
     pub(crate) items: usize,
     /// Of all items together.
@@ -45,7 +45,7 @@ pub(crate) struct FailedItem {
 
 /// A request that failed as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct RequestError {
     /// A code, for counting.
     pub(crate) label: Cow<'static, str>,
     /// For people.
@@ -54,40 +54,37 @@ pub(crate) struct Refused {
     pub(crate) retry_after: Option<Duration>,
 }
 
-impl Refused {
-    /// An answer that breaks the protocol, or does not fit its request.
-    pub(crate) fn protocol(message: impl Into<String>) -> Self {
+impl RequestError {
+    fn new(label: &'static str, message: impl Into<String>) -> Self {
+        let (label, message, retry_after) = (Cow::Borrowed(label), message.into(), None);
         Self {
-            label: Cow::Borrowed("PROTOCOL"),
-            message: message.into(),
-            retry_after: None,
+            label,
+            message,
+            retry_after,
         }
+    }
+
+    /// A response that breaks the protocol, or does not fit its request.
+    pub(crate) fn protocol(message: impl Into<String>) -> Self {
+        Self::new("PROTOCOL", message)
     }
 
     /// A connection that cannot be made, or broke.
     pub(crate) fn transport(message: impl Into<String>) -> Self {
-        Self {
-            label: Cow::Borrowed("TRANSPORT"),
-            message: message.into(),
-            retry_after: None,
-        }
+        Self::new("TRANSPORT", message)
     }
 
-    /// No answer in time.
+    /// No response in time.
     pub(crate) fn timeout() -> Self {
-        Self {
-            label: Cow::Borrowed("DEADLINE_EXCEEDED"),
-            message: "no answer within --timeout".to_owned(),
-            retry_after: None,
-        }
+        Self::new("DEADLINE_EXCEEDED", "no answer within --timeout")
     }
 }
 
-impl From<Error> for Refused {
+impl From<Error> for RequestError {
     fn from(error: Error) -> Self {
         let message = match &error {
             Error::DeadlineExceeded => return Self::timeout(),
-            // Whoever shows it says what could not be reached.
+            // The caller adds what could not be reached.
             Error::Transport { message, .. } => message.clone(),
             Error::StreamBroken { cause, .. } => return Self::from(Error::clone(cause)),
             Error::Status(_) | Error::Protocol { .. } | Error::Invalid { .. } | _ => error.to_string(),
@@ -100,8 +97,8 @@ impl From<Error> for Refused {
     }
 }
 
-impl Answer {
-    /// Ranks the vectors that came.
+impl Response {
+    /// Ranks the vectors that it has.
     pub(super) fn rank(mut self, scoring: &Scoring, items: &[u64]) -> Self {
         self.body = Body::Ranked(scoring.rank(items, |look| self.each(look)));
         self
