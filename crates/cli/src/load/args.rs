@@ -5,6 +5,7 @@ use super::require::Requirement;
 use crate::args::SEED;
 use crate::quantity::{parse_duration, parse_size};
 use clap::{ArgGroup, Args, ValueEnum};
+use ringfetch_pace::{Arrivals, Ramp};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -84,8 +85,8 @@ pub(crate) struct Load {
           help_heading = "Open loop")]
     pub(crate) ramp: Option<Ramp>,
     /// How an open loop's requests are spaced.
-    #[arg(long, value_enum, default_value_t = ArrivalsArg::Constant, requires = "open", help_heading = "Open loop")]
-    pub(crate) arrivals: ArrivalsArg,
+    #[arg(long, value_enum, default_value_t = Arrivals::Constant, requires = "open", help_heading = "Open loop")]
+    pub(crate) arrivals: Arrivals,
     /// Raise the rate, from --rate on, until the objective is broken, and report the highest rate that held.
     #[arg(long, requires = "rate", requires = "objective", conflicts_with_all = ["requests", "csv"],
           help_heading = "Open loop")]
@@ -155,13 +156,6 @@ pub(crate) struct Batch {
     pub(crate) max: u32,
 }
 
-/// Requests a second at the begin and at the end.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Ramp {
-    pub(crate) from: f64,
-    pub(crate) to: f64,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum PatternArg {
     Uniform,
@@ -175,15 +169,6 @@ pub(crate) enum PatternArg {
         fraction: f64,
         share: f64,
     },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ArrivalsArg {
-    /// Evenly.
-    Constant,
-    /// Independently of one another, as many callers' are.
-    Poisson,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -3,13 +3,13 @@
 //! Invariant: a request is measured if it starts inside the window, and then it is waited for, so that a stall at the
 //! end is not lost.
 
-use super::alarm::Alarm;
 use super::args::{Load, TransportArg};
-use super::pacer::{Gate, Pacer};
 use super::recorder::Recorder;
 use super::transport::{Endpoints, Refused, Transport};
 use super::workload::{Ask, Workload};
 use crate::outcome::Failure;
+use ringfetch_pace::Alarm;
+use ringfetch_pace::{Gate, Pacer};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -177,7 +177,7 @@ impl Driver {
                 self.thread,
                 self.threads,
                 self.seed,
-                Alarm::new(),
+                Alarm::precise(),
             );
             run_slots(Arc::clone(&seat), pacer, gate, self.slots, self.seed).await;
             let _ = self.ready.send(Ok(())).await;
@@ -238,10 +238,10 @@ pub(super) fn check(args: &Load) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::{ArrivalsArg, Ramp};
     use super::super::recorder::Tally;
     use super::super::transport::fake::Fake;
     use super::*;
+    use ringfetch_pace::{Arrivals, Ramp};
     use std::time::Duration;
     use tokio::time::Instant;
 
@@ -258,7 +258,7 @@ mod tests {
     }
 
     /// 10 s against a server that takes 2 ms and stalls from 4 s to 5 s.
-    async fn through_a_stall(open: Option<(Ramp, ArrivalsArg)>, slots: u32) -> (Tally, u64) {
+    async fn through_a_stall(open: Option<(Ramp, Arrivals)>, slots: u32) -> (Tally, u64) {
         let begin = Instant::now();
         let stall = Some((begin + ms(4000), begin + ms(5000)));
         let recorder = Arc::new(Recorder::default());
@@ -283,7 +283,7 @@ mod tests {
                 from: 1000.0,
                 to: 1000.0,
             },
-            ArrivalsArg::Constant,
+            Arrivals::Constant,
         ));
         let (tally, missed) = through_a_stall(open, 100).await;
         assert_eq!((tally.requests, missed), (10_000, 0));

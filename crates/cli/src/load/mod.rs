@@ -1,10 +1,9 @@
-//! `ringfetch load` and `load-merge`. Which items: `workload`, `choice`, `trace`. How they travel: `transport`. When:
-//! `pacer`. By whom: `driver`. What is measured: `recorder`, `histogram`, and on the other side `counters` and `cpu`.
+//! `ringfetch load` and `load-merge`. Which items: `workload`, `choice`. How they travel: `transport`. When:
+//! ringfetch-pace. By whom: `driver`. What is measured: `recorder`, `histogram`, and on the other side `counters` and `cpu`.
 //! What is told: `report`, `text`, `series`. What is demanded: `require`, `knee`.
 //!
 //! Invariant: closed loop or open, a request that starts inside the window is measured and waited for.
 
-mod alarm;
 pub(crate) mod args;
 mod choice;
 mod counters;
@@ -12,14 +11,11 @@ mod cpu;
 mod driver;
 mod histogram;
 mod knee;
-mod pacer;
 mod recorder;
 mod report;
 mod require;
-mod schedule;
 mod series;
 mod text;
-mod trace;
 mod transport;
 mod watch;
 mod workload;
@@ -27,10 +23,10 @@ mod workload;
 use crate::args::Global;
 use crate::daemon::client;
 use crate::outcome::Failure;
-use args::{Load, Merge, Ramp, TransportArg};
+use args::{Load, Merge, TransportArg};
 use driver::Crew;
-use pacer::Pacer;
 use report::{Knee, Report};
+use ringfetch_pace::{Pacer, Ramp};
 use std::sync::Arc;
 use tokio::time::Instant;
 use transport::Endpoints;

@@ -2,9 +2,9 @@
 //! latency; an item that failed is no read.
 
 use super::histogram::Durations;
-use super::pacer::Turn;
 use super::transport::{Answer, Refused};
 use super::workload::{Ask, Workload};
+use ringfetch_pace::Turn;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};

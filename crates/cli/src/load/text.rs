@@ -170,8 +170,8 @@ fn table(report: &Report) -> Table {
             format!("{} to {}", rate(open.rate_from), rate(open.rate_to))
         };
         let kind = match open.arrivals_kind {
-            super::args::ArrivalsArg::Constant => "constant",
-            super::args::ArrivalsArg::Poisson => "Poisson",
+            ringfetch_pace::Arrivals::Constant => "constant",
+            ringfetch_pace::Arrivals::Poisson => "Poisson",
         };
         row(
             "intended",

@@ -3,12 +3,12 @@
 
 use super::args::{Batch, Load, PatternArg};
 use super::choice::Chooser;
-use super::trace::{self, Listed, Meaning, Position};
 use crate::args::Global;
 use crate::expected::{Wrong, check_elements, check_stream, object_seed};
 use crate::outcome::Failure;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use ringfetch_client::{Client, Dtype, Kind};
+use ringfetch_pace::trace::{self, Listed, Meaning, Position};
 use std::path::Path;
 
 /// More names than these are not kept: chosen at random, a million are as good as all.

@@ -8,18 +8,18 @@ const ENTRIES_MAX: usize = 1 << 24;
 
 /// What the numbers in a trace mean, and how far they may go.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Meaning {
+pub struct Meaning {
     /// A single number is the index of one of so many items, unless `range_bytes` is set.
-    pub(crate) items: u64,
+    pub items: u64,
     /// Single numbers are byte offsets of ranges of this length.
-    pub(crate) range_bytes: Option<u64>,
+    pub range_bytes: Option<u64>,
     /// Bytes that `OFFSET LENGTH` may reach; `None` where there is no common address space.
-    pub(crate) length_bytes: Option<u64>,
+    pub length_bytes: Option<u64>,
 }
 
 /// What a trace lists.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Listed {
+pub enum Listed {
     /// Indices of items.
     Items(Vec<u64>),
     /// Offset and length of each range.
@@ -30,7 +30,7 @@ pub(crate) enum Listed {
 ///
 /// # Errors
 /// What is wrong, with the number of its line.
-pub(crate) fn parse(text: &str, meaning: Meaning) -> Result<Listed, String> {
+pub fn parse(text: &str, meaning: Meaning) -> Result<Listed, String> {
     let (mut items, mut ranges) = (Vec::new(), Vec::new());
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
@@ -78,11 +78,11 @@ pub(crate) fn parse(text: &str, meaning: Meaning) -> Result<Listed, String> {
 
 /// The position in a trace that all slots share; after the last entry comes the first.
 #[derive(Debug, Default)]
-pub(crate) struct Position(AtomicU64);
+pub struct Position(AtomicU64);
 
 impl Position {
     /// The next `batch` positions of a trace of `length` entries, into `positions`.
-    pub(crate) fn take(&self, batch: u32, length: u64, positions: &mut Vec<u64>) {
+    pub fn take(&self, batch: u32, length: u64, positions: &mut Vec<u64>) {
         let first = self.0.fetch_add(batch.into(), Ordering::Relaxed);
         positions.clear();
         positions.extend((0..u64::from(batch)).map(|i| first.wrapping_add(i) % length.max(1)));
