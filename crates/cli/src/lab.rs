@@ -14,6 +14,7 @@ pub(crate) async fn run(global: &Global, lab: &Lab) -> Result<(), Failure> {
     let context = Context {
         stop: Arc::clone(&stop),
         json: global.json,
+        admin: global.admin.clone(),
         command_line: line.join(" "),
     };
     let on_ctrl_c = tokio::spawn(async move {

@@ -107,6 +107,11 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
+    /// What the device has read since then, for whomever.
+    pub(crate) fn by_anybody(&self, before: &Self) -> u64 {
+        self.device_bytes.saturating_sub(before.device_bytes)
+    }
+
     /// What the device has read since then for this process: at most what either counter says, for others use the device
     /// too.
     pub(crate) fn since(&self, before: &Self) -> u64 {
@@ -140,8 +145,16 @@ fn mounted(mountinfo: &str, device: &str) -> Option<String> {
         .find(|line| line.split(' ').nth(2) == Some(device))?;
     let (before, after) = line.split_once(" - ")?;
     let before: Vec<&str> = before.split(' ').collect();
-    let kind = after.split(' ').next()?;
-    Some(format!("{kind} at {} ({})", before.get(4)?, before.get(5)?))
+    let mut words = after.split(' ');
+    let kind = words.next()?;
+    // A disk of a process says there what it is: slowdisk, how slow it is.
+    let source = words.next().filter(|_| kind.starts_with("fuse"));
+    let source = source.map_or_else(String::new, |source| format!(" of {source}"));
+    Some(format!(
+        "{kind}{source} at {} ({})",
+        before.get(4)?,
+        before.get(5)?
+    ))
 }
 
 /// Sectors read of a device in /proc/diskstats (Documentation/admin-guide/iostats.rst), in bytes.
@@ -281,6 +294,9 @@ mod tests {
             mounted(mounts, "254:0").as_deref(),
             Some("ext4 at / (rw,relatime)")
         );
+        let slow = "99 1 0:52 / /mnt ro - fuse.slowdisk slowdisk:2ms:64-concurrent ro\n";
+        let shown = "fuse.slowdisk of slowdisk:2ms:64-concurrent at /mnt (ro)";
+        assert_eq!(mounted(slow, "0:52").as_deref(), Some(shown));
         assert_eq!(mounted(mounts, "0:1"), None);
         let table = "MemFree: 1 kB\nMemTotal:   2048 kB\n";
         assert_eq!(kibibytes(table, "MemTotal:"), Some(2 << 20));

@@ -88,6 +88,9 @@ pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory)
 /// The share of some evicted, direct (where that works) reads that the device has made. `None`: it cannot be counted.
 fn device_share(material: &Material) -> Option<f64> {
     material.place.device.as_ref()?;
+    if material.is_looked_at() {
+        return None;
+    }
     let file = material.files.first()?;
     let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
     let direct = OpenOptions::new().read(true).custom_flags(flags).open(&file.path);

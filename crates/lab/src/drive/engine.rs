@@ -1,10 +1,11 @@
 //! The engine, through the calls that the daemon makes: batches submitted on its one core.
 
-use crate::job::{Job, Lane, ReadAt, Shape};
+use crate::job::{Group, Job, Lane, ReadAt, Shape};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile, PartialTail};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
+use ringfetch_pace::Gate;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,7 +37,13 @@ pub(crate) fn drive(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
 }
 
 async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
-    let batch = choice.batch.clamp(1, job.setup.depth.max(1));
+    // Arrivals come one by one, and a slot has a query.
+    let alone = job.is_open() || job.setup.group(&job.material) > 1;
+    let batch = if alone {
+        1
+    } else {
+        choice.batch.clamp(1, job.setup.depth.max(1))
+    };
     let slots = job.setup.depth.max(1).div_ceil(batch);
     let dataset = Arc::new(dataset(job)?);
     let engine = Engine::start(&configuration(job, choice)).map_err(|error| error.to_string())?;
@@ -49,17 +56,21 @@ async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     engine.introduce(&source.dataset);
     let (done, mut ended) = mpsc::channel::<()>(1);
     job.begin();
-    for _ in 0..slots {
-        let (job, source, done) = (Arc::clone(job), Arc::clone(&source), done.clone());
-        engine.spawn_on(0, move || async move {
-            let mut lane = job.lane();
-            if let Err(problem) = source.slot(&job, &mut lane).await {
-                job.fail(problem);
-            }
-            drop((lane, done));
-        });
-    }
-    drop(done);
+    let (for_slots, slots_source) = (Arc::clone(job), Arc::clone(&source));
+    engine.spawn_on(0, move || async move {
+        let gate = for_slots.gate(0, 1);
+        for _ in 0..slots {
+            let (job, source, gate) = (Arc::clone(&for_slots), Arc::clone(&slots_source), gate.clone());
+            let done = done.clone();
+            tokio::task::spawn_local(async move {
+                let mut lane = job.lane();
+                if let Err(problem) = source.slot(&job, &mut lane, gate.as_deref()).await {
+                    job.fail(problem);
+                }
+                drop((lane, done));
+            });
+        }
+    });
     // Nothing is ever sent: it is closed when the last slot has ended.
     let _closed = ended.recv().await;
     drop(source);
@@ -83,15 +94,14 @@ struct Source {
 
 impl Source {
     /// One batch in flight, again and again.
-    async fn slot(&self, job: &Arc<Job>, lane: &mut Lane) -> Result<(), String> {
-        loop {
-            let started = Instant::now();
-            let reads: Vec<ReadAt> = std::iter::from_fn(|| job.next()).take(self.batch).collect();
-            if reads.is_empty() {
-                return Ok(());
+    async fn slot(&self, job: &Arc<Job>, lane: &mut Lane, gate: Option<&Gate>) -> Result<(), String> {
+        let mut group = Group::default();
+        while let Some(started) = job.turn(gate).await {
+            if !job.group(self.batch, &mut group) {
+                break;
             }
-            let mut batch = Batch::new(Arc::clone(&self.dataset), reads.len());
-            for read in &reads {
+            let mut batch = Batch::new(Arc::clone(&self.dataset), group.reads.len());
+            for read in &group.reads {
                 self.push(job, &mut batch, read).await?;
             }
             let ticket = self.engine.submit(batch, SubmitOptions::default());
@@ -106,17 +116,19 @@ impl Source {
             // What a caller does that keeps the bytes: the engine's own memory is always used again.
             let copy = (!job.setup.pooled).then(|| fetched.data.to_vec());
             let mut rest: &[u8] = copy.as_deref().unwrap_or(&fetched.data);
-            for read in &reads {
+            for read in &group.reads {
                 let (data, after) = rest.split_at(read.length.min(rest.len()));
-                lane.done(read, started, data);
+                lane.read_of(&group, read, started, data);
                 rest = after;
             }
+            lane.ranked(&group);
         }
+        Ok(())
     }
 
     async fn push(&self, job: &Arc<Job>, batch: &mut Batch, read: &ReadAt) -> Result<(), String> {
-        if let Shape::Blocks { block_bytes, .. } = job.setup.shape {
-            batch.push_block(read.offset / (block_bytes as u64).max(1));
+        if !matches!(job.setup.shape, Shape::Files { .. }) {
+            batch.push_range(read.offset, read.length as u64);
             return Ok(());
         }
         let object = match self.opened.get(&read.file) {
@@ -145,9 +157,9 @@ async fn opened(job: &Job, dataset: &Arc<Dataset>) -> Result<HashMap<usize, Arc<
 
 fn dataset(job: &Job) -> Result<Dataset, String> {
     let (kind, path) = match job.setup.shape {
-        Shape::Blocks { block_bytes, .. } => (
+        Shape::Blocks { .. } | Shape::Queries { .. } | Shape::Items { .. } => (
             KindSpec::Blocks {
-                block_bytes: u32::try_from(block_bytes).unwrap_or(u32::MAX),
+                block_bytes: u32::try_from(job.read_bytes()).unwrap_or(u32::MAX),
                 partial_tail: PartialTail::Ignore,
             },
             job.path(0).unwrap_or_default(),
@@ -175,13 +187,15 @@ fn dataset(job: &Job) -> Result<Dataset, String> {
 
 fn configuration(job: &Job, choice: Choice) -> EngineConfig {
     let threads = |count: usize, most: u32| u32::try_from(count).unwrap_or(most).clamp(1, most);
+    let group = job.setup.group(&job.material).max(choice.batch);
     let depth = threads(job.setup.depth, 4096);
     // A read that is not whole pages takes them, and up to as much again of scratch memory.
     let bytes = job.read_bytes() as u64;
     let read = bytes.next_multiple_of(4096) * if bytes.is_multiple_of(4096) { 1 } else { 2 };
     // A batch may have a quarter; 64 reads of 4 MiB get 320 MiB.
-    let batches = read.saturating_mul(4 * choice.batch as u64);
-    let memory = batches.max(read.saturating_mul(u64::from(depth)) / 4 * 5);
+    let batches = read.saturating_mul(4 * group as u64);
+    let at_once = read.saturating_mul((job.setup.group(&job.material) * job.setup.depth) as u64);
+    let memory = batches.max(at_once / 4 * 5);
     let memory = memory.next_multiple_of(1 << 20);
     let mut config = EngineConfig {
         backend: choice.backend,

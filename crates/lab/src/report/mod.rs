@@ -36,6 +36,10 @@ fn micros(value: f64) -> String {
     latency(value * 1e3)
 }
 
+fn percent(value: f64) -> String {
+    format!("{:.2} %", value * 100.0)
+}
+
 fn two(value: f64) -> String {
     format!("{value:.2}")
 }
@@ -55,7 +59,7 @@ const fn measure(
 }
 
 /// Everything that is summarised of a row. What a sample has not is no number, and is left out.
-pub(crate) const MEASURES: [Measure; 13] = [
+pub(crate) const MEASURES: [Measure; 18] = [
     measure("reads_per_second", "reads/s", reads_per_second, rate),
     measure(
         "mib_per_second",
@@ -77,6 +81,36 @@ pub(crate) const MEASURES: [Measure; 13] = [
         |v| format!("{v:.1}"),
     ),
     measure("cpu_us_per_read", "CPU us/read", |s| s.cpu_us_per_read, two),
+    measure(
+        "cpu_percent",
+        "CPU %",
+        |s| s.cpu_us_per_read * reads_per_second(s) / 1e4,
+        |v| format!("{v:.0}"),
+    ),
+    measure(
+        "multiple",
+        "N",
+        |s| s.multiple.unwrap_or(f64::NAN),
+        |v| format!("{v:.0}x"),
+    ),
+    measure(
+        "over_1ms",
+        "> 1 ms",
+        |s| s.over.map_or(f64::NAN, |over| over[0]),
+        percent,
+    ),
+    measure(
+        "over_8ms",
+        "> 8 ms",
+        |s| s.over.map_or(f64::NAN, |over| over[3]),
+        percent,
+    ),
+    measure(
+        "over_64ms",
+        "> 64 ms",
+        |s| s.over.map_or(f64::NAN, |over| over[6]),
+        percent,
+    ),
     measure(
         "device_share",
         "from device",
@@ -186,6 +220,24 @@ impl Claim {
             ("refuted", format!("the reverse holds here: {figures}"))
         } else {
             ("undecided", format!("no difference beyond the spread: {figures}"))
+        };
+        Self {
+            claim,
+            verdict: verdict.to_owned(),
+            words,
+        }
+    }
+
+    /// That something is at least so many times something else: of their ratio.
+    pub(crate) fn at_least(claim: String, least: f64, ratio: Option<Summary>) -> Self {
+        let Some(ratio) = ratio else {
+            return Self::untested(claim);
+        };
+        let words = format!("{:.2}x ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high);
+        let verdict = match (ratio.low >= least, ratio.high < least) {
+            (true, _) => "confirmed",
+            (_, true) => "refuted",
+            _ => "undecided",
         };
         Self {
             claim,
@@ -418,6 +470,7 @@ pub(crate) mod tests {
                 warm_option: "",
             },
             columns: &["reads_per_second", "p99_us"],
+            measure: crate::study::Measure::Once,
             judge: |report, rows| {
                 report.plots.push(Plot {
                     name: "plot".to_owned(),

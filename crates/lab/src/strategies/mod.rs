@@ -3,6 +3,7 @@
 //! Those of the engine are the engine itself; the others are the baselines that it is compared with.
 
 mod aio;
+mod daemon;
 mod engine_auto;
 mod engine_mmap;
 mod engine_mmap_plain;
@@ -32,7 +33,7 @@ pub(crate) struct Strategy {
 }
 
 /// All of them, in the order of tables.
-pub(crate) static ALL: [&Strategy; 12] = [
+pub(crate) static ALL: [&Strategy; 13] = [
     &pread::STRATEGY,
     &threaded_pread::STRATEGY,
     &preadv2_hipri::STRATEGY,
@@ -45,6 +46,7 @@ pub(crate) static ALL: [&Strategy; 12] = [
     &engine_mmap::STRATEGY,
     &engine_mmap_plain::STRATEGY,
     &engine_pread::STRATEGY,
+    &daemon::STRATEGY,
 ];
 
 /// The strategy of this name.
