@@ -95,6 +95,18 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// With files that are open and buffers that are used again.
+    pub(crate) fn new(heat: Heat, shape: Shape, amount: Amount, depth: usize) -> Self {
+        Self {
+            heat,
+            shape,
+            amount,
+            depth,
+            open_each: false,
+            pooled: true,
+        }
+    }
+
     /// Bytes of the longest read.
     pub(crate) fn read_bytes(&self, material: &Material) -> usize {
         match self.shape {
@@ -687,6 +699,27 @@ mod tests {
             "{sample:?}"
         );
         assert!(sample.depth_achieved > 0.0 && sample.seconds > 0.0);
+    }
+
+    #[test]
+    fn shares_over_limits_are_those_of_known_distributions() {
+        // Scenario: 900 latencies of exactly 1 ms, 80 of 3 ms, 15 of 20 ms, 5 of 100 ms; 1 000 more were never sent; 20 000 seeded
+        // exponential ones with a mean of 2 ms. Expected: the shares; half of everything is over any; e^(-limit / mean) +- 1 %.
+        let mut known = histogram().unwrap();
+        for (milliseconds, count) in [(1, 900), (3, 80), (20, 15), (100, 5)] {
+            known.record_n(milliseconds * 1_000_000, count).unwrap();
+        }
+        assert_eq!(over(&known, 0), [0.1, 0.1, 0.02, 0.02, 0.02, 0.005, 0.005]);
+        assert_eq!(over(&known, 1000)[6], 0.5025);
+        let (mut random, mut drawn) = (fastrand::Rng::with_seed(3), histogram().unwrap());
+        for _ in 0..20_000 {
+            let drawn_s = -(1.0 - random.f64()).ln() * 2e-3;
+            let nanoseconds = Duration::from_secs_f64(drawn_s).as_nanos();
+            drawn.record(u64::try_from(nanoseconds).unwrap()).unwrap();
+        }
+        for (limit, share) in [1.0_f64, 2.0, 4.0, 8.0].iter().zip(over(&drawn, 0)) {
+            assert!((share - (-limit / 2.0).exp()).abs() < 0.01, "{limit} ms: {share}");
+        }
     }
 
     #[test]

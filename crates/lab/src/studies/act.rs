@@ -3,7 +3,7 @@
 //!
 //! A step searches by short runs, doubling and then halving the distance, and holds what it found for the whole time.
 
-use super::{chosen, list, pair};
+use super::{chosen, pair};
 use crate::args::Act;
 use crate::error::LabError;
 use crate::job::{Amount, Heat, OVER_LIMITS, Sample, Setup, Shape};
@@ -78,29 +78,26 @@ pub(crate) fn plan(args: &Act, material: Material) -> Result<Study, LabError> {
             "--only: daemon needs --server and --dataset".to_owned(),
         ));
     }
+    let shape = Shape::Blocks {
+        block_bytes: READ_BYTES,
+        window_bytes: length,
+        random: true,
+    };
+    let amount = at(1, args.hold);
     for strategy in names {
         study.plan(Cell {
             key: vec![pair("strategy", strategy.name)],
             strategy,
             material: 0,
-            setup: Setup {
-                heat: Heat::Direct,
-                shape: Shape::Blocks {
-                    block_bytes: READ_BYTES,
-                    window_bytes: length,
-                    random: true,
-                },
-                amount: Amount::At {
-                    per_second: READS_PER_SECOND,
-                    time: args.hold,
-                },
-                depth: IN_FLIGHT,
-                open_each: false,
-                pooled: true,
-            },
+            setup: Setup::new(Heat::Direct, shape, amount, IN_FLIGHT),
         });
     }
     Ok(study)
+}
+
+fn at(n: u64, time: Duration) -> Amount {
+    let per_second = n * READS_PER_SECOND;
+    Amount::At { per_second, time }
 }
 
 /// How the highest rate is found.
@@ -115,10 +112,7 @@ impl Search {
     /// The run that held the highest N; where not even 1x was held, that run, with N = 0.
     pub(crate) fn highest(&self, setup: Setup, once: Once<'_>) -> Result<Sample, String> {
         let mut run = |n: u64, time: Duration| {
-            let amount = Amount::At {
-                per_second: n * READS_PER_SECOND,
-                time,
-            };
+            let amount = at(n, time);
             once(Setup { amount, ..setup })
         };
         // `low` passed (0 always does), `high` did not.
@@ -184,17 +178,8 @@ fn judge(report: &mut Report, rows: &Rows) {
         title: "The highest N held, and the share of its reads above each bucket (medians)".to_owned(),
         rows: beside,
     });
-    let none = rows
-        .0
-        .iter()
-        .filter(|row| row.summary(multiple).is_some_and(|n| n.median < 1.0));
-    let none: Vec<&str> = none.filter_map(|row| row.get("strategy")).collect();
-    if !none.is_empty() {
-        report.notes.push(format!(
-            "1x is not held by {}: their rows are of 1x all the same",
-            list(&none)
-        ));
-    }
+    let note = "where N is 0 not even 1x was held: the row is of 1x all the same";
+    report.notes.push(note.to_owned());
     let process = NAMES.iter().filter(|name| **name != "daemon");
     let process = process.filter_map(|name| rows.one_of([("strategy", name)]));
     let median = |row: &&crate::study::Row| row.summary(multiple).map_or(0.0, |n| n.median);
@@ -245,14 +230,7 @@ mod tests {
             step: Duration::from_secs(5),
             most: 100,
         };
-        let setup = Setup {
-            heat: Heat::Direct,
-            shape: Shape::Files { count: 1 },
-            amount: Amount::Reads(1),
-            depth: 1,
-            open_each: false,
-            pooled: true,
-        };
+        let setup = Setup::new(Heat::Direct, Shape::Files { count: 1 }, Amount::Reads(1), 1);
         let mut tried = Vec::new();
         let found = search.highest(setup, &mut |setup| {
             let Amount::At { per_second, time } = setup.amount else {

@@ -6,9 +6,8 @@ use crate::args::FlipArgs;
 use crate::error::LabError;
 use crate::job::{Amount, Heat, Sample, Setup, Shape};
 use crate::material::Material;
-use crate::report::{Beside, Report};
+use crate::report::Report;
 use crate::served::{Flip, Items, Served};
-use crate::stats::Summary;
 use crate::strategies::named;
 use crate::study::{Cell, Measure, Needs, Once, Row, Rows, Study, reads_per_second};
 use ringfetch_client::{Backend, Kind};
@@ -89,29 +88,21 @@ pub(crate) fn plan(args: &FlipArgs, admin: &str) -> Result<Study, LabError> {
     };
     let wanted =
         |name: &&str| args.common.only.is_empty() || args.common.only.iter().any(|only| only == name);
+    let shape = Shape::Items {
+        count,
+        batch: args.batch as usize,
+        random: args.trace.is_none(),
+    };
+    let time = args.step;
+    let amount = args
+        .rate
+        .map_or(Amount::For(time), |per_second| Amount::At { per_second, time });
     for backend in known.into_iter().filter(wanted) {
         study.plan(Cell {
             key: vec![pair("backend", backend)],
             strategy,
             material: 0,
-            setup: Setup {
-                heat: Heat::AsFound,
-                shape: Shape::Items {
-                    count,
-                    batch: args.batch as usize,
-                    random: args.trace.is_none(),
-                },
-                amount: match args.rate {
-                    Some(per_second) => Amount::At {
-                        per_second,
-                        time: args.step,
-                    },
-                    None => Amount::For(args.step),
-                },
-                depth: args.in_flight as usize,
-                open_each: false,
-                pooled: true,
-            },
+            setup: Setup::new(Heat::AsFound, shape, amount, args.in_flight as usize),
         });
     }
     Ok(study)
@@ -189,7 +180,7 @@ fn measured(rows: &Rows) -> (&'static str, fn(&Sample) -> f64) {
         .flat_map(Row::measured)
         .any(|sample| sample.over.is_some());
     if open {
-        ("shorter p99", |sample| 1.0 / sample.p99_us)
+        ("shortness of p99", |sample| 1.0 / sample.p99_us)
     } else {
         ("items/s", reads_per_second)
     }
@@ -197,46 +188,7 @@ fn measured(rows: &Rows) -> (&'static str, fn(&Sample) -> f64) {
 
 fn judge(report: &mut Report, rows: &Rows) {
     let (what, of) = measured(rows);
-    let mut lines = vec![
-        ["", "against", what, "interval", "verdict"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    let name = |row: &Row| row.get("backend").unwrap_or_default().to_owned();
-    for (at, one) in rows.0.iter().enumerate() {
-        for other in rows.0.iter().skip(at + 1) {
-            let Some(ratio) = one.ratio(other, of) else {
-                continue;
-            };
-            lines.push(vec![
-                name(one),
-                name(other),
-                format!("{:.2}x", ratio.median),
-                format!(
-                    "{:.2} to {:.2} ({:.0} %)",
-                    ratio.low,
-                    ratio.high,
-                    ratio.confidence * 100.0
-                ),
-                words(&ratio).to_owned(),
-            ]);
-        }
-    }
-    report.beside.push(Beside {
-        title: "Each pair, within repetitions".to_owned(),
-        rows: lines,
-    });
     report.notes.insert(0, verdict(rows, what, of));
-}
-
-fn words(ratio: &Summary) -> &'static str {
-    if ratio.low > 1.0 {
-        "ahead"
-    } else if ratio.high < 1.0 {
-        "behind"
-    } else {
-        "no difference beyond the spread"
-    }
 }
 
 /// Which backend to choose, in a sentence.
@@ -247,33 +199,26 @@ fn verdict(rows: &Rows, what: &str, of: fn(&Sample) -> f64) -> String {
     let name = |row: &Row| row.get("backend").unwrap_or_default().to_owned();
     let (mut ahead, mut level) = (Vec::new(), Vec::new());
     for other in rows.0.iter().filter(|row| !std::ptr::eq(*row, best)) {
-        match best.ratio(other, of) {
-            Some(ratio) if ratio.low > 1.0 => {
-                ahead.push(format!(
-                    "{:.2}x of {} ({:.2} to {:.2})",
-                    ratio.median,
-                    name(other),
-                    ratio.low,
-                    ratio.high
-                ));
-            }
-            Some(_) => level.push(name(other)),
-            None => {}
-        }
+        let Some(ratio) = best.ratio(other, of) else {
+            continue;
+        };
+        let (times, from, to, sure) = (ratio.median, ratio.low, ratio.high, ratio.confidence * 100.0);
+        let words = format!(
+            "{times:.2}x of {} ({from:.2} to {to:.2}, {sure:.0} %)",
+            name(other)
+        );
+        let side = if from > 1.0 { &mut ahead } else { &mut level };
+        side.push(words);
     }
     let best = name(best);
+    let (some, none) = (list(&ahead), list(&level));
     match (ahead.is_empty(), level.is_empty()) {
         (true, true) => format!("verdict: only {best} was measured"),
-        (false, true) => format!("verdict: {best}; {what}: {}", list(&ahead)),
-        (true, false) => format!(
-            "verdict: it does not matter: {best} and {} do not differ beyond the spread",
-            list(&level)
-        ),
-        (false, false) => format!(
-            "verdict: {best} or {}, which do not differ beyond the spread; {what} of {best}: {}",
-            level.join(" or "),
-            list(&ahead)
-        ),
+        (false, true) => format!("verdict: {best}; its {what}: {some}"),
+        (true, false) => format!("verdict: it does not matter beyond the spread; {what} of {best}: {none}"),
+        (false, false) => {
+            format!("verdict: {best}; its {what}: {some}; no difference beyond the spread: {none}")
+        }
     }
 }
 
@@ -292,20 +237,20 @@ mod tests {
         };
         let (fast, slow) = ([400, 380, 360, 200, 180], [200, 190, 180, 100, 90]);
         let clear = of(&[("uring", fast), ("mmap", slow)]);
-        assert_eq!(clear, "verdict: uring; items/s: 2.00x of mmap (2.00 to 2.00)");
+        assert_eq!(
+            clear,
+            "verdict: uring; its items/s: 2.00x of mmap (2.00 to 2.00, 94 %)"
+        );
         let level = [390, 390, 350, 210, 170];
         let two = of(&[("uring", fast), ("mmap", slow), ("auto", level)]);
-        assert!(
-            two.starts_with("verdict: uring or auto, which do not differ"),
-            "{two}"
-        );
+        assert!(two.contains("; no difference beyond the spread: "), "{two}");
         assert!(of(&[("uring", fast), ("auto", level)]).contains("does not matter"));
         assert!(of(&[("uring", fast)]).contains("only uring"));
     }
 
     #[test]
     fn with_a_rate_the_tail_is_compared() {
-        // Scenario: an open loop whose p99 is halved. Expected: twice as good, and the report has a line for the pair.
+        // Scenario: an open loop whose p99 is halved. Expected: twice as good.
         let mut rows = Rows(vec![
             row(&[("backend", "uring")], &[9; 5]),
             row(&[("backend", "mmap")], &[9; 5]),
@@ -320,9 +265,7 @@ mod tests {
         judge(&mut report, &rows);
         assert_eq!(
             report.notes[0],
-            "verdict: uring; shorter p99: 2.00x of mmap (2.00 to 2.00)"
+            "verdict: uring; its shortness of p99: 2.00x of mmap (2.00 to 2.00, 94 %)"
         );
-        let beside = report.beside.last().unwrap();
-        assert_eq!(beside.rows[1][4], "ahead");
     }
 }

@@ -174,8 +174,14 @@ pub(crate) fn plan(args: &Rescore, material: Material) -> Result<Study, LabError
         measure: Measure::Once,
         judge,
     };
+    let heat = if args.buffered { Heat::Cold } else { Heat::Direct };
     for oversampling in &args.oversampling {
+        let shape = Shape::Queries {
+            count: queries,
+            oversampling: *oversampling as usize,
+        };
         for parallel in &args.parallel {
+            let setup = Setup::new(heat, shape, Amount::Reads(u64::MAX), *parallel as usize);
             for strategy in &names {
                 study.plan(Cell {
                     key: vec![
@@ -185,17 +191,7 @@ pub(crate) fn plan(args: &Rescore, material: Material) -> Result<Study, LabError
                     ],
                     strategy,
                     material: 0,
-                    setup: Setup {
-                        heat: if args.buffered { Heat::Cold } else { Heat::Direct },
-                        shape: Shape::Queries {
-                            count: queries,
-                            oversampling: *oversampling as usize,
-                        },
-                        amount: Amount::Reads(u64::MAX),
-                        depth: *parallel as usize,
-                        open_each: false,
-                        pooled: true,
-                    },
+                    setup,
                 });
             }
         }
