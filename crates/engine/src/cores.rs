@@ -7,6 +7,7 @@
 
 use crate::backend::Backend;
 use crate::backend::auto::AutoBackend;
+pub use crate::backend::uring::submit_left;
 use crate::backend::uring::{RingHandle, RingRuntime, UringBackend};
 use crate::metrics::ShardMetrics;
 use crate::shard::{Inbox, Shard};
@@ -49,6 +50,7 @@ pub(crate) fn current() -> Option<usize> {
 /// sockets and its ring. A task that only wakes itself is polled up to 61 times before that: a few connections that
 /// always have data to send would delay all others by 10 ms.
 pub fn give_way(cx: &mut Context<'_>) {
+    submit_left();
     // Its first poll hands the waker to the runtime.
     let _given = pin!(tokio::task::yield_now()).poll(cx);
 }

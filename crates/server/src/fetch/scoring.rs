@@ -494,6 +494,7 @@ impl Turn {
         }
         self.end();
         // As `ringfetch_engine::cores::give_way`.
+        ringfetch_engine::cores::submit_left();
         tokio::task::yield_now().await;
         self.begin().await?;
         match self.deadline {

@@ -9,7 +9,7 @@
 
 use super::progress::Progress;
 use hyper::rt::{Read, ReadBufCursor, Write};
-use ringfetch_engine::cores::give_way;
+use ringfetch_engine::cores::{give_way, submit_left};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -183,6 +183,7 @@ impl<T: Write + Unpin> Flusher<T> {
     {
         let mut outcome = Ok(());
         std::future::poll_fn(|cx| {
+            submit_left();
             self.gathered.borrow_mut().begin_turn();
             if !self.ended.get()
                 && let Poll::Ready(result) = connection.as_mut().poll(cx)

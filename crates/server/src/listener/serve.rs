@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
 use tokio::net::TcpStream;
 
@@ -45,6 +45,21 @@ pub(super) struct AcceptedConnection {
     pub(super) progress: Arc<Progress>,
     /// Held until the connection ends.
     pub(super) guard: ConnectionGuard,
+}
+
+/// Runs the streams of HTTP/2 connections among the core's local tasks, as connections and shards are. With
+/// `tokio::spawn` they would be in the runtime's own queue, and it polls epoll at every change from one queue to the other:
+/// twice a read.
+#[derive(Debug, Clone, Copy)]
+struct LocalExecutor;
+
+impl<F> hyper::rt::Executor<F> for LocalExecutor
+where
+    F: Future<Output: 'static> + 'static,
+{
+    fn execute(&self, stream: F) {
+        drop(tokio::task::spawn_local(stream));
+    }
 }
 
 /// The next step of a connection.
@@ -177,8 +192,8 @@ impl PortServer {
         }
     }
 
-    fn protocol(&self) -> auto::Builder<TokioExecutor> {
-        let mut builder = auto::Builder::new(TokioExecutor::new());
+    fn protocol(&self) -> auto::Builder<LocalExecutor> {
+        let mut builder = auto::Builder::new(LocalExecutor);
         if self.http2_only {
             builder = builder.http2_only();
         }
