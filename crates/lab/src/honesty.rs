@@ -45,8 +45,9 @@ pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory)
         .sum::<u64>();
     let (shown, bound) = (size(memory.bytes), memory.bound);
     if needs.larger_than_memory && length <= memory.bytes {
+        let option = material.questions.as_ref().map_or("--size", |_| "--vectors");
         found.push(format!(
-            "--size: a working set of {} fits the page cache, which may grow to {shown} ({bound}): make it larger, or \
+            "{option}: a working set of {} fits the page cache, which may grow to {shown} ({bound}): make it larger, or \
              run in a cgroup with less memory",
             size(length)
         ));
