@@ -4,7 +4,7 @@
     bench/compare.py --file /data/10g.bin                 every row, 5 pairs of 5 s: about half an hour
     bench/compare.py --file /data/10g.bin --quick         every row once, 2 s a run: 3 minutes, to see that it works
     bench/compare.py --file /data/10g.bin --rows grpc-64,stream
-    bench/compare.py --make /data/10g.bin --size 10GiB    makes the file first (pattern data, verifiable)
+    bench/compare.py --make /data/10g.bin --size 10GiB    makes the file first (vectors of 768 f32, verifiable)
     bench/compare.py --file /data/10g.bin --before OLD    this build beside an older ringfetchd, 9 pairs: an hour
     bench/compare.py --list                               the rows
 
@@ -191,7 +191,8 @@ def main():
         say("building the release binaries")
         ringfetch.build(with_examples=options.before is None)
     if options.make and not path.exists():
-        run([ringfetch.RINGFETCH, "dataset", "make", "blocks", path, "--size", options.size])
+        count = ringfetch.size_bytes(options.size) // (ringfetch.DIM * 4)
+        run([ringfetch.RINGFETCH, "dataset", "make", "vectors", path, "--layout", "raw", "--dim", ringfetch.DIM, "--count", count])
     if not path.is_file():
         sys.exit(f"--file: {path} is not there, or no regular file")
     path = path.resolve()

@@ -4,6 +4,7 @@ A *side* of a row has `describe()` and `measure(seconds)`; figures are reads/s a
 is served is a server and a driver (`Served`): the CPU is the server's, over all its processes.
 """
 
+import copy
 import getpass
 import json
 import os
@@ -11,6 +12,7 @@ import pathlib
 import tempfile
 import urllib.parse
 
+import link
 from processes import RunFailed, Server, accepts, free_port, run, run_counting_cpu
 
 # Latency from before the submission, as ours is; fio's usual percentiles leave the submission out.
@@ -89,6 +91,19 @@ class Served:
                 return {**figures, **self.server.figures()}
             finally:
                 self.server.stop()
+
+
+class OverLink(Served):
+    """The same over a link of 1 Gbit/s instead of loopback."""
+
+    def describe(self):
+        return f"{super().describe()}; over veth, tbf {link.RATE} each way"
+
+    def measure(self, seconds):
+        with link.made() as (device, inside):
+            server, driver = copy.copy(self.server), copy.copy(self.driver)
+            server.host, driver.device, driver.inside = link.OURS, device, inside
+            return Served(server, driver).measure(seconds)
 
 
 class BetterOf:

@@ -8,14 +8,29 @@ import re
 import time
 import urllib.request
 
+import link
 from processes import RunFailed, Server, on_cpu_seconds, run
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "release"
 RINGFETCHD, RINGFETCH = TARGET / "ringfetchd", TARGET / "ringfetch"
 ENGINE_LOAD, STOCK_SERVER = TARGET / "examples" / "engine_load", TARGET / "examples" / "stock_server"
+SCORE_MAPPING = TARGET / "examples" / "score_mapping"
 
 BLOCKS = {"kind": "blocks", "block_bytes": 4096, "partial_tail": "ignore"}
+
+
+# Elements of a vector, where the file is read as vectors of f32.
+DIM = 768
+
+
+def size_bytes(text):
+    """Of 10GiB, 512MiB or a number."""
+    units = {"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+    for unit, bits in units.items():
+        if text.endswith(unit):
+            return int(float(text.removesuffix(unit)) * 2**bits)
+    return int(text)
 
 
 def build(with_examples=True):
@@ -23,12 +38,14 @@ def build(with_examples=True):
     run(["cargo", "build", "--release", "-p", "ringfetch-server", "-p", "ringfetch-cli", "--bins"], cwd=ROOT)
     if not with_examples:
         return
-    run(["cargo", "build", "--release", "-p", "ringfetch-engine", "--example", "engine_load"], cwd=ROOT)
+    run(["cargo", "build", "--release", "-p", "ringfetch-engine", "--example", "engine_load", "--example", "score_mapping"], cwd=ROOT)
     run(["cargo", "build", "--release", "-p", "ringfetch-cli", "--example", "stock_server"], cwd=ROOT)
 
 
 class Daemon(Server):
-    """A ringfetchd on ports of the kernel's choice. Refuses to be measured when it runs another backend than asked."""
+    host = "127.0.0.1"
+
+    """A ringfetchd on ports of the kernel's choice, on loopback except where `host` is set. Refuses to be measured when it runs another backend than asked."""
 
     def __init__(self, path, engine, dataset=None):
         self.path, self.engine = path, engine
@@ -49,7 +66,7 @@ class Daemon(Server):
         loopback = {"listen": "127.0.0.1:0"}
         # JSON is YAML.
         (directory / "ringfetchd.yaml").write_text(json.dumps({
-            "grpc": loopback, "http": loopback, "admin": loopback, "log": {"filter": "warn"}, "engine": self.engine,
+            "grpc": {"listen": f"{self.host}:0"}, "http": loopback, "admin": loopback, "log": {"filter": "warn"}, "engine": self.engine,
             "datasets": [{"name": "data", "path": str(self.path), **self.dataset}],
         }))
         self.file = directory / "addresses.json"
@@ -99,6 +116,8 @@ class Load:
 
     def __init__(self, *arguments):
         self.arguments = arguments
+        # The device whose bytes are counted, and what runs the generator at its far end.
+        self.device, self.inside = "lo", []
 
     def _arguments(self):
         return [str(argument() if callable(argument) else argument) for argument in self.arguments]
@@ -107,13 +126,19 @@ class Load:
         return f"ringfetch load {' '.join(self._arguments())}"
 
     def measure(self, server, seconds):
+        before = link.sent_and_received(self.device)
         report = json.loads(run([
-            RINGFETCH, "--grpc", server.grpc, "--json", "load", "--dataset", "data", "--seconds", seconds,
+            *self.inside, RINGFETCH, "--grpc", server.grpc, "--json", "load", "--dataset", "data", "--seconds", seconds,
             "--warmup-seconds", self.WARMUP_SECONDS, "--server-pid", server.process.pid, *self._arguments(),
         ]))
         if report["errors"]:
             raise RunFailed(f"{report['errors']} errors, the first: {report['first_error']}")
         figures = {}
+        if "--score" in self.arguments and not report["megabytes_per_second"]:
+            raise RunFailed("no vector of the file has a score: have it made by --make")
+        if isinstance(server, Daemon):
+            # Of the whole run, warm-up included, as the daemon counts reads.
+            figures["wire_bytes"] = (link.sent_and_received(self.device) - before) / max(server.reads(), 1)
         if report.get("open_loop"):
             arrivals = report["open_loop"]
             figures["rate_missed"] = arrivals["missed"] / max(arrivals["arrivals"], 1)
@@ -130,6 +155,21 @@ class Load:
             "p99_us": report["latency_us"]["p99"],
             "outstanding": report["outstanding_achieved"],
         }
+
+
+class ScoreMapping:
+    """The arithmetic of scores over a mapping in one process, on one thread: no daemon, no network, no copies."""
+
+    def __init__(self, path, header_bytes, dim, batch):
+        self.arguments = [path, header_bytes, dim, batch]
+
+    def describe(self):
+        return "score_mapping " + " ".join(["FILE", *map(str, self.arguments[1:])])
+
+    def measure(self, seconds):
+        report = json.loads(run([SCORE_MAPPING, *self.arguments, seconds]))
+        return {"reads_per_second": report["reads_per_second"], "cpu_us": report["cpu_us_per_read"], "p50_us": None,
+                "p99_us": None}
 
 
 class ThenIdle:

@@ -3,11 +3,12 @@
 import dataclasses
 
 from cache import COLD_BUFFERED, COLD_DIRECT, WARM, Temperature, partly
-from peers import BetterOf, Fio, FioNbd, HalfRate, Nginx, QemuNbd, Served, StockTonic, Wrk
-from ringfetch import STOCK_SERVER, Daemon, EngineAlone, Load, ThenIdle
+from peers import BetterOf, Fio, FioNbd, HalfRate, Nginx, OverLink, QemuNbd, Served, StockTonic, Wrk
+from ringfetch import DIM, STOCK_SERVER, Daemon, EngineAlone, Load, ScoreMapping, ThenIdle
 from verdict import Target
 
 READS, CPU, MEGABYTES = "reads_per_second", "cpu_us", "megabytes_per_second"
+WIRE = "wire_bytes"
 MEMORY_BUDGET_MIB = 256
 
 
@@ -41,7 +42,7 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0):
     one_thread = {"backend": "mmap", "cores": 1, "mmap": {"threads": 1}}
     unannounced = {"backend": "mmap", "cores": 1, "mmap": {"threads": 1, "announce": False}}
     # What is left over at the end of the file becomes a header; direct reads stay aligned if it is sectors.
-    vectors = {"kind": "vectors", "layout": "raw", "dim": 768, "dtype": "f32", "header_bytes": size % 3072}
+    vectors = {"kind": "vectors", "layout": "raw", "dim": DIM, "dtype": "f32", "header_bytes": size % (DIM * 4)}
     blocks, pieces = size // 4096, warm_size // 65536
 
     # 16 requests of 64 reads: 1024 reads in flight, so that the device is never idle for want of a request.
@@ -49,6 +50,12 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0):
     singles = Load("--batch", 1, "--outstanding", 256, "--connections", 4)
     stream = Load("--batch", 1, "--outstanding", 256, "--connections", 4, "--transport", "stream")
     fio64 = Fio(path, iodepth=64)
+
+    warm_vectors = {**vectors, "header_bytes": warm_size % (DIM * 4)}
+    one_query = ("--score", "dot", "--batch", 1000, "--outstanding", 1)
+    scored, scored_here = Load(*one_query), Load(*one_query, "--score-at", "client")
+    scored_batches = Load("--score", "dot", "--batch", 64, "--outstanding", 16, "--connections", 4)
+    many_queries = Load("--score", "dot", "--batch", 1000, "--outstanding", 8, "--connections", 4)
 
     half = HalfRate(path)
     at_half = Fio(path, iodepth=256, rate_iops=half)
@@ -126,6 +133,22 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0):
         "vectors-3k": row(
             "vectors of 3072 bytes, 64 a call", COLD_DIRECT, Served(Daemon(path, uring, vectors), batches),
             Fio(path, iodepth=64, bs="3k"), "fio, bs=3k, depth 64", at_least(READS, 0.95)),
+        "scores-1": row(
+            "1,000 vectors of 768 f32 scored, one query at a time", COLD_DIRECT,
+            Served(Daemon(path, uring, vectors), scored), Served(Daemon(path, uring, vectors), scored_here),
+            "FetchVectors and scoring in the client", at_most("p50_us", 0.9), at_most(WIRE, 0.01)),
+        "scores-link": row(
+            "the same over a link of 1 Gbit/s", COLD_DIRECT,
+            OverLink(Daemon(path, uring, vectors), scored), OverLink(Daemon(path, uring, vectors), scored_here),
+            "FetchVectors and scoring in the client", at_most("p50_us", 0.5), at_most(WIRE, 0.01)),
+        "scores-load": row(
+            "vectors scored, 64 a call, full load", COLD_DIRECT, Served(Daemon(path, uring, vectors), scored_batches),
+            Served(Daemon(path, uring, vectors), batches), "FetchVectors", at_least(READS, 0.95)),
+        "scores-warm": row(
+            "vectors scored, warm, mmap, 1,000 a call", WARM,
+            Served(Daemon(warm_path, one_thread, warm_vectors), many_queries),
+            ScoreMapping(warm_path, warm_size % (DIM * 4), DIM, 1000), "the same loop over a mapping, in process",
+            at_least(READS, 0.7), path=warm_path),
         "ranges-64k": row(
             "HTTP ranges of 64 KiB, warm, backend auto", WARM,
             Served(Daemon(warm_path, {"backend": "auto", "cores": 1}), Wrk(["range", "/v1/datasets/data/bytes", 65536, pieces], 65536)),
@@ -165,6 +188,8 @@ def needs(rows):
     tools = {("fio", "fio"), ("fincore", "util-linux"), ("findmnt", "util-linux")}
     for row in rows:
         for side in (row.subject, row.peer):
+            if isinstance(side, OverLink):
+                tools |= {("ip", "iproute2"), ("tc", "iproute2")}
             if isinstance(side, Served):
                 if isinstance(side.server, Nginx):
                     tools.add(("nginx", "nginx-light"))

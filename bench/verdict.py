@@ -7,7 +7,7 @@ import statistics
 UNITS = {
     "reads_per_second": "reads/s", "megabytes_per_second": "MB/s", "cpu_us": "CPU us/read", "p50_us": "p50 us",
     "p99_us": "p99 us", "resident_mib": "MiB resident", "anonymous_mib": "MiB anonymous",
-    "idle_cpu_percent": "% of a core, idle",
+    "idle_cpu_percent": "% of a core, idle", "wire_bytes": "bytes on the wire/read",
 }
 
 

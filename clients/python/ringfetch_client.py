@@ -58,6 +58,9 @@ NUMPY_DTYPES = {
     fetch_pb2.DTYPE_U8: np.dtype("u1"),
     fetch_pb2.DTYPE_I8: np.dtype("i1"),
     fetch_pb2.DTYPE_I32: np.dtype("<i4"),
+    # NumPy has no bfloat16: `values` holds its bits. `(values.astype("<u4") << 16).view("<f4")` are the numbers.
+    fetch_pb2.DTYPE_BF16: np.dtype("<u2"),
+    fetch_pb2.DTYPE_F64: np.dtype("<f8"),
 }
 
 
@@ -72,6 +75,19 @@ class Vectors(NamedTuple):
     """The items that are not, as (item, grpc.StatusCode number, message)."""
     etag: str
     """The version of the dataset: `if_match` of a later call, which then reads this version or fails."""
+
+
+class Ranking(NamedTuple):
+    """The best candidates of one query."""
+
+    ids: np.ndarray
+    """Best first; those with equal scores by id."""
+    scores: np.ndarray
+    """The score of each, as float64."""
+    unscored: int
+    """Candidates left out because their score is not a finite number."""
+    errors: list
+    """Candidates that could not be read, as (position in the query's ids, grpc.StatusCode number, message)."""
 
 
 class Client:
@@ -100,6 +116,16 @@ class Client:
         """Fetches vectors by id, of the version `if_match` if it is given. Raises grpc.RpcError for what fails the call."""
         request = fetch_pb2.FetchVectorsRequest(dataset=dataset, ids=ids, if_match=if_match)
         return vectors(self.fetch.FetchVectors(request, timeout=timeout_s), len(request.ids))
+
+    def score_vectors(self, dataset: str, queries, metric: str, limit: int, threshold=None, timeout_s: float = 30.0) -> list:
+        """Ranks candidates by dot, cosine, euclidean or manhattan: a `Ranking` for each of `queries`, which are pairs of a
+        vector (float32) and candidate ids. The vectors stay with the daemon."""
+        request = fetch_pb2.ScoreVectorsRequest(
+            dataset=dataset, metric=f"METRIC_{metric.upper()}", limit=limit, threshold=threshold,
+            queries=[fetch_pb2.ScoreQuery(vector=vector, ids=ids) for vector, ids in queries])
+        results = self.fetch.ScoreVectors(request, timeout=timeout_s).results
+        return [Ranking(np.array(result.ids, dtype=np.uint64), np.array(result.scores), result.unscored, errors(result))
+                for result in results]
 
     def fetch_blocks(self, dataset: str, indices, timeout_s: float = 30.0):
         """Fetches blocks by index: (blocks as an array of shape (good items, block bytes), errors)."""

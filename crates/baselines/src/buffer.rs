@@ -6,6 +6,9 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 const PAGE_BYTES: usize = 4096;
+/// From here on memory comes from the kernel and goes back to it at once: an allocator would keep some of it, and the next
+/// step's would come on top.
+const MAPPED_BYTES_MIN: usize = 1 << 20;
 
 /// Zeroed memory that begins on a page boundary.
 #[derive(Debug)]
@@ -28,8 +31,21 @@ impl Buffer {
             .checked_next_multiple_of(PAGE_BYTES)
             .ok_or_else(refused)?;
         let layout = Layout::from_size_align(length, PAGE_BYTES).map_err(|_| refused())?;
-        // SAFETY: the layout has at least one page.
-        let start = unsafe { alloc_zeroed(layout) };
+        let start = if length < MAPPED_BYTES_MIN {
+            // SAFETY: the layout has at least one page.
+            unsafe { alloc_zeroed(layout) }
+        } else {
+            let (access, flags) = (
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            );
+            // SAFETY: new memory, at an address that the kernel chooses.
+            let start = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0) };
+            if start == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            start.cast()
+        };
         Ok(Self {
             start: NonNull::new(start).ok_or_else(refused)?,
             layout,
@@ -56,8 +72,14 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and freed once.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        let (start, length) = (self.start.as_ptr(), self.layout.size());
+        if length < MAPPED_BYTES_MIN {
+            // SAFETY: allocated with this layout, and freed once.
+            unsafe { dealloc(start, self.layout) };
+        } else {
+            // SAFETY: mapped with this length, and unmapped once.
+            let _unmapped = unsafe { libc::munmap(start.cast(), length) };
+        }
     }
 }
 

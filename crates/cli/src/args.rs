@@ -196,7 +196,6 @@ fn parse_block_bytes(text: &str) -> Result<u32, String> {
     u32::try_from(at_least_1(text)?).map_err(|_| format!("use 1 to {}", u32::MAX))
 }
 
-const DTYPES: [Dtype; 5] = [Dtype::F32, Dtype::F16, Dtype::U8, Dtype::I8, Dtype::I32];
 const LAYOUTS: [Layout; 8] = [
     Layout::Raw,
     Layout::Fvecs,
@@ -218,8 +217,9 @@ fn layouts() -> impl TypedValueParser<Value = Layout> {
 }
 
 fn dtypes() -> impl TypedValueParser<Value = Dtype> {
-    let dtype = |word: String| DTYPES.into_iter().find(|dtype| dtype.as_str() == word);
-    PossibleValuesParser::new(DTYPES.map(Dtype::as_str)).map(move |word| dtype(word).unwrap_or(Dtype::F32))
+    let dtype = |word: String| Dtype::ALL.into_iter().find(|dtype| dtype.as_str() == word);
+    PossibleValuesParser::new(Dtype::ALL.map(Dtype::as_str))
+        .map(move |word| dtype(word).unwrap_or(Dtype::F32))
 }
 
 #[derive(Debug, Args)]

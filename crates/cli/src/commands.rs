@@ -2,7 +2,6 @@
 
 use crate::args::{DatasetCommand, Get, Global};
 use crate::backend;
-use crate::calibrate::args::Calibrate;
 use crate::doctor::Doctor;
 use crate::load::args::{Load, Merge};
 use crate::score::Score;
@@ -57,7 +56,7 @@ pub(crate) enum Command {
     /// Show what this host, and the device beneath each path, can do for the daemon, and why not.
     Doctor(Doctor),
     /// Measure a file or device through the engine, and print the settings that suit it.
-    Calibrate(Calibrate),
+    Calibrate(ringfetch_lab::Calibrate),
     /// Run a study of a device and of the ways to read it, and report it beside the published figures.
     Lab(Box<ringfetch_lab::Lab>),
     /// Print completions for a shell, to be sourced by it.

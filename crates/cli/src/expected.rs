@@ -76,6 +76,8 @@ pub(crate) fn engine_dtype(dtype: Dtype) -> EngineDtype {
         Dtype::U8 => EngineDtype::U8,
         Dtype::I8 => EngineDtype::I8,
         Dtype::I32 => EngineDtype::I32,
+        Dtype::Bf16 => EngineDtype::Bf16,
+        Dtype::F64 => EngineDtype::F64,
         // One of a later client: its bytes are not the pattern's, and are told to be wrong.
         _ => EngineDtype::U8,
     }

@@ -44,31 +44,20 @@ pub(crate) fn hex_word(bytes: &[u8]) -> String {
 /// The elements of one vector, each as the shortest text that reads back as the same number.
 pub(crate) fn elements(dtype: Dtype, bytes: &[u8]) -> Vec<String> {
     match dtype {
-        Dtype::F32 => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|b| f32::from_le_bytes(*b).to_string())
-            .collect(),
-        Dtype::F16 => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|b| half::f16::from_le_bytes(*b).to_string())
-            .collect(),
-        Dtype::U8 => bytes.iter().map(ToString::to_string).collect(),
-        Dtype::I8 => bytes
-            .iter()
-            .map(|&b| i8::from_le_bytes([b]).to_string())
-            .collect(),
-        Dtype::I32 => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|b| i32::from_le_bytes(*b).to_string())
-            .collect(),
+        Dtype::F32 => texts(bytes, f32::from_le_bytes),
+        Dtype::F16 => texts(bytes, half::f16::from_le_bytes),
+        Dtype::Bf16 => texts(bytes, half::bf16::from_le_bytes),
+        Dtype::F64 => texts(bytes, f64::from_le_bytes),
+        Dtype::U8 => texts(bytes, u8::from_le_bytes),
+        Dtype::I8 => texts(bytes, i8::from_le_bytes),
+        Dtype::I32 => texts(bytes, i32::from_le_bytes),
         _ => vec![hex_word(bytes)],
     }
+}
+
+fn texts<const N: usize, T: ToString>(bytes: &[u8], element: impl Fn([u8; N]) -> T) -> Vec<String> {
+    let elements = bytes.as_chunks().0.iter();
+    elements.map(|bytes| element(*bytes).to_string()).collect()
 }
 
 #[cfg(test)]
@@ -101,6 +90,9 @@ mod tests {
         let i32s: Vec<u8> = [7i32, -2].iter().flat_map(|x| x.to_le_bytes()).collect();
         assert_eq!(elements(Dtype::F32, &f32s), ["0.1", "-2"]);
         assert_eq!(elements(Dtype::F16, &f16s), ["0.5", "-2"]);
+        assert_eq!(elements(Dtype::Bf16, &[0, 0x3f, 0, 0xc0]), ["0.5", "-2"]);
+        let f64s = [0.1f64.to_le_bytes(), (-2.0f64).to_le_bytes()].concat();
+        assert_eq!(elements(Dtype::F64, &f64s), ["0.1", "-2"]);
         assert_eq!(elements(Dtype::I32, &i32s), ["7", "-2"]);
         assert_eq!(elements(Dtype::U8, &[7, 254]), ["7", "254"]);
         assert_eq!(elements(Dtype::I8, &[7, 254]), ["7", "-2"]);

@@ -2,12 +2,12 @@
 
 use crate::args::Global;
 use crate::outcome::Failure;
-use ringfetch_lab::{Context, Lab, LabError};
+use ringfetch_lab::{Context, Lab, LabCommand, LabError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::signal::unix::{SignalKind, signal};
 
-pub(crate) async fn run(global: &Global, lab: &Lab) -> Result<(), Failure> {
+pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let line: Vec<String> = std::env::args_os()
         .map(|word| word.to_string_lossy().into_owned())
@@ -28,7 +28,7 @@ pub(crate) async fn run(global: &Global, lab: &Lab) -> Result<(), Failure> {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    let lab = lab.clone();
+    let lab = Lab { command };
     let study = tokio::task::spawn_blocking(move || {
         ringfetch_lab::run(&lab, &context, &mut std::io::stdout().lock())
     });

@@ -8,7 +8,6 @@
 
 mod args;
 mod backend;
-mod calibrate;
 mod commands;
 mod daemon;
 mod doctor;
@@ -31,7 +30,7 @@ use clap::{CommandFactory as _, Parser as _};
 use commands::{Cli, Command};
 use outcome::{EXIT_STATUS, Failure};
 use ringfetch_command::manual::{Manual, completions};
-use ringfetch_lab::{quantity, table};
+use ringfetch_lab::{LabCommand, quantity, table};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
@@ -69,8 +68,8 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             Command::Load(load) => load::run(global, load).await,
             Command::LoadMerge(merge) => load::merge(global, merge),
             Command::Doctor(doctor) => doctor::run(global, doctor),
-            Command::Calibrate(calibrate) => calibrate::run(global, calibrate).await,
-            Command::Lab(args) => lab::run(global, args).await,
+            Command::Calibrate(args) => lab::run(global, LabCommand::Calibrate(args.clone())).await,
+            Command::Lab(args) => lab::run(global, args.command.clone()).await,
             Command::Completions { shell } => {
                 io::stdout().write_all(&completions(&mut Cli::command(), *shell))?;
                 Ok(())

@@ -229,6 +229,12 @@ impl Plan {
             } => {
                 writeln!(yaml, "    layout: raw\n    dim: {dim}\n    dtype: {dtype}")
             }
+            // NumPy has no name for bfloat16.
+            Self::Vectors {
+                layout: Layout::Npy,
+                dtype: Dtype::Bf16,
+                ..
+            } => writeln!(yaml, "    layout: npy\n    dtype: bf16"),
             Self::Vectors { layout, .. } => writeln!(yaml, "    layout: {layout}"),
             Self::Objects { .. } => Ok(()),
         };
@@ -346,6 +352,17 @@ mod tests {
             "{raw}"
         );
         assert!(vectors(Layout::Npy).yaml("v", "/d/v").ends_with("layout: npy\n"));
+        let bfloat16 = Plan::Vectors {
+            layout: Layout::Npy,
+            dtype: Dtype::Bf16,
+            dim: 3,
+            count: 1,
+        };
+        assert!(
+            bfloat16
+                .yaml("v", "/d/v")
+                .ends_with("layout: npy\n    dtype: bf16\n")
+        );
         for (path, name) in [
             ("/d/my data.bin", "my-data"),
             ("/", "made"),

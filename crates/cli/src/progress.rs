@@ -18,11 +18,6 @@ pub(crate) fn items(total: u64, what: &str) -> ProgressBar {
     )
 }
 
-/// A bar that counts steps, and is told how many there are and what the present one is.
-pub(crate) fn steps() -> ProgressBar {
-    bar(0, "{bar:30} {pos}/{len}  {eta} left  {msg}")
-}
-
 /// A line that is told what to say.
 pub(crate) fn line() -> ProgressBar {
     bar(0, "{msg}")

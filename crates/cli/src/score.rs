@@ -41,7 +41,7 @@ pub(crate) struct Score {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum MetricName {
+pub(crate) enum MetricName {
     /// Inner product; larger is better.
     Dot,
     /// Cosine of the angle; larger is better.

@@ -11,6 +11,7 @@ use crate::message::{Data, Incoming, frame};
 use crate::pool::Avoid;
 use crate::request::{Answer, Asked, ByteRange, ObjectPart, Request, other_kind};
 use crate::retry::Retries;
+use crate::scores::{ScoreRequest, Scores};
 use crate::vectors::Vectors;
 use bytes::Bytes;
 use h2::SendStream;
@@ -161,6 +162,19 @@ impl FetchStream {
     pub async fn send(&self, request: Request) -> Result<Answer, Error> {
         let (request, expected) = request.into_wire(self.0.options.fail_fast)?;
         let asked = Asked::of(&request);
+        let check = |answer, data| {
+            let answer = Answer::from_wire(&expected, answer, data)?;
+            answer.fits(asked).then_some(answer).ok_or_else(other_kind)
+        };
+        self.retried(request, check).await
+    }
+
+    /// Sends a request, again where that helps, until `check` accepts its answer.
+    async fn retried<T>(
+        &self,
+        request: WireRequest,
+        check: impl Fn(WireAnswer, Data) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let mut request = Some(request);
         let timeout = self.0.options.timeout();
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -176,15 +190,33 @@ impl FetchStream {
                     None => attempt.await,
                 }
             };
-            let outcome = outcome.and_then(|(answer, data)| Answer::from_wire(&expected, answer, data));
+            let outcome = outcome.and_then(|(answer, data)| check(answer, data));
             if let Some(answer) = retries.after(outcome).await? {
-                return if answer.fits(asked) {
-                    Ok(answer)
-                } else {
-                    Err(other_kind())
-                };
+                return Ok(answer);
             }
         }
+    }
+
+    /// As [`crate::Client::score_vectors`], on this stream.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::send`].
+    pub async fn score_vectors(&self, request: ScoreRequest) -> Result<Scores, Error> {
+        let request = request.into_wire(self.0.options.fail_fast);
+        let candidates: Vec<usize> = request.queries.iter().map(|query| query.ids.len()).collect();
+        let limit = request.limit;
+        let check = |answer, _data| match answer {
+            WireAnswer::Scores(answer) => Scores::check(&candidates, limit, answer),
+            WireAnswer::Status(status) => Err(Error::from_rpc_status(status)),
+            WireAnswer::Blocks(_)
+            | WireAnswer::Vectors(_)
+            | WireAnswer::Ranges(_)
+            | WireAnswer::Objects(_) => Err(other_kind()),
+        };
+        self.retried(WireRequest::Scores(request), check).await
     }
 
     /// As [`crate::Client::fetch_blocks`], on this stream.

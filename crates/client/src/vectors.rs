@@ -20,6 +20,10 @@ pub enum Dtype {
     I8,
     /// 32-bit signed.
     I32,
+    /// bfloat16: the upper half of a binary32.
+    Bf16,
+    /// IEEE 754 binary64.
+    F64,
 }
 
 impl Dtype {
@@ -27,7 +31,8 @@ impl Dtype {
     pub fn size_bytes(self) -> u32 {
         match self {
             Self::F32 | Self::I32 => 4,
-            Self::F16 => 2,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F64 => 8,
             Self::U8 | Self::I8 => 1,
         }
     }
@@ -40,6 +45,8 @@ impl Dtype {
             Self::U8 => "u8",
             Self::I8 => "i8",
             Self::I32 => "i32",
+            Self::Bf16 => "bf16",
+            Self::F64 => "f64",
         }
     }
 
@@ -51,6 +58,8 @@ impl Dtype {
             Ok(wire::Dtype::U8) => Some(Self::U8),
             Ok(wire::Dtype::I8) => Some(Self::I8),
             Ok(wire::Dtype::I32) => Some(Self::I32),
+            Ok(wire::Dtype::Bf16) => Some(Self::Bf16),
+            Ok(wire::Dtype::F64) => Some(Self::F64),
             Ok(wire::Dtype::Unspecified) | Err(_) => None,
         }
     }
@@ -100,7 +109,8 @@ impl Vectors {
         self.dtype
     }
 
-    /// Vector `i` as `dim` floats, whatever its element type. i32 elements beyond 2^24 are rounded. None if the
+    /// Vector `i` as `dim` floats, whatever its element type. f64 elements, and i32 ones
+    /// beyond 2^24, are rounded. None if the
     /// vector could not be read ([`Items::get`] says why) or the request had none of that number.
     pub fn as_f32(&self, i: usize) -> Option<Vec<f32>> {
         let mut out = Vec::new();
@@ -113,21 +123,22 @@ impl Vectors {
             return false;
         };
         match self.dtype {
-            Dtype::F32 => out.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
-            Dtype::F16 => out.extend(
-                bytes
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|b| half::f16::from_le_bytes(*b).to_f32()),
-            ),
-            Dtype::U8 => out.extend(bytes.iter().map(|&b| f32::from(b))),
-            Dtype::I8 => out.extend(bytes.iter().map(|&b| f32::from(i8::from_le_bytes([b])))),
+            Dtype::F32 => extend(out, &bytes, f32::from_le_bytes),
+            Dtype::F16 => extend(out, &bytes, |b| half::f16::from_le_bytes(b).to_f32()),
+            Dtype::Bf16 => extend(out, &bytes, |b| half::bf16::from_le_bytes(b).to_f32()),
+            #[expect(clippy::cast_possible_truncation, reason = "documented: rounded")]
+            Dtype::F64 => extend(out, &bytes, |b| f64::from_le_bytes(b) as f32),
+            Dtype::U8 => extend(out, &bytes, |[b]| f32::from(b)),
+            Dtype::I8 => extend(out, &bytes, |b| f32::from(i8::from_le_bytes(b))),
             #[expect(clippy::cast_precision_loss, reason = "documented: rounded beyond 2^24")]
-            Dtype::I32 => out.extend(bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b) as f32)),
+            Dtype::I32 => extend(out, &bytes, |b| i32::from_le_bytes(b) as f32),
         }
         true
     }
+}
+
+fn extend<const N: usize>(out: &mut Vec<f32>, bytes: &[u8], element: impl Fn([u8; N]) -> f32) {
+    out.extend(bytes.as_chunks().0.iter().map(|bytes| element(*bytes)));
 }
 
 impl Deref for Vectors {
@@ -168,6 +179,11 @@ mod tests {
             .iter()
             .flat_map(|&x| half::f16::from_f32(x).to_le_bytes())
             .collect();
+        let bf16s = [0, 0, 0, 0, 0xc0, 0x3f, 0, 0xc0];
+        let f64s: Vec<u8> = [0.0f64, 0.0, 1.5, -2.0]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
         let i32s: Vec<u8> = [0i32, 0, 70_000, -2]
             .iter()
             .flat_map(|x| x.to_le_bytes())
@@ -178,6 +194,8 @@ mod tests {
             (wire::Dtype::U8, &[0, 0, 1, 255], [1.0, 255.0]),
             (wire::Dtype::I8, &[0, 0, 1, 255], [1.0, -1.0]),
             (wire::Dtype::I32, &i32s, [70_000.0, -2.0]),
+            (wire::Dtype::Bf16, &bf16s, [1.5, -2.0]),
+            (wire::Dtype::F64, &f64s, [1.5, -2.0]),
         ] {
             let vectors = vectors(dtype, 2, 2, data).unwrap();
             assert_eq!(vectors.as_f32(1).unwrap(), want, "{dtype:?}");

@@ -143,6 +143,21 @@ pub struct EngineConfig {
     pub plan: PlanConfig,
 }
 
+impl EngineConfig {
+    /// The depth of one ring: the configured one, cut so that all rings together stay below the tags of the device, since
+    /// io_uring_enter blocks when they run out (TRAPS 15). Worked: 256 tags, 2 rings: (256 - 16) / 2 = 120 each.
+    pub fn ring_depth(&self) -> u32 {
+        let depth = match self.device_tags {
+            Some(tags) => self
+                .uring
+                .queue_depth
+                .min(((tags - tags / 16) / self.cores.max(1)).max(1)),
+            None => self.uring.queue_depth,
+        };
+        depth.max(1)
+    }
+}
+
 impl Default for EngineConfig {
     /// The defaults that `config/ringfetchd.yaml` documents, for one core.
     fn default() -> Self {

@@ -76,7 +76,7 @@ pub(crate) fn cores(
     let needed = wanted && backend.uses_ring();
     let possible =
         wanted && matches!(backend, BackendKind::Mmap | BackendKind::Pread) && probe::probe().is_ok();
-    let entries = (needed || possible).then(|| queue_depth(config));
+    let entries = (needed || possible).then(|| config.ring_depth());
     let start = |entries: Option<u32>| {
         let mut cores = Cores {
             rings: entries.is_some(),
@@ -263,7 +263,7 @@ impl Starter<'_> {
     fn ring_plan(&self) -> RingConfig {
         let (base, bytes) = self.arena.region();
         RingConfig {
-            queue_depth: queue_depth(self.config),
+            queue_depth: self.config.ring_depth(),
             eager_flush_reads: self.config.uring.eager_flush_reads,
             register: self
                 .config
@@ -305,17 +305,6 @@ fn place(
         RecvTimeoutError::Timeout => std::io::Error::other("the core does not answer"),
         RecvTimeoutError::Disconnected => gone(),
     })?
-}
-
-/// The depth of one ring: the configured one, cut so that all rings together stay below the tags of the device, since
-/// io_uring_enter blocks when they run out (TRAPS 15). Worked: 256 tags, 2 rings: (256 - 16) / 2 = 120 each.
-fn queue_depth(config: &EngineConfig) -> u32 {
-    let rings = config.cores.max(1);
-    let depth = match config.device_tags {
-        Some(tags) => config.uring.queue_depth.min(((tags - tags / 16) / rings).max(1)),
-        None => config.uring.queue_depth,
-    };
-    depth.max(1)
 }
 
 /// Descriptors of one runtime: epoll, its waker, the signals' pipe, and a ring with its event.

@@ -28,6 +28,8 @@ pub enum LabCommand {
     Rescore(Rescore),
     /// The same load on a running daemon under each backend in turn; it gets back the one that it had.
     Flip(FlipArgs),
+    /// Which settings of the engine suit a file or device.
+    Calibrate(Calibrate),
     /// Compare two finished reports of one study: what differs beyond the spread.
     Compare {
         /// The report to compare with: its directory or its report.json.
@@ -225,6 +227,58 @@ pub struct Objects {
     pub bytes_max: u64,
 }
 
+/// See [`LabCommand::Calibrate`].
+#[derive(Debug, Clone, Args)]
+pub struct Calibrate {
+    /// A file or a block device of those that are to be served. It is only read.
+    pub path: PathBuf,
+    /// How long to measure, about; at least 3 s.
+    #[arg(long, value_name = "S", value_parser = parse_budget, default_value = "60")]
+    pub seconds: Duration,
+    /// 15 s: for a first look.
+    #[arg(long, conflicts_with = "seconds")]
+    pub quick: bool,
+    /// Bytes of a read, 512B to 1MiB: those of the dataset's blocks or vectors.
+    #[arg(long, value_name = "SIZE", value_parser = parse_block, default_value = "4KiB")]
+    pub block_bytes: u32,
+    /// Write the YAML section to this file instead of stdout.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Draw reads/s and latency against depth into this file (SVG).
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Keep the steps and the report (HTML, CSV, JSON, plots) in this new directory; a run that was stopped can go on.
+    #[arg(long, value_name = "DIR")]
+    pub report: Option<PathBuf>,
+    /// Go on with the unfinished run in --report.
+    #[arg(long, requires = "report")]
+    pub resume: bool,
+    /// Seed of the orders.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub seed: u64,
+    /// Replace what --out and --plot name, and measure what would mislead, too; the report is marked.
+    #[arg(long)]
+    pub force: bool,
+}
+
+fn parse_budget(text: &str) -> Result<Duration, String> {
+    let budget = match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?,
+        Err(_) => parse_duration(text)?,
+    };
+    // Below it no step would be longer than its own start and end.
+    if !(Duration::from_secs(3)..=Duration::from_secs(86_400)).contains(&budget) {
+        return Err("at least 3 and at most 86400, a day".to_owned());
+    }
+    Ok(budget)
+}
+
+fn parse_block(text: &str) -> Result<u32, String> {
+    let bytes = u32::try_from(parse_size(text)?).ok();
+    let fitting = bytes.filter(|bytes| (512..=1 << 20).contains(bytes));
+    fitting.ok_or_else(|| "reads of 512B to 1MiB can be calibrated".to_owned())
+}
+
 fn parse_step(text: &str) -> Result<Duration, String> {
     let step = parse_duration(text)?;
     if !(Duration::from_millis(10)..=Duration::from_secs(600)).contains(&step) {
@@ -248,4 +302,24 @@ fn parse_file(text: &str) -> Result<u64, String> {
         return Err("4KiB to 64MiB, a multiple of 4KiB".to_owned());
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_and_a_block_have_bounds() {
+        // Scenario: budgets and blocks at their bounds and beyond.
+        // Expected: accepted at the bounds, refused beyond.
+        assert_eq!(parse_budget("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(parse_budget("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!((parse_block("512"), parse_block("1MiB")), (Ok(512), Ok(1 << 20)));
+        for wrong in ["0", "2.9", "86401", "soon", "nan"] {
+            assert!(parse_budget(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["511", "2MiB", "0", "8GiB"] {
+            assert!(parse_block(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -43,7 +43,7 @@ pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory)
         .iter()
         .map(|material| material.length_bytes())
         .sum::<u64>();
-    let (shown, bound) = (size(memory.bytes), memory.bound);
+    let (shown, bound) = (size(memory.bytes), &memory.bound);
     if needs.larger_than_memory && length <= memory.bytes {
         let option = material.questions.as_ref().map_or("--size", |_| "--vectors");
         found.push(format!(
@@ -134,10 +134,13 @@ mod tests {
         warm_bytes: 0,
         warm_option: "",
     };
-    const MEMORY: Memory = Memory {
-        bytes: 1 << 30,
-        bound: "MemTotal",
-    };
+    fn gibibyte() -> Memory {
+        Memory {
+            bytes: 1 << 30,
+            bound: "MemTotal".to_owned(),
+            available_bytes: 1 << 30,
+        }
+    }
 
     #[test]
     fn what_misleads_is_named_with_its_option() {
@@ -148,7 +151,7 @@ mod tests {
         let ask = |needs, repetitions| {
             let mut found = objections_to_run(repetitions);
             found.retain(|problem| !problem.contains("debug build"));
-            found.extend(objections(&[&material], needs, &MEMORY));
+            found.extend(objections(&[&material], needs, &gibibyte()));
             // The build may lie in memory.
             found.retain(|problem| !problem.starts_with("--path"));
             found
@@ -173,7 +176,7 @@ mod tests {
 
     fn objected(path: &std::path::Path, words: &str) {
         let material = Material::one(path, 4 << 20, &mut |_| true).unwrap();
-        let found = objections(&[&material], NOTHING, &MEMORY);
+        let found = objections(&[&material], NOTHING, &gibibyte());
         assert!(found.iter().any(|problem| problem.contains(words)), "{found:?}");
     }
 
@@ -184,7 +187,10 @@ mod tests {
         // Expected: no objection; holes; reads that do not reach the device.
         let directory = scratch();
         let written = small(directory.path());
-        assert_eq!(objections(&[&written], NOTHING, &MEMORY), Vec::<String>::new());
+        assert_eq!(
+            objections(&[&written], NOTHING, &gibibyte()),
+            Vec::<String>::new()
+        );
         let sparse = directory.path().join("sparse");
         fs::File::create(&sparse).unwrap().set_len(8 << 20).unwrap();
         objected(&sparse, "100 % of the data are holes");

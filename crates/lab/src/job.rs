@@ -4,6 +4,7 @@
 //! Invariants: the clock starts when the strategy is set up and ends with the last read; every read's bytes are checked
 //! at both ends (in tests as a whole) where they are known; a read that failed or is wrong fails the step.
 
+use crate::drive::engine::Choice;
 use crate::material::Material;
 use crate::walk::Walk;
 use hdrhistogram::Histogram;
@@ -92,10 +93,12 @@ pub(crate) struct Setup {
     pub(crate) open_each: bool,
     /// Whether buffers are used again, or each read has a new one.
     pub(crate) pooled: bool,
+    /// Settings of the engine other than its strategy's.
+    pub(crate) engine: Option<Choice>,
 }
 
 impl Setup {
-    /// With files that are open and buffers that are used again.
+    /// Of files that are open, into buffers that are used again, with the strategy's own settings.
     pub(crate) fn new(heat: Heat, shape: Shape, amount: Amount, depth: usize) -> Self {
         Self {
             heat,
@@ -104,6 +107,7 @@ impl Setup {
             depth,
             open_each: false,
             pooled: true,
+            engine: None,
         }
     }
 
@@ -229,12 +233,30 @@ pub(crate) struct Job {
     totals: Mutex<Totals>,
 }
 
+/// Reads that are over.
 #[derive(Debug)]
-struct Totals {
+struct Counts {
     reads: u64,
     bytes: u64,
     in_flight: Duration,
-    latency: Histogram<u64>,
+    latency: Option<Histogram<u64>>,
+}
+
+impl Counts {
+    fn none() -> Self {
+        Self {
+            reads: 0,
+            bytes: 0,
+            in_flight: Duration::ZERO,
+            // Three digits are allowed, and it grows by itself.
+            latency: Histogram::new(3).ok(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Totals {
+    counts: Counts,
     end: Option<(Instant, Usage)>,
     own_memory_bytes: u64,
     note: Option<String>,
@@ -278,10 +300,7 @@ impl Job {
             over: AtomicBool::new(false),
             check_whole,
             totals: Mutex::new(Totals {
-                reads: 0,
-                bytes: 0,
-                in_flight: Duration::ZERO,
-                latency: histogram()?,
+                counts: Counts::none(),
                 end: None,
                 own_memory_bytes: 0,
                 note: None,
@@ -298,6 +317,12 @@ impl Job {
 
     pub(crate) fn is_direct(&self) -> bool {
         self.setup.heat == Heat::Direct
+    }
+
+    /// Whether the device has queues for polled completions.
+    pub(crate) fn polls(&self) -> bool {
+        let device = self.material.place.device.as_ref();
+        device.is_some_and(|device| device.poll_queues)
     }
 
     pub(crate) fn read_bytes(&self) -> usize {
@@ -442,10 +467,7 @@ impl Job {
     pub(crate) fn lane(self: &Arc<Self>) -> Lane {
         Lane {
             job: Arc::clone(self),
-            reads: 0,
-            bytes: 0,
-            in_flight: Duration::ZERO,
-            latency: histogram().ok(),
+            counts: Counts::none(),
             scores: Vec::new(),
         }
     }
@@ -478,29 +500,30 @@ impl Job {
         let (Some((begun, used, daemon)), Some((end, used_then))) = (self.begun.get(), totals.end) else {
             return Err("nothing was read".to_owned());
         };
-        if totals.reads == 0 {
+        let counts = &totals.counts;
+        let Some(latency) = counts.latency.as_ref().filter(|_| counts.reads > 0) else {
             return Err("nothing was read".to_owned());
-        }
+        };
         let seconds = end.duration_since(*begun).as_secs_f64().max(1e-9);
         let cpu = (used_then.user + used_then.system).saturating_sub(used.user + used.system);
         let daemons = daemon
             .zip(self.daemon_cpu())
             .map(|(before, after)| after.saturating_sub(before));
         let cpu = cpu + daemons.unwrap_or_default();
-        let reads = crate::quantity::approximate(totals.reads);
+        let reads = crate::quantity::approximate(counts.reads);
         let micros = |nanoseconds: u64| crate::quantity::approximate(nanoseconds) / 1e3;
-        let latency = &totals.latency;
+        let quantile = |quantile| micros(latency.value_at_quantile(quantile));
         Ok(Sample {
-            reads: totals.reads,
-            bytes: totals.bytes,
+            reads: counts.reads,
+            bytes: counts.bytes,
             seconds,
             min_us: micros(latency.min()),
-            mean_us: totals.in_flight.as_secs_f64() * 1e6 / reads,
-            p50_us: micros(latency.value_at_quantile(0.5)),
-            p99_us: micros(latency.value_at_quantile(0.99)),
-            p999_us: micros(latency.value_at_quantile(0.999)),
+            mean_us: counts.in_flight.as_secs_f64() * 1e6 / reads,
+            p50_us: quantile(0.5),
+            p99_us: quantile(0.99),
+            p999_us: quantile(0.999),
             max_us: micros(latency.max()),
-            depth_achieved: totals.in_flight.as_secs_f64() / seconds,
+            depth_achieved: counts.in_flight.as_secs_f64() / seconds,
             cpu_us_per_read: cpu.as_secs_f64() * 1e6 / reads,
             device_share: None,
             resident_before: None,
@@ -539,18 +562,11 @@ fn over(latency: &Histogram<u64>, missed: u64) -> [f64; OVER_LIMITS] {
     })
 }
 
-fn histogram() -> Result<Histogram<u64>, String> {
-    Histogram::new(3).map_err(|error| error.to_string())
-}
-
 /// What one thread or task has read.
 #[derive(Debug)]
 pub(crate) struct Lane {
     job: Arc<Job>,
-    reads: u64,
-    bytes: u64,
-    in_flight: Duration,
-    latency: Option<Histogram<u64>>,
+    counts: Counts,
     /// Of the query under way.
     scores: Vec<f64>,
 }
@@ -559,11 +575,10 @@ impl Lane {
     /// A read is over, and its bytes are not here.
     pub(crate) fn counted(&mut self, bytes: usize, started: Instant) {
         let latency = started.elapsed();
-        self.reads += 1;
-        self.bytes += bytes as u64;
-        self.in_flight += latency;
-        if let Some(histogram) = &mut self.latency {
-            // It grows by itself.
+        self.counts.reads += 1;
+        self.counts.bytes += bytes as u64;
+        self.counts.in_flight += latency;
+        if let Some(histogram) = &mut self.counts.latency {
             let _recorded = histogram.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
         }
     }
@@ -622,12 +637,11 @@ impl Drop for Lane {
     fn drop(&mut self) {
         let end = (Instant::now(), usage());
         let mut totals = self.job.totals();
-        totals.reads += self.reads;
-        totals.bytes += self.bytes;
-        totals.in_flight += self.in_flight;
-        if let Some(latency) = &self.latency {
-            // Both grow by themselves.
-            let _added = totals.latency.add(latency);
+        totals.counts.reads += self.counts.reads;
+        totals.counts.bytes += self.counts.bytes;
+        totals.counts.in_flight += self.counts.in_flight;
+        if let (Some(all), Some(latency)) = (&mut totals.counts.latency, &self.counts.latency) {
+            let _added = all.add(latency);
         }
         if totals.end.is_none() {
             // The first that ends: the others still have their buffers.
@@ -655,14 +669,7 @@ mod tests {
 
     fn job(shape: Shape, amount: Amount) -> (tempfile::TempDir, Arc<Job>) {
         let directory = scratch();
-        let setup = Setup {
-            heat: Heat::Cold,
-            shape,
-            amount,
-            depth: 1,
-            open_each: false,
-            pooled: true,
-        };
+        let setup = Setup::new(Heat::Cold, shape, amount, 1);
         let material = Arc::new(small(directory.path()));
         let stop = Arc::new(AtomicBool::new(false));
         let job = Job::new(&material, setup, 1, false, &stop).unwrap();

@@ -63,26 +63,25 @@ impl Journal {
     /// # Errors
     /// The directory has results already, or those of something else; errno with the path.
     pub(crate) fn open(directory: &Path, header: Header, resume: bool) -> Result<Self, LabError> {
-        let shown = directory.display();
-        let usage = |problem: String| LabError::Usage(problem);
-        if directory.join("report.json").exists() {
-            return Err(usage(format!(
-                "--out: {shown} has a finished report: name another directory"
-            )));
-        }
-        let path = directory.join(NAME);
-        match (path.exists(), resume) {
-            (true, false) => {
-                return Err(usage(format!(
-                    "--out: {shown} has an unfinished run: --resume goes on with it, another directory begins anew"
-                )));
-            }
-            (false, true) => return Err(usage(format!("--resume: {shown} has no unfinished run"))),
-            (true, true) | (false, false) => {}
+        let (shown, path) = (directory.display(), directory.join(NAME));
+        let problem = if directory.join("report.json").exists() {
+            format!("--out: {shown} has a finished report: name another directory")
+        } else if path.exists() && !resume {
+            format!(
+                "--out: {shown} has an unfinished run: --resume goes on with it, another directory begins anew"
+            )
+        } else if resume && !path.exists() {
+            format!("--resume: {shown} has no unfinished run")
+        } else {
+            String::new()
+        };
+        if !problem.is_empty() {
+            return Err(LabError::Usage(problem));
         }
         fs::create_dir_all(directory).map_err(|error| LabError::at(format_args!("--out: {shown}"), error))?;
         let io = |error: std::io::Error| LabError::at(format_args!("--out: {}", path.display()), error);
-        let mut file = OpenOptions::new()
+        let mut options = OpenOptions::new();
+        let mut file = options
             .read(true)
             .append(true)
             .create(true)
@@ -91,12 +90,11 @@ impl Journal {
         file.try_lock()
             .map_err(|_| LabError::Failed(format!("--out: another process writes {}", path.display())))?;
         if !resume {
-            let journal = Self {
-                file,
-                header,
-                done: HashMap::new(),
-            };
-            return journal.begin().map_err(io);
+            let mut line = serde_json::to_vec(&header).map_err(|error| io(error.into()))?;
+            line.push(b'\n');
+            file.write_all(&line).map_err(io)?;
+            let done = HashMap::new();
+            return Ok(Self { file, header, done });
         }
         if file.metadata().map_err(io)?.len() > LENGTH_MAX_BYTES {
             return Err(foreign(&path, 1));
@@ -112,22 +110,10 @@ impl Journal {
         same(&known.identity, &header.identity)?;
         file.set_len(whole as u64).map_err(io)?;
         file.seek(SeekFrom::End(0)).map_err(io)?;
-        let mut marks = known.marks.clone();
-        marks.extend(
-            header
-                .marks
-                .into_iter()
-                .filter(|mark| !known.marks.contains(mark)),
-        );
+        let (mut marks, now) = (known.marks.clone(), header.marks.into_iter());
+        marks.extend(now.filter(|mark| !known.marks.contains(mark)));
         let header = Header { marks, ..known };
         Ok(Self { file, header, done })
-    }
-
-    fn begin(mut self) -> std::io::Result<Self> {
-        let mut line = serde_json::to_vec(&self.header)?;
-        line.push(b'\n');
-        self.file.write_all(&line)?;
-        Ok(self)
     }
 
     pub(crate) fn header(&self) -> &Header {
@@ -189,15 +175,13 @@ fn same(known: &Key, now: &Key) -> Result<(), LabError> {
     };
     let mut names: Vec<&String> = known.iter().chain(now).map(|(name, _)| name).collect();
     names.dedup();
-    let differs = names.into_iter().find(|name| of(known, name) != of(now, name));
-    match differs {
-        None => Ok(()),
-        Some(name) => Err(LabError::Usage(format!(
-            "--resume: the unfinished run has {name}: {}; this one has {}",
-            of(known, name),
-            of(now, name)
-        ))),
-    }
+    let Some(name) = names.into_iter().find(|name| of(known, name) != of(now, name)) else {
+        return Ok(());
+    };
+    let (then, now) = (of(known, name), of(now, name));
+    Err(LabError::Usage(format!(
+        "--resume: the unfinished run has {name}: {then}; this one has {now}"
+    )))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ mod honesty;
 mod job;
 mod journal;
 mod material;
-mod part_file;
+pub mod part_file;
 pub mod quantity;
 mod questions;
 mod report;
@@ -28,19 +28,20 @@ pub mod table;
 mod walk;
 
 pub use args::{
-    Act, BlockSize, Common, FlipArgs, Lab, LabCommand, Objects, OfBlocks, OfDaemon, Rescore, Strategies,
+    Act, BlockSize, Calibrate, Common, FlipArgs, Lab, LabCommand, Objects, OfBlocks, OfDaemon, Rescore,
+    Strategies,
 };
 pub use error::LabError;
 pub use job::Sample;
-pub use report::{Beside, Claim, Plot, Report, ReportRow};
+pub use report::{Advice, Beside, Claim, Plot, Report, ReportRow};
 pub use stats::Summary;
 
 use crate::journal::{Header, Journal};
 use crate::material::Material;
 use crate::quantity::{approximate, size};
-use crate::runner::{Outcome, Runner};
+use crate::runner::Runner;
 use crate::served::Served;
-use crate::study::{Key, Rows, Study};
+use crate::study::{Cell, Key, Rows, Study};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::Write;
 use std::path::PathBuf;
@@ -103,6 +104,7 @@ pub fn run(lab: &Lab, context: &Context, out: &mut dyn Write) -> Result<(), LabE
         LabCommand::Flip(args) => runs.study(&args.common, |_progress| {
             studies::flip::plan(args, &context.admin)
         }),
+        LabCommand::Calibrate(args) => studies::calibrate::run(args, runs),
         LabCommand::Compare { first, second } => {
             let text = report::compare::compare(&Report::read(first)?, &Report::read(second)?)?;
             runs.print(&text)
@@ -121,78 +123,102 @@ impl Runs<'_> {
         written.map_err(|error| LabError::at("stdout", error))
     }
 
-    /// Makes the data, checks that their figures would mean something, measures and reports.
+    /// Measures a study's cells and reports.
     fn study(
         self,
         common: &Common,
         plan: impl FnOnce(material::Progress<'_>) -> Result<Study, LabError>,
     ) -> Result<(), LabError> {
-        let mut marks = honesty::objections_to_run(common.repetitions);
-        refuse(&marks, common.force)?;
-        more_descriptors();
-        let stop = &self.context.stop;
-        let bar = made_bar();
-        let mut study = plan(&mut |bytes| {
-            bar.set_position(bytes);
-            !stop.load(Ordering::Relaxed)
-        })?;
-        bar.finish_and_clear();
-        let memory = facts::memory();
-        let materials: Vec<&Material> = study.materials.iter().map(Arc::as_ref).collect();
-        marks.extend(honesty::objections(&materials, study.needs, &memory));
-        refuse(&marks, common.force)?;
-        let directory = common
-            .out
-            .clone()
-            .unwrap_or_else(|| PathBuf::from(format!("lab-{}", study.name)));
-        let now = || humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-        let header = Header::new(
-            identity(&study, common),
-            self.context.command_line.clone(),
-            now(),
-            marks,
-        );
-        let mut journal = Journal::open(&directory, header, common.resume)?;
-        let runner = Runner {
-            repetitions: common.repetitions,
-            seed: common.seed,
-            stop,
-        };
-        let outcome = runner
-            .probe(&mut study)
-            .and_then(|()| runner.run(&mut study, &mut journal));
-        let outcome = match (outcome, study.measure.end()) {
-            (Err(problem), Err(left)) => Err(LabError::Failed(format!("{problem}; {left}"))),
-            (outcome, ended) => ended.and(outcome),
-        };
-        let rows = match outcome? {
-            Outcome::Complete(rows) => rows,
-            Outcome::Stopped(done, steps) => {
-                return Err(LabError::Failed(format!(
-                    "stopped after {done} of {steps} steps; --resume --out {} goes on",
-                    directory.display()
-                )));
-            }
-        };
-        let mut known = facts::host();
-        if let Some(material) = study.materials.first() {
-            known.extend(material.place.lines());
+        let done = measured(self.context, common, plan, &mut |_, _| Vec::new())?;
+        if let Some(stopped) = done.stopped {
+            return Err(LabError::Failed(stopped));
         }
-        known.extend(told(&study, &memory, &journal, &rows, now()));
-        let report = Report::of(&study, journal.header().marks.clone(), known, &rows);
-        report.write(&directory)?;
+        done.report.write(&done.directory)?;
         if self.context.json {
-            let json = serde_json::to_string_pretty(&report);
-            let json = json.map_err(|error| LabError::at("stdout", error))?;
-            return self.print(&format!("{json}\n"));
+            return self.print(&done.report.json()?);
         }
-        let text = format!(
-            "{}\nReport: {}\n",
-            report.text(),
-            directory.join("report.html").display()
-        );
-        self.print(&text)
+        let (text, shown) = (done.report.text(), done.directory.join("report.html"));
+        self.print(&format!("{text}\nReport: {}\n", shown.display()))
     }
+}
+
+/// What came of a study, not written yet.
+struct Measured {
+    rows: Rows,
+    report: Report,
+    directory: PathBuf,
+    /// Cut short, with what goes on.
+    stopped: Option<String>,
+}
+
+/// Makes the data, checks that their figures would mean something, and measures: the planned cells, and then those that
+/// `then` makes of what was measured until it has no more. Everything `then` decides by has to be in the rows.
+fn measured(
+    context: &Context,
+    common: &Common,
+    plan: impl FnOnce(material::Progress<'_>) -> Result<Study, LabError>,
+    then: &mut dyn FnMut(&mut Study, &Rows) -> Vec<Cell>,
+) -> Result<Measured, LabError> {
+    let mut marks = honesty::objections_to_run(common.repetitions);
+    if common.path.is_dir() {
+        // Before data are made in it.
+        refuse(&marks, common.force)?;
+    }
+    more_descriptors();
+    let stop = &context.stop;
+    let bar = made_bar();
+    let mut study = plan(&mut |bytes| {
+        bar.set_position(bytes);
+        !stop.load(Ordering::Relaxed)
+    })?;
+    bar.finish_and_clear();
+    let memory = facts::memory();
+    let materials: Vec<&Material> = study.materials.iter().map(Arc::as_ref).collect();
+    marks.extend(honesty::objections(&materials, study.needs, &memory));
+    refuse(&marks, common.force)?;
+    let named = || PathBuf::from(format!("lab-{}", study.name));
+    let directory = common.out.clone().unwrap_or_else(named);
+    let now = || humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let line = context.command_line.clone();
+    let header = Header::new(identity(&study, common), line, now(), marks);
+    let mut journal = Journal::open(&directory, header, common.resume)?;
+    let runner = Runner {
+        repetitions: common.repetitions,
+        seed: common.seed,
+        stop,
+    };
+    let (bar, mut rows) = (runner::bar(), Rows::default());
+    let mut steps = || {
+        runner.probe(&mut study)?;
+        while !study.cells.is_empty() && !stop.load(Ordering::Relaxed) {
+            rows.0.extend(runner.run(&mut study, &mut journal, &bar)?.0);
+            study.cells = then(&mut study, &rows);
+        }
+        Ok(())
+    };
+    let outcome = steps();
+    match (outcome, study.measure.end()) {
+        (Err(problem), Err(left)) => return Err(LabError::Failed(format!("{problem}; {left}"))),
+        (outcome, ended) => ended.and(outcome)?,
+    }
+    let done = bar.position();
+    bar.finish_and_clear();
+    let stopped = stop.load(Ordering::Relaxed).then(|| {
+        let (steps, shown) = (bar.length().unwrap_or(0), directory.display());
+        format!("stopped after {done} of {steps} steps; --resume --out {shown} goes on")
+    });
+    let mut known = facts::host();
+    if let Some(material) = study.materials.first() {
+        known.extend(material.place.lines());
+    }
+    known.extend(told(&study, &memory, &journal, &rows, now()));
+    let report = Report::of(&study, journal.header().marks.clone(), known, &rows);
+    Ok(Measured {
+        rows,
+        report,
+        directory,
+        stopped,
+    })
 }
 
 /// What has to be the same for a run to go on.

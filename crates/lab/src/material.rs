@@ -72,27 +72,21 @@ impl Material {
                 let what = "is neither a directory, a regular file nor a block device";
                 return Err(LabError::Usage(format!("--path: {} {what}", path.display())));
             }
-            let mut file = open(path)?;
-            let length_bytes = file.seek(SeekFrom::End(0)).map_err(|e| at_path(path, &e))?;
+            let length_bytes = open(path)?
+                .seek(SeekFrom::End(0))
+                .map_err(|e| at_path(path, &e))?;
             if length_bytes < LENGTH_MIN_BYTES {
                 let (shown, least) = (path.display(), size(LENGTH_MIN_BYTES));
                 let problem = format!("--path: {shown} has {}: at least {least}", size(length_bytes));
                 return Err(LabError::Usage(problem));
             }
-            let data = DataFile {
+            let file = DataFile {
                 path: path.to_owned(),
                 name: String::new(),
                 length_bytes,
                 seed: None,
             };
-            return Ok(Self {
-                files: vec![data],
-                directory: PathBuf::new(),
-                place: Place::of(&file),
-                is_device: !meta.is_file(),
-                served: None,
-                questions: None,
-            });
+            return Self::of(vec![file], PathBuf::new(), !meta.is_file());
         }
         if size_bytes < LENGTH_MIN_BYTES || !size_bytes.is_multiple_of(PAGE_BYTES) {
             return Err(LabError::Usage(format!(
@@ -111,21 +105,13 @@ impl Material {
             room_for(&directory, size_bytes)?;
             pattern::write_blocks(&made, SEED, size_bytes, progress).map_err(|e| at_path(&made, &e))?;
         }
-        let material = Self {
-            files: vec![DataFile {
-                path: made.clone(),
-                name,
-                length_bytes: size_bytes,
-                seed: Some(SEED),
-            }],
-            directory,
-            place: Place::of(&open(&made)?),
-            is_device: false,
-            served: None,
-            questions: None,
+        let file = DataFile {
+            path: made,
+            name,
+            length_bytes: size_bytes,
+            seed: Some(SEED),
         };
-        material.recognise()?;
-        Ok(material)
+        Self::of(vec![file], directory, false)
     }
 
     /// What lies at a path, whatever it is and however large: only looked at.
@@ -140,14 +126,8 @@ impl Material {
             length_bytes: meta.len(),
             seed: None,
         });
-        Ok(Self {
-            files: data.into_iter().collect(),
-            directory: path.to_owned(),
-            place: Place::of(&open(path)?),
-            is_device: meta.file_type().is_block_device(),
-            served: None,
-            questions: None,
-        })
+        let is_device = meta.file_type().is_block_device();
+        Self::of(data.into_iter().collect(), path.to_owned(), is_device)
     }
 
     /// One file below a directory, which `write` makes unless it is there, of this length. Nothing is left of one that was
@@ -220,24 +200,26 @@ impl Material {
             let _synced = rustix::fs::syncfs(open(&part)?);
             fs::rename(&part, &directory).map_err(|e| at_path(&directory, &e))?;
         }
-        let files: Vec<DataFile> = (skipped..count + skipped)
-            .map(|index| {
-                let name = pattern::object_name(index);
-                DataFile {
-                    path: directory.join(&name),
-                    length_bytes: file_bytes,
-                    seed: Some(pattern::object_seed(SEED, &name)),
-                    name,
-                }
-            })
-            .collect();
-        let first = files.first().map_or(path, |file| file.path.as_path());
-        let place = Place::of(&open(first)?);
+        let file = |index| {
+            let name = pattern::object_name(index);
+            DataFile {
+                path: directory.join(&name),
+                length_bytes: file_bytes,
+                seed: Some(pattern::object_seed(SEED, &name)),
+                name,
+            }
+        };
+        let files = (skipped..count + skipped).map(file).collect();
+        Self::of(files, directory, false)
+    }
+
+    fn of(files: Vec<DataFile>, directory: PathBuf, is_device: bool) -> Result<Self, LabError> {
+        let first = files.first().map_or(directory.as_path(), |file| &file.path);
         let material = Self {
+            place: Place::of(&open(first)?),
             files,
             directory,
-            place,
-            is_device: false,
+            is_device,
             served: None,
             questions: None,
         };
@@ -248,13 +230,11 @@ impl Material {
     /// Whether the first bytes of some files are what was made.
     fn recognise(&self) -> Result<(), LabError> {
         for data in self.files.iter().step_by((self.files.len() / 16).max(1)) {
+            let Some(seed) = data.seed else { continue };
             let mut found = [0u8; 64];
             let read = open(&data.path)?.read_exact(&mut found);
             read.map_err(|error| at_path(&data.path, &error))?;
-            let differs = data
-                .seed
-                .and_then(|seed| pattern::first_difference(seed, 0, &found));
-            if differs.is_some() {
+            if pattern::first_difference(seed, 0, &found).is_some() {
                 let problem = "does not hold what this command makes; move it away";
                 return Err(LabError::Usage(format!(
                     "--path: {} {problem}",

@@ -1,31 +1,57 @@
 //! Results that are there whole or not at all.
 
 use crate::error::LabError;
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::Write as _;
-use std::path::Path;
+use std::fs::Permissions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
-/// Writes a file beside its final name, makes it durable, and renames it.
-///
-/// # Errors
-/// errno, with the final name. Nothing is there under that name that was not there before.
+/// A file beside its final name; dropped before [`PartFile::finish`], it leaves nothing.
+#[derive(Debug)]
+pub struct PartFile {
+    file: NamedTempFile,
+    path: PathBuf,
+}
+
+impl PartFile {
+    /// A new file in the directory of `path`, with the permissions of any new file.
+    ///
+    /// # Errors
+    /// errno.
+    pub fn beside(path: &Path) -> io::Result<Self> {
+        // A bare name has an empty parent. The umask cuts the permissions.
+        let directory = Path::new(".").join(path.parent().unwrap_or(path));
+        let mut part = tempfile::Builder::new();
+        let file = part
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(directory)?;
+        let path = path.to_owned();
+        Ok(Self { file, path })
+    }
+
+    /// Writes the bytes, makes them durable, and gives them their name.
+    ///
+    /// # Errors
+    /// errno. Nothing is there under that name that was not there before.
+    pub fn finish(mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.file.as_file().sync_all()?;
+        self.file.persist(self.path)?;
+        Ok(())
+    }
+}
+
+/// A whole file at once; errors have its final name.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), LabError> {
-    let mut part = OsString::from(path);
-    part.push(".part");
-    let written = File::create(&part)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&part, path));
-    written.map_err(|error| {
-        // The error that led here is the one to report.
-        let _removed = fs::remove_file(&part);
-        LabError::at(path.display(), error)
-    })
+    let written = PartFile::beside(path).and_then(|part| part.finish(bytes));
+    written.map_err(|error| LabError::at(path.display(), error))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_file_that_cannot_be_named_is_not_left_behind() {

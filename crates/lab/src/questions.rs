@@ -5,7 +5,8 @@
 //! and for each oversampling the best scores in order (f32).
 
 use crate::error::LabError;
-use fearless_simd::{Level, dispatch};
+use ringfetch_engine::dataset::Dtype;
+use ringfetch_score::{Metric, Scorer};
 use serde::Deserialize;
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,6 @@ pub(crate) const FORMAT: &str = "ringfetch-lab-candidates/1";
 /// Scores are of unit vectors; those in the file are rounded to f32.
 const TOLERANCE: f64 = 1e-4;
 const LENGTH_MAX_BYTES: u64 = 1 << 30;
-const LANES: usize = 16;
 
 /// The first line.
 #[derive(Debug, Clone, Deserialize)]
@@ -58,7 +58,7 @@ pub(crate) struct Questions {
     vectors: Vec<f32>,
     ids: Vec<u32>,
     best: Vec<f32>,
-    level: Level,
+    scorer: Scorer,
 }
 
 impl Questions {
@@ -101,12 +101,13 @@ impl Questions {
                 "has a candidate past the last vector, or a query that is no number",
             ));
         }
+        let scorer = Scorer::new(Metric::Dot, Dtype::F32).ok_or_else(|| wrong("cannot be scored"))?;
         Ok(Self {
             head,
             vectors,
             ids,
             best,
-            level: Level::new(),
+            scorer,
         })
     }
 
@@ -135,10 +136,9 @@ impl Questions {
             .unwrap_or_default()
     }
 
-    /// The inner product of a query and a vector, in f64 as the daemon's.
+    /// The inner product of a query and a vector, by the daemon's arithmetic.
     pub(crate) fn score(&self, query: usize, vector: &[u8]) -> f64 {
-        let query = self.query(query);
-        dispatch!(self.level, _simd => dot(query, vector))
+        self.scorer.score(self.query(query), 0.0, vector)
     }
 
     /// Ranks the scores of a query's candidates, and holds the best against what they should be.
@@ -172,16 +172,4 @@ impl Questions {
             )),
         }
     }
-}
-
-#[inline(always)]
-fn dot(query: &[f32], vector: &[u8]) -> f64 {
-    let mut sums = [0.0_f64; LANES];
-    let (words, _) = vector.as_chunks::<4>();
-    for (query, words) in query.chunks(LANES).zip(words.chunks(LANES)) {
-        for ((sum, query), word) in sums.iter_mut().zip(query).zip(words) {
-            *sum += f64::from(*query) * f64::from(f32::from_le_bytes(*word));
-        }
-    }
-    sums.iter().sum()
 }

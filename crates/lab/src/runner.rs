@@ -15,14 +15,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Reads of a probe.
 const PROBE_READS: u64 = 8;
 
-/// What came of it.
-#[derive(Debug)]
-pub(crate) enum Outcome {
-    Complete(Rows),
-    /// Stopped after so many of so many steps.
-    Stopped(u64, u64),
-}
-
 /// How it is measured.
 #[derive(Debug)]
 pub(crate) struct Runner<'a> {
@@ -37,33 +29,31 @@ impl Runner<'_> {
     /// # Errors
     /// A strategy returned wrong bytes.
     pub(crate) fn probe(&self, study: &mut Study) -> Result<(), LabError> {
-        let mut tried: Vec<(&str, Heat, bool, Result<(), String>)> = Vec::new();
+        let mut tried: Vec<((&str, Heat, bool), bool)> = Vec::new();
         let cells = std::mem::take(&mut study.cells);
-        for cell in cells.clone() {
-            let files = cell.setup.files() > 1;
-            let of = |known: &&(&str, Heat, bool, Result<(), String>)| {
-                (known.0, known.1, known.2) == (cell.strategy.name, cell.setup.heat, files)
-            };
-            let known = tried.iter().find(of).map(|known| known.3.clone());
+        for cell in &cells {
+            let kind = (cell.strategy.name, cell.setup.heat, cell.setup.files() > 1);
+            let known = tried.iter().find(|(known, _)| *known == kind);
             let works = match known {
-                Some(works) => works,
+                Some((_, works)) => *works,
                 None => {
-                    let works = self.tried(study, &cell)?;
+                    let works = self.tried(study, cell)?;
                     if self.stop.load(Ordering::Relaxed) {
                         // What was cut short says nothing; the first step will see the same.
                         study.cells = cells;
                         return Ok(());
                     }
                     if let Err(why) = &works {
-                        let (name, heat) = (cell.strategy.name, cell.setup.heat.as_str());
-                        study.left_out.push(format!("{name}, {heat}: {why}"));
+                        study
+                            .left_out
+                            .push(format!("{}, {}: {why}", kind.0, kind.1.as_str()));
                     }
-                    tried.push((cell.strategy.name, cell.setup.heat, files, works.clone()));
-                    works
+                    tried.push((kind, works.is_ok()));
+                    works.is_ok()
                 }
             };
-            if works.is_ok() {
-                study.cells.push(cell);
+            if works {
+                study.cells.push(cell.clone());
             }
         }
         if study.cells.is_empty() {
@@ -75,27 +65,27 @@ impl Runner<'_> {
 
     /// Why it does not work here, from the attempt.
     fn tried(&self, study: &Study, cell: &Cell) -> Result<Result<(), String>, LabError> {
-        let mut setup = cell.setup;
-        setup.amount = Amount::Reads(PROBE_READS);
-        setup.depth = 1;
-        let cell = Cell {
-            setup,
-            ..cell.clone()
-        };
-        let works = self.step(study, &cell, self.seed, true).map(drop);
-        match works {
+        let mut cell = cell.clone();
+        (cell.setup.amount, cell.setup.depth) = (Amount::Reads(PROBE_READS), 1);
+        match self.step(study, &cell, self.seed, true) {
             Err(problem) if problem.starts_with("wrong bytes") => {
                 Err(LabError::Failed(format!("{}: {problem}", cell.id())))
             }
-            works => Ok(works),
+            works => Ok(works.map(drop)),
         }
     }
 
-    /// Measures every cell in every repetition, but for those that the journal has.
+    /// Measures every cell in every repetition, but for those that the journal has. When it is stopped, what was measured
+    /// until then is returned.
     ///
     /// # Errors
     /// Wrong bytes; a journal that cannot be written.
-    pub(crate) fn run(&self, study: &mut Study, journal: &mut Journal) -> Result<Outcome, LabError> {
+    pub(crate) fn run(
+        &self,
+        study: &mut Study,
+        journal: &mut Journal,
+        bar: &ProgressBar,
+    ) -> Result<Rows, LabError> {
         let cells = study.cells.clone();
         let mut rows: Vec<Row> = cells
             .iter()
@@ -104,10 +94,9 @@ impl Runner<'_> {
                 samples: vec![None; self.repetitions as usize],
             })
             .collect();
-        let total = cells.len() as u64 * u64::from(self.repetitions);
-        let bar = self.bar(total);
-        let mut broken = vec![false; cells.len()];
-        for repetition in 0..self.repetitions {
+        bar.inc_length(cells.len() as u64 * u64::from(self.repetitions));
+        let mut broken: Vec<usize> = Vec::new();
+        'steps: for repetition in 0..self.repetitions {
             let mut order: Vec<usize> = (0..cells.len()).collect();
             // An order of its own, then the same swapped; when the run goes on they are the same.
             fastrand::Rng::with_seed(self.seed ^ (u64::from(repetition / 2) << 32)).shuffle(&mut order);
@@ -120,10 +109,11 @@ impl Runner<'_> {
                 };
                 let id = cell.id();
                 bar.set_message(id.clone());
-                let place = row.samples.get_mut(repetition as usize);
-                let known = journal.sample(&id, repetition).cloned();
-                if known.is_some() || broken.get(index) == Some(&true) {
-                    place.into_iter().for_each(|place| *place = known.clone());
+                let Some(place) = row.samples.get_mut(repetition as usize) else {
+                    continue;
+                };
+                *place = journal.sample(&id, repetition).cloned();
+                if place.is_some() || broken.contains(&index) {
                     bar.inc(1);
                     // Steps of an earlier run took no time now.
                     bar.reset_eta();
@@ -132,34 +122,30 @@ impl Runner<'_> {
                 let seed = self.seed.wrapping_add(bar.position());
                 let made = self.step(study, cell, seed, false);
                 if self.stop.load(Ordering::Relaxed) {
-                    // Finished, it is at its end.
-                    let done = bar.position();
-                    bar.finish_and_clear();
-                    return Ok(Outcome::Stopped(done, total));
+                    break 'steps;
                 }
                 match made {
                     Ok(sample) => {
                         journal.record(&id, repetition, &sample)?;
-                        place.into_iter().for_each(|place| *place = Some(sample.clone()));
+                        *place = Some(sample);
                     }
                     Err(problem) if problem.starts_with("wrong bytes") => {
                         return Err(LabError::Failed(format!("{id}: {problem}")));
                     }
                     Err(problem) => {
-                        broken
-                            .get_mut(index)
-                            .into_iter()
-                            .for_each(|broken| *broken = true);
+                        broken.push(index);
                         study.left_out.push(format!("{id}: {problem}"));
                     }
                 }
                 bar.inc(1);
             }
         }
-        bar.finish_and_clear();
         // A row that failed in some repetition is none.
-        let whole = rows.into_iter().zip(broken).filter(|(_, broken)| !broken);
-        Ok(Outcome::Complete(Rows(whole.map(|(row, _)| row).collect())))
+        let whole = rows
+            .into_iter()
+            .enumerate()
+            .filter(|(index, _)| !broken.contains(index));
+        Ok(Rows(whole.map(|(_, row)| row).collect()))
     }
 
     /// One step, of as many runs as the study makes of it.
@@ -190,6 +176,7 @@ impl Runner<'_> {
         let (files, window) = (cell.setup.files(), cell.setup.window_bytes());
         let prepared = match cell.setup.heat {
             Heat::Direct | Heat::Cold => material.make_cold(files),
+            Heat::Warm if material.resident_share(files, window) == Some(1.0) => Ok(()),
             Heat::Warm => material.make_warm(files, window, self.stop),
             Heat::AsFound => Ok(()),
         };
@@ -212,12 +199,13 @@ impl Runner<'_> {
         });
         Ok(sample)
     }
+}
 
-    fn bar(&self, steps: u64) -> ProgressBar {
-        let bar = ProgressBar::new(steps);
-        match ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left  {msg}") {
-            Ok(style) => bar.with_style(style),
-            Err(_) => bar,
-        }
+/// A bar that counts steps.
+pub(crate) fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    match ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left  {msg}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
 }

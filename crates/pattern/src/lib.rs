@@ -2,7 +2,7 @@
 //!
 //! The stream is little-endian 64-bit words; word `i` (bytes `8 i .. 8 i + 8`) is SplitMix64's output function of
 //! `seed + (i + 1) x 0x9E3779B97F4A7C15` (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-//! OOPSLA 2014). For f32 and f16 vectors the raw stream would hold NaNs: [`fill_elements`] maps it to [-1, 1).
+//! OOPSLA 2014). For vectors of floats the raw stream would hold NaNs: [`fill_elements`] maps it to [-1, 1).
 //! Nothing here depends on the machine: no libm, no native byte order. Writing files is in `write`.
 
 #![forbid(unsafe_code)]
@@ -67,13 +67,15 @@ pub fn first_difference(seed: u64, offset: u64, data: &[u8]) -> Option<usize> {
     None
 }
 
-/// Fills `out` with elements from number `first_element` on, little-endian. u8 and i8: the stream's bytes; f32, f16:
+/// Fills `out` with elements from number `first_element` on, little-endian. u8 and i8: the stream's bytes; floats:
 /// the word of that number, mapped to [-1, 1); i32: its low 31 bits. Room for a part of an element gets its first bytes.
 pub fn fill_elements(seed: u64, dtype: Dtype, first_element: u64, out: &mut [u8]) {
     match dtype {
         Dtype::U8 | Dtype::I8 => fill(seed, first_element, out),
         Dtype::F32 => fill_words(seed, first_element, out, |word| f32_of(word).to_le_bytes()),
         Dtype::F16 => fill_words(seed, first_element, out, |word| f16_of(word).to_le_bytes()),
+        Dtype::Bf16 => fill_words(seed, first_element, out, |word| bf16_of(word).to_le_bytes()),
+        Dtype::F64 => fill_words(seed, first_element, out, |word| f64_of(word).to_le_bytes()),
         Dtype::I32 => fill_words(seed, first_element, out, |word| i32_of(word).to_le_bytes()),
     }
 }
@@ -97,6 +99,16 @@ fn f32_of(word: u64) -> f32 {
 /// The top 11 bits, as many as an f16 holds exactly: 0 is -1.0, 1024 is 0.0, 2047 is 1 - 2^-10.
 fn f16_of(word: u64) -> half::f16 {
     half::f16::from_f32(((word >> 53) as f32) / 1024.0 - 1.0)
+}
+
+/// The top 8 bits, as many as a bf16 holds exactly: 0 is -1.0, 128 is 0.0, 255 is 1 - 2^-7.
+fn bf16_of(word: u64) -> half::bf16 {
+    half::bf16::from_f32(((word >> 56) as f32) / 128.0 - 1.0)
+}
+
+/// The top 53 bits, as many as an f64 holds exactly: 0 is -1.0, 2^52 is 0.0, 2^53 - 1 is 1 - 2^-52.
+fn f64_of(word: u64) -> f64 {
+    ((word >> 11) as f64) / 4_503_599_627_370_496.0 - 1.0
 }
 
 fn i32_of(word: u64) -> i32 {

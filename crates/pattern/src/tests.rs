@@ -67,7 +67,7 @@ fn lengths_are_log_uniform() {
     }
 }
 
-/// Elements of every type: f32 and f16 finite and in [-1, 1), i32 not negative, bytes the stream's own.
+/// Elements of every type: floats finite and in [-1, 1), i32 not negative, bytes the stream's own.
 #[test]
 fn elements_are_in_range() {
     let mut bytes = vec![0u8; 40_000];
@@ -92,6 +92,11 @@ fn elements_are_in_range() {
     assert_eq!(first_difference(3, 5, &bytes), None);
     assert_eq!((f32_of(0), f32_of(u64::MAX)), (-1.0, 1.0 - f32::powi(2.0, -23)));
     assert_eq!(f16_of(u64::MAX).to_f32(), 1.0 - 1.0 / 1024.0);
+    assert_eq!(
+        (bf16_of(0).to_f32(), bf16_of(u64::MAX).to_f32()),
+        (-1.0, 1.0 - 1.0 / 128.0)
+    );
+    assert_eq!((f64_of(0), f64_of(u64::MAX)), (-1.0, 1.0 - f64::powi(2.0, -52)));
 }
 
 proptest! {
@@ -104,7 +109,7 @@ proptest! {
         fill(seed, offset as u64, &mut part);
         prop_assert_eq!(&part[..], &whole[offset..offset + length]);
         prop_assert_eq!(first_difference(seed, offset as u64, &part), None);
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::U8, Dtype::I8, Dtype::I32] {
+        for dtype in Dtype::ALL {
             let size = dtype.bytes() as usize;
             fill_elements(seed, dtype, 0, &mut whole);
             fill_elements(seed, dtype, (offset / size) as u64, &mut part);
@@ -148,7 +153,7 @@ fn open(path: &Path, layout: Layout, dim: Option<u32>, dtype: Option<Dtype>) -> 
 #[test]
 fn every_layout_opens_as_written() {
     let dir = tempfile::tempdir().unwrap();
-    let all = [Dtype::F32, Dtype::F16, Dtype::U8, Dtype::I8, Dtype::I32];
+    let all = Dtype::ALL;
     let mut cases: Vec<(Layout, Dtype)> = [Layout::Raw, Layout::Npy]
         .into_iter()
         .flat_map(|layout| all.map(|dtype| (layout, dtype)))
@@ -184,7 +189,8 @@ fn every_layout_opens_as_written() {
         assert_eq!(seen.last(), Some(&(data.len() as u64)));
         assert!(seen.is_sorted());
         let told = open(&path, layout, Some(wanted_dim), Some(wanted_dtype));
-        if layout != Layout::Raw {
+        // NumPy has no name for bfloat16.
+        if layout != Layout::Raw && (layout, wanted_dtype) != (Layout::Npy, Dtype::Bf16) {
             assert_eq!(open(&path, layout, None, None).kind(), told.kind());
         }
         let Kind::Vectors {
@@ -213,7 +219,7 @@ fn every_layout_opens_as_written() {
     }
     assert_eq!(
         std::fs::read_dir(dir.path()).unwrap().count(),
-        16,
+        20,
         "no temporary file is left"
     );
 }

@@ -136,6 +136,9 @@ pub fn npy_header(dtype: Dtype, dim: u32, count: u64) -> Vec<u8> {
         Dtype::U8 => "|u1",
         Dtype::I8 => "|i1",
         Dtype::I32 => "<i4",
+        // As numpy.save writes `ml_dtypes.bfloat16`: NumPy has no name for it.
+        Dtype::Bf16 => "<V2",
+        Dtype::F64 => "<f8",
     };
     let mut dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({count}, {dim}), }}");
     // 10 bytes of magic, version and length, then 59 of dict and 1 of newline make 70: 58 spaces fill them up to 128.

@@ -15,6 +15,5 @@ pub mod lifecycle;
 pub mod listener;
 pub mod reconfigure;
 pub mod rpc_metrics;
-pub mod score;
 pub mod sd_notify;
 pub mod telemetry;

@@ -11,6 +11,7 @@ mod coalesce;
 mod connection_limits;
 mod connection_table;
 mod dispatch;
+mod frame_parts;
 mod hosts;
 mod progress;
 mod serve;
@@ -43,9 +44,10 @@ use progress::Progress;
 use serve::{AcceptedConnection, PortServer};
 
 pub use bind::{Addresses, BindError, BoundSocket, bind};
-pub use bodies::RequestBody;
+pub use bodies::{AnswerBody, RequestBody};
 pub use connection_limits::ConnectionLimits;
 pub use dispatch::{FastPath, ResponseFuture};
+pub use frame_parts::FrameParts;
 pub use hosts::AllowedHosts;
 
 /// TCP keepalive: idle time before the first probe.

@@ -4,6 +4,7 @@
 use super::require::Requirement;
 use crate::args::SEED;
 use crate::quantity::{parse_duration, parse_size};
+use crate::score::MetricName;
 use clap::{ArgGroup, Args, ValueEnum};
 use ringfetch_pace::{Arrivals, Ramp};
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,22 @@ pub(crate) struct Load {
     /// Read ranges of this many bytes, at multiples of it, from a dataset of kind blocks or vectors.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) range_bytes: Option<u64>,
+    /// Rank the vectors of a request by their nearness to a synthetic query, instead of fetching them.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "METRIC",
+        conflicts_with = "range_bytes",
+        help_heading = "Scores"
+    )]
+    pub(crate) score: Option<MetricName>,
+    /// Who computes the scores: the daemon, or this process from fetched vectors.
+    #[arg(long, value_enum, default_value_t = ScoreAt::Daemon, requires = "score", help_heading = "Scores")]
+    pub(crate) score_at: ScoreAt,
+    /// Results a request, at most.
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "score", help_heading = "Scores",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) score_limit: u32,
     /// How long to measure; with --step-to-knee: at each rate.
     #[arg(long, value_name = "S", value_parser = parse_seconds, default_value = "10")]
     pub(crate) seconds: Duration,
@@ -64,7 +81,7 @@ pub(crate) struct Load {
     /// Drive load this long before measuring.
     #[arg(long, value_name = "S", value_parser = parse_seconds, default_value = "1")]
     pub(crate) warmup_seconds: Duration,
-    /// Check every byte against the pattern.
+    /// Check every byte against the pattern; with --score every result.
     #[arg(long)]
     pub(crate) verify: bool,
     /// The seed that the data was made with, for --verify.
@@ -177,6 +194,12 @@ pub(crate) enum TransportArg {
     Grpc,
     Stream,
     Http,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ScoreAt {
+    Daemon,
+    Client,
 }
 
 impl TransportArg {

@@ -14,6 +14,7 @@ mod knee;
 mod recorder;
 mod report;
 mod require;
+mod scores;
 mod series;
 mod text;
 mod transport;

@@ -2,7 +2,7 @@
 //! latency; an item that failed is no read.
 
 use super::histogram::Durations;
-use super::transport::{Answer, Refused};
+use super::transport::{Answer, Body, Refused};
 use super::workload::{Ask, Workload};
 use ringfetch_pace::Turn;
 use std::collections::BTreeMap;
@@ -123,7 +123,14 @@ impl Recorder {
             tally.first_error.get_or_insert_with(|| item.message.clone());
         }
         let part = workload.part(ask.part);
-        if part.verifies() {
+        if let Body::Ranked(ranking) = &answer.body
+            && answer.failed.is_empty()
+            && let Some((told, places)) = part.check_ranking(&ask.items, ranking)
+        {
+            // An id and a score are 16 bytes.
+            tally.wrong_bytes += places.saturating_mul(16);
+            tally.first_wrong.get_or_insert(told);
+        } else if part.verifies() {
             answer.each(|i, bytes| {
                 let Some(&item) = ask.items.get(i) else { return };
                 if let Some(wrong) = part.check(item, bytes, scratch) {

@@ -1,8 +1,9 @@
 //! What is read: one dataset or several with shares, which items of it, how many a request, and what their bytes
 //! ought to be. Absent: how a request travels (`transport`) and when (`pacer`).
 
-use super::args::{Batch, Load, PatternArg};
+use super::args::{Batch, Load, PatternArg, ScoreAt};
 use super::choice::Chooser;
+use super::scores::{Ranking, Scoring};
 use crate::args::Global;
 use crate::expected::{Wrong, check_elements, check_stream, object_seed};
 use crate::outcome::Failure;
@@ -30,6 +31,7 @@ pub(crate) struct Part {
     dataset: String,
     target: Target,
     source: Source,
+    scoring: Option<Scoring>,
     /// The pattern's seed, if every byte is to be checked.
     verify: Option<u64>,
 }
@@ -145,7 +147,13 @@ async fn resolve_part(client: &Client, global: &Global, args: &Load, name: Strin
         let problem = "--verify: ranges of a file of vectors hold its headers too; read vectors by id";
         return Err(Failure::Usage(problem.to_owned()));
     }
+    let shape = match &target {
+        Target::Vectors { dtype, dim } => Some((*dtype, *dim)),
+        Target::Blocks { .. } | Target::Ranges { .. } | Target::Extents(_) | Target::Objects { .. } => None,
+    };
+    let unscored = |problem| Failure::Usage(format!("--score: {name} cannot be scored: {problem}"));
     Ok(Part {
+        scoring: Scoring::new(args, shape).map_err(unscored)?,
         dataset: name,
         target,
         source,
@@ -250,9 +258,24 @@ impl Part {
         }
     }
 
-    /// Whether bytes are checked, so that they have to be kept.
+    /// Whether bytes are checked.
     pub(crate) fn verifies(&self) -> bool {
         self.verify.is_some()
+    }
+
+    /// Whether an answer's bytes are looked at, so that they have to be kept.
+    pub(crate) fn keeps_bytes(&self) -> bool {
+        self.verify.is_some() || self.scoring.is_some()
+    }
+
+    /// How its vectors are scored, if that side does it.
+    pub(crate) fn scored_at(&self, at: ScoreAt) -> Option<&Scoring> {
+        self.scoring.as_ref().filter(|scoring| scoring.at == at)
+    }
+
+    /// Compares a ranking with that of the pattern's vectors: the first difference, and how many there are.
+    pub(crate) fn check_ranking(&self, items: &[u64], ranking: &Ranking) -> Option<(String, u64)> {
+        self.scoring.as_ref()?.check(self.verify?, items, ranking)
     }
 
     /// Compares an item's bytes with the pattern; `None` if they are right, or not to be checked.
@@ -287,7 +310,10 @@ impl Part {
     pub(crate) fn what(&self) -> String {
         match &self.target {
             Target::Blocks { block_bytes } => format!("blocks of {block_bytes} bytes"),
-            Target::Vectors { dtype, dim } => format!("vectors of {dim} {dtype}"),
+            Target::Vectors { dtype, dim } => match &self.scoring {
+                Some(scoring) => format!("vectors of {dim} {dtype}, {}", scoring.what()),
+                None => format!("vectors of {dim} {dtype}"),
+            },
             Target::Ranges { range_bytes } => format!("ranges of {range_bytes} bytes"),
             Target::Extents(_) => "ranges as listed".to_owned(),
             Target::Objects { names } => {
@@ -344,6 +370,7 @@ impl Workload {
                 dataset: dataset.to_owned(),
                 target: Target::Blocks { block_bytes: 8 },
                 source: Source::Pattern(Chooser::new(PatternArg::Uniform, count), PatternArg::Uniform),
+                scoring: None,
                 verify: None,
             };
             (part, sum)

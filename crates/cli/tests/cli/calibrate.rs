@@ -9,7 +9,7 @@ use ringfetch_pattern as pattern;
 use ringfetch_server::config::{self, Base, Inputs};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
@@ -61,70 +61,67 @@ fn good(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn phases(report: &Value) -> BTreeSet<&str> {
-    let steps = report["findings"]["steps"].as_array().unwrap();
-    steps.iter().map(|step| step["phase"].as_str().unwrap()).collect()
+/// The values of a column in all rows.
+fn values<'a>(report: &'a Value, name: &str) -> BTreeSet<&'a str> {
+    let rows = report["rows"].as_array().unwrap().iter();
+    let pairs = rows.flat_map(|row| row["key"].as_array().unwrap());
+    let of = pairs.filter(|pair| pair[0] == name);
+    of.map(|pair| pair[1].as_str().unwrap()).collect()
 }
 
 #[test]
 fn every_step_is_made_and_every_answer_has_its_form() {
-    // Scenario: 3 s on a small file, as JSON with a file for the YAML and one for the plot; then as text.
-    // Expected: every phase this host allows, every depth, figures that are some; YAML that the daemon takes, on its own
+    // Scenario: 3 s on a small file, as JSON with a file for the YAML, one for the plot and a directory for the report;
+    // then as text.
+    // Expected: every stage this host allows, every depth, figures that are some; YAML that the daemon takes, on its own
     // and with the tables in front of it; a picture with the knee; a second run replaces nothing unasked.
     let (directory, data) = place();
-    let (yaml, plot) = (
-        directory.path().join("engine.yaml"),
-        directory.path().join("depth.svg"),
-    );
+    let at = |name: &str| directory.path().join(name);
+    let (yaml, plot, out) = (at("engine.yaml"), at("depth.svg"), at("report"));
     let outputs = format!("--out {} --plot {}", yaml.display(), plot.display());
     let run = format!("calibrate {} --seconds 3 {outputs}", data.display());
-    let report: Value = serde_json::from_str(&good(ringfetch(None, &format!("--json {run}")))).unwrap();
+    // Forced: this may be a debug build.
+    let forced = format!("--json {run} --force --report {}", out.display());
+    let report: Value = serde_json::from_str(&good(ringfetch(None, &forced))).unwrap();
 
     let has_ring = probe::probe().is_ok();
-    assert_eq!(report["findings"]["ring_refusal"].is_null(), has_ring, "{report}");
-    let mut expected = BTreeSet::from(["depth", "mmap_threads", "mmap_announce", "backends_cold"]);
-    if has_ring {
-        expected.insert("eager_flush");
-        if cpus::usable_cpus().len() > 1 {
-            expected.insert("rings");
-        }
-        if report["target"]["direct_io"] == true {
-            expected.insert("direct_io");
-        }
+    let left_out = report["left_out"].to_string();
+    assert_eq!(left_out.contains("uring and auto"), !has_ring, "{report}");
+    let mut expected = BTreeSet::from(["depth", "mmap threads", "settings", "cold"]);
+    if has_ring && cpus::usable_cpus().len() > 1 {
+        expected.insert("rings");
     }
-    let found = phases(&report);
+    let found = values(&report, "stage");
     assert!(found.is_superset(&expected), "{found:?} {expected:?}");
-    assert_eq!(report["target"]["length_bytes"], 24 << 20);
-    assert_eq!(report["findings"]["stopped"], false);
-    for step in report["findings"]["steps"].as_array().unwrap() {
-        let sample = &step["sample"];
-        assert!(sample["reads"].as_u64().unwrap() > 0, "{step}");
+    let settings = values(&report, "setting");
+    for depth in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512] {
+        assert!(settings.contains(depth.to_string().as_str()), "{settings:?}");
+    }
+    assert!(!has_ring || settings.contains("eager flush 0"), "{settings:?}");
+    for row in report["rows"].as_array().unwrap() {
+        let measures: Vec<(String, Value)> = serde_json::from_value(row["measures"].clone()).unwrap();
+        let measures: BTreeMap<String, Value> = measures.into_iter().collect();
         for figure in [
             "reads_per_second",
             "cpu_us_per_read",
             "p50_us",
             "p99_us",
-            "seconds",
+            "step_seconds",
         ] {
-            assert!(sample[figure].as_f64().unwrap() > 0.0, "{figure}: {step}");
+            assert_eq!(measures[figure]["count"], 5, "{figure}: {row}");
+            assert!(
+                measures[figure]["median"].as_f64().unwrap() > 0.0,
+                "{figure}: {row}"
+            );
         }
-        let heat = step["heat"].as_str().unwrap();
-        assert_eq!(heat == "warm", step["phase"] == "backends_warm", "{step}");
+        let is_warm = row["key"].to_string().contains("[\"heat\",\"warm\"]");
+        assert_eq!(
+            is_warm,
+            row["key"].to_string().contains("[\"stage\",\"warm\"]"),
+            "{row}"
+        );
     }
-    let curve = &report["findings"]["depth"];
-    let depths: Vec<u64> = curve["points"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|point| point["setting"].as_u64().unwrap())
-        .collect();
-    let every = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
-    let left_out = report["findings"]["notes"].to_string().contains("depths beyond");
-    assert!(
-        every.starts_with(&depths) && left_out == (depths.len() < every.len()),
-        "{report}"
-    );
-    assert!(report["polling"].as_str().unwrap().starts_with("poll queues: "));
+    assert!(report["facts"].to_string().contains("[\"data\",\"24.0 MiB\"]"));
 
     let written = fs::read_to_string(&yaml).unwrap();
     assert_eq!(report["yaml"], written.as_str());
@@ -135,31 +132,29 @@ fn every_step_is_made_and_every_answer_has_its_form() {
     );
     assert_eq!(accepted(directory.path(), &written, &data), advised[0]["value"]);
     let picture = fs::read_to_string(&plot).unwrap();
-    let knee = &curve["points"][usize::try_from(curve["knee"].as_u64().unwrap()).unwrap()]["setting"];
-    assert!(picture.starts_with("<svg ") && picture.contains(&format!("knee: {knee}<")));
+    assert!(picture.starts_with("<svg ") && picture.contains("knee: ") && picture.contains("latency p99"));
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.contains("Recommended settings") && page.contains("When io_uring beats mmap"));
 
     assert!(failure(None, &run, 1).contains("--out: "));
     assert_eq!(fs::read_to_string(&yaml).unwrap(), written);
 
-    let text = good(ringfetch(
-        None,
-        &format!("calibrate {} --seconds 3", data.display()),
-    ));
+    let text = format!("calibrate {} --seconds 3 --force", data.display());
+    let text = good(ringfetch(None, &text));
     for part in [
-        "# DEPTH",
-        "# mmap announces, cold",
-        "# BACKEND",
+        "# stage ",
+        "# When io_uring beats",
         "\nengine:\n",
         "queue_depth: ",
     ] {
-        assert!(text.contains(part) || !has_ring, "{part}: {text}");
+        assert!(text.contains(part), "{part}: {text}");
     }
     accepted(directory.path(), &text, &data);
     let left: Vec<_> = fs::read_dir(directory.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
         .collect();
-    assert_eq!(left.len(), 4, "{left:?}");
+    assert_eq!(left.len(), 5, "{left:?}");
 }
 
 #[test]
@@ -168,17 +163,19 @@ fn without_io_uring_the_rest_is_calibrated() {
     // Expected: exit code 0, the reason told, only mmap and pread measured, YAML that the daemon takes.
     let (directory, data) = place();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
-    command.args(["--json", "calibrate", "--seconds", "3"]).arg(&data);
+    command
+        .args(["--json", "calibrate", "--seconds", "3", "--force"])
+        .arg(&data);
     let output = without_io_uring(EPERM, || command.output()).unwrap();
     let report: Value = serde_json::from_str(&good(output)).unwrap();
-    assert!(report["findings"]["ring_refusal"].is_string(), "{report}");
-    for step in report["findings"]["steps"].as_array().unwrap() {
-        let backend = step["setup"]["backend"].as_str().unwrap();
-        assert!(["mmap", "pread"].contains(&backend), "{step}");
-    }
-    let found = phases(&report);
-    let expected = ["depth", "mmap_threads", "mmap_announce", "backends_cold"];
-    assert!(found.is_superset(&BTreeSet::from(expected)), "{found:?}");
+    assert!(
+        report["left_out"].to_string().contains("uring and auto"),
+        "{report}"
+    );
+    assert_eq!(values(&report, "backend"), BTreeSet::from(["mmap", "pread"]));
+    let found = values(&report, "stage");
+    let expected = BTreeSet::from(["depth", "mmap threads", "settings", "cold"]);
+    assert!(found.is_superset(&expected), "{found:?}");
     let yaml = report["yaml"].as_str().unwrap();
     assert!(yaml.contains("there is no io_uring here"), "{yaml}");
     let backend = accepted(directory.path(), yaml, &data);
@@ -196,35 +193,52 @@ fn core_thread(pid: u32) -> Option<String> {
 
 #[test]
 fn ctrl_c_ends_it_with_what_was_measured() {
-    // Scenario: SIGINT to a calibration of ten minutes once its second step has begun.
-    // Expected: it ends soon, with exit code 0, the steps so far, a note that says so, and YAML that the daemon takes.
+    // Scenario: SIGINT to a calibration of ten minutes once its second step has begun; then the same command with
+    // --resume, also interrupted.
+    // Expected: it ends soon, with exit code 0, the steps so far, a note that says so, and YAML that the daemon takes; what
+    // was measured is there the second time, and there is no report yet.
     let (directory, data) = place();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
-    let child = command
-        .args(["--json", "calibrate", "--seconds", "600"])
-        .arg(&data)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(120);
-    // One engine is started to ask for its depth, and one for each step.
-    let mut engines = BTreeSet::new();
-    while engines.len() < 3 {
-        engines.extend(core_thread(child.id()));
-        assert!(Instant::now() < deadline, "no second step: {engines:?}");
-        std::thread::yield_now();
-    }
-    rustix::process::kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let report: Value = serde_json::from_str(&good(child.wait_with_output().unwrap())).unwrap();
-    assert!(Instant::now() < deadline);
-    let findings = &report["findings"];
-    assert_eq!(findings["stopped"], true, "{report}");
-    let steps = findings["steps"].as_array().unwrap().len();
-    assert!((1..100).contains(&steps), "{steps}");
-    let notes = findings["notes"].to_string();
-    assert!(notes.contains("STOPPED"), "{notes}");
+    let out = directory.path().join("report");
+    let interrupted = |resume: &[&str]| -> Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringfetch"));
+        let child = command
+            .args(["--json", "calibrate", "--seconds", "600", "--force", "--report"])
+            .args([&out, &data])
+            .args(resume)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(120);
+        // One engine is started to probe, and one for each step; one may begin on the core of the last.
+        let mut engines = BTreeSet::new();
+        while engines.len() < 4 {
+            engines.extend(core_thread(child.id()));
+            assert!(Instant::now() < deadline, "no second step: {engines:?}");
+            std::thread::yield_now();
+        }
+        rustix::process::kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        let report = serde_json::from_str(&good(child.wait_with_output().unwrap())).unwrap();
+        assert!(Instant::now() < deadline);
+        report
+    };
+    let journal = || {
+        fs::read_to_string(out.join("samples.jsonl"))
+            .unwrap()
+            .lines()
+            .count()
+    };
+    let report = interrupted(&[]);
+    let notes = report["notes"].to_string();
+    assert!(
+        notes.contains("STOPPED") && notes.contains("--resume --report"),
+        "{notes}"
+    );
+    let steps = journal();
+    assert!((2..100).contains(&steps), "{steps}");
     accepted(directory.path(), report["yaml"].as_str().unwrap(), &data);
+    interrupted(&["--resume"]);
+    assert!(journal() > steps && !out.join("report.json").exists());
 }
 
 #[test]
@@ -250,7 +264,7 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
     refused("/dev/null", "a character device");
     refused(&at("empty").display().to_string(), "is empty");
     refused(&at("small").display().to_string(), "at least 16.0 MiB");
-    refused(&at("holes").display().to_string(), "holes");
+    refused(&at("holes").display().to_string(), "100 % of the data are holes");
     refused(&in_memory, "tmpfs");
     let data = data.display();
     let directory_out = directory.path().display();

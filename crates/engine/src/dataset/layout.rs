@@ -129,7 +129,7 @@ fn vector_bytes(dim: u32, dtype: Dtype, context: ErrorContext<'_>) -> Result<u32
     if dim == 0 || dim > DIM_MAX {
         return Err(context.field("dim", format!("is {dim}: a vector has 1 to {DIM_MAX} elements")));
     }
-    // At most 10^6 x 4 bytes.
+    // At most 10^6 x 8 bytes.
     Ok(dim * dtype.bytes())
 }
 
@@ -193,7 +193,8 @@ impl VectorFile<'_> {
         };
         let start = self.read(0, self.length_bytes.min(12))?;
         let (offset, length) = npy::dict_place(&start, self.length_bytes).map_err(problem)?;
-        let array = npy::array(&self.read(offset, length)?, offset + length).map_err(problem)?;
+        let array =
+            npy::array(&self.read(offset, length)?, offset + length, self.wanted.dtype).map_err(problem)?;
         self.check_dtype(array.dtype)?;
         let dim = self.dim_of(i64::try_from(array.columns).unwrap_or(i64::MAX), "its header")?;
         self.exact(array.data_offset, array.rows, dim, array.dtype)

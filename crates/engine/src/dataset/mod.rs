@@ -38,19 +38,35 @@ pub enum Dtype {
     I8,
     /// 32-bit signed, little-endian (`.ivecs`).
     I32,
+    /// The upper half of an IEEE 754 binary32, little-endian.
+    Bf16,
+    /// IEEE 754 binary64, little-endian.
+    F64,
 }
 
 impl Dtype {
+    /// Every element type.
+    pub const ALL: [Self; 7] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::F64,
+        Self::U8,
+        Self::I8,
+        Self::I32,
+    ];
+
     /// Bytes of one element.
     pub const fn bytes(self) -> u32 {
         match self {
             Self::F32 | Self::I32 => 4,
-            Self::F16 => 2,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F64 => 8,
             Self::U8 | Self::I8 => 1,
         }
     }
 
-    /// The word in YAML and answers: `f32`, `f16`, `u8`, `i8`, `i32`.
+    /// The word in YAML and answers: `f32`, `f16`, `bf16`, `f64`, `u8`, `i8`, `i32`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -58,6 +74,8 @@ impl Dtype {
             Self::U8 => "u8",
             Self::I8 => "i8",
             Self::I32 => "i32",
+            Self::Bf16 => "bf16",
+            Self::F64 => "f64",
         }
     }
 }

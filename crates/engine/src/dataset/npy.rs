@@ -72,8 +72,9 @@ pub(super) fn dict_place(start: &[u8], file_bytes: u64) -> Result<(u64, u64), Pr
     Ok((offset, length))
 }
 
-/// The array that a dict at its place describes.
-pub(super) fn array(dict: &[u8], data_offset: u64) -> Result<Array, Problem> {
+/// The array that a dict at its place describes. NumPy has no bfloat16: its elements are two bytes of no type in the file,
+/// and only `wanted` tells what they are.
+pub(super) fn array(dict: &[u8], data_offset: u64, wanted: Option<Dtype>) -> Result<Array, Problem> {
     let fields = std::str::from_utf8(dict).ok().and_then(Fields::parse);
     let Some(Fields {
         descr: Some(descr),
@@ -85,7 +86,7 @@ pub(super) fn array(dict: &[u8], data_offset: u64) -> Result<Array, Problem> {
             "has a .npy header that is not {'descr': ..., 'fortran_order': ..., 'shape': ...}: save it again",
         ));
     };
-    let dtype = dtype_of(descr)?;
+    let dtype = dtype_of(descr, wanted)?;
     if fortran_order {
         return Err(bad(
             "is in Fortran order, where a vector is not contiguous: save numpy.ascontiguousarray(array)",
@@ -105,7 +106,7 @@ pub(super) fn array(dict: &[u8], data_offset: u64) -> Result<Array, Problem> {
     })
 }
 
-fn dtype_of(descr: &str) -> Result<Dtype, Problem> {
+fn dtype_of(descr: &str, wanted: Option<Dtype>) -> Result<Dtype, Problem> {
     let wrong = |problem: String| {
         Err(Problem {
             field: "dtype",
@@ -120,12 +121,20 @@ fn dtype_of(descr: &str) -> Result<Dtype, Problem> {
         // One byte has no order.
         b"u1" => return Ok(Dtype::U8),
         b"i1" => return Ok(Dtype::I8),
+        // What numpy.save writes for `ml_dtypes.bfloat16`.
+        b"V2" if wanted == Some(Dtype::Bf16) => return Ok(Dtype::Bf16),
+        b"V2" => {
+            return wrong(format!(
+                "the file holds '{descr}', elements of two bytes without a type: if they are bfloat16, set dtype: bf16"
+            ));
+        }
         b"f4" => Dtype::F32,
         b"f2" => Dtype::F16,
+        b"f8" => Dtype::F64,
         b"i4" => Dtype::I32,
         _ => {
             return wrong(format!(
-                "the file holds '{descr}', and f32, f16, u8, i8 and i32 are served: save array.astype('<f4')"
+                "the file holds '{descr}', and f32, f16, bf16, f64, u8, i8 and i32 are served: save array.astype('<f4')"
             ));
         }
     };
@@ -240,7 +249,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn parse(dict: &str) -> Result<Array, Problem> {
-        array(dict.as_bytes(), 128)
+        array(dict.as_bytes(), 128, None)
     }
 
     /// What numpy 1 and 2, Python 2 and other writers produce is understood, whatever the order and the quotes.
@@ -265,6 +274,7 @@ mod tests {
             ("|i1", Dtype::I8),
             ("<u1", Dtype::U8),
             ("<i4", Dtype::I32),
+            ("<f8", Dtype::F64),
         ] {
             let found = parse(&format!(
                 "{{'descr': '{descr}', 'fortran_order': False, 'shape': (0, 9), }}"
@@ -274,12 +284,29 @@ mod tests {
         }
     }
 
+    /// Two bytes of no type are bfloat16 where the configuration says so, whatever order is written; nothing else is.
+    #[test]
+    fn bfloat16_is_named_by_the_configuration() {
+        for descr in ["<V2", "|V2"] {
+            let dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (3, 4), }}");
+            let found = array(dict.as_bytes(), 128, Some(Dtype::Bf16)).unwrap();
+            assert_eq!(found.dtype, Dtype::Bf16);
+            let refused = array(dict.as_bytes(), 128, Some(Dtype::F16)).unwrap_err();
+            assert!(refused.problem.contains("set dtype: bf16"), "{refused:?}");
+        }
+        let floats = b"{'descr': '<f2', 'fortran_order': False, 'shape': (3, 4), }";
+        assert_eq!(array(floats, 128, Some(Dtype::Bf16)).unwrap().dtype, Dtype::F16);
+    }
+
     /// Each array that cannot be served is refused with its own reason and remedy.
     #[test]
     fn arrays_that_are_not_vectors() {
         for (descr, order, shape, field, part) in [
             (">f4", "False", "(3, 4)", "dtype", "big-endian"),
-            ("<f8", "False", "(3, 4)", "dtype", "astype"),
+            ("<f16", "False", "(3, 4)", "dtype", "astype"),
+            (">f8", "False", "(3, 4)", "dtype", "big-endian"),
+            ("<V2", "False", "(3, 4)", "dtype", "set dtype: bf16"),
+            ("|V4", "False", "(3, 4)", "dtype", "astype"),
             ("O", "False", "(3, 4)", "dtype", "astype"),
             ("=f4", "False", "(3, 4)", "dtype", "byte order"),
             ("<f4", "True", "(3, 4)", "path", "ascontiguousarray"),
@@ -340,12 +367,12 @@ mod tests {
         #[test]
         fn any_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..200), cut in 0usize..90) {
             let _ = dict_place(&bytes, bytes.len() as u64);
-            let _ = array(&bytes, 0);
+            let _ = array(&bytes, 0, Some(Dtype::Bf16));
             let good = b"{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }      ";
             let mut spoilt = good.to_vec();
             spoilt.truncate(cut);
             spoilt.extend_from_slice(&bytes);
-            let _ = array(&spoilt, 0);
+            let _ = array(&spoilt, 0, None);
         }
     }
 }

@@ -1,36 +1,66 @@
-//! The engine, through the calls that the daemon makes: batches submitted on its one core.
+//! The engine, through the calls that the daemon makes: batches submitted on its cores.
 
 use crate::job::{Group, Job, Lane, ReadAt, Shape};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile, PartialTail};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
+use ringfetch_host::View;
 use ringfetch_pace::Gate;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Response memory, within these bounds; a step that needs more is not planned (see the runner's bound).
 const MEMORY_MIN_BYTES: u64 = 16 << 20;
 const MEMORY_MAX_BYTES: u64 = 512 << 20;
+/// What a step says whose memory could not be registered with the ring.
+pub(crate) const UNREGISTERED: &str = "memory not registered: RLIMIT_MEMLOCK (ulimit -l) is too low";
 const OBJECTS_OPEN_MAX: usize = 2048;
 /// A device that does not answer within this has failed.
 const DRAIN: Duration = Duration::from_secs(30);
 
-/// What a strategy chooses of the engine.
-#[derive(Debug, Clone, Copy)]
+/// What is chosen of the engine, by a strategy or by a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) backend: BackendKind,
-    /// Reads of a batch.
+    /// Reads of a batch, at most.
     pub(crate) batch: usize,
-    pub(crate) mmap_threads: usize,
+    pub(crate) rings: u32,
+    /// `None`: the step's depth, and for a ring at least the default.
+    pub(crate) queue_depth: Option<u32>,
+    pub(crate) eager_flush_reads: u32,
+    pub(crate) registered_buffers: bool,
+    pub(crate) mmap_threads: u32,
     pub(crate) announce: bool,
+    /// By which the depth is cut; `None`: uncut.
+    pub(crate) device_tags: Option<u32>,
+}
+
+impl Choice {
+    /// The defaults of the daemon, on one ring, each read asked for alone.
+    pub(crate) fn of(backend: BackendKind) -> Self {
+        let defaults = EngineConfig::default();
+        Self {
+            backend,
+            batch: 1,
+            rings: 1,
+            queue_depth: None,
+            eager_flush_reads: defaults.uring.eager_flush_reads,
+            registered_buffers: defaults.uring.registered_buffers,
+            mmap_threads: defaults.mmap.threads,
+            announce: defaults.mmap.announce,
+            device_tags: None,
+        }
+    }
 }
 
 /// Reads with `depth` reads asked for at once.
 pub(crate) fn drive(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let choice = job.setup.engine.unwrap_or(choice);
     runtime
         .map_err(|error| error.to_string())?
         .block_on(drive_on(job, choice))
@@ -56,23 +86,25 @@ async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     engine.introduce(&source.dataset);
     let (done, mut ended) = mpsc::channel::<()>(1);
     job.begin();
-    let (for_slots, slots_source) = (Arc::clone(job), Arc::clone(&source));
-    engine.spawn_on(0, move || async move {
-        let gate = for_slots.gate(0, 1);
-        for _ in 0..slots {
-            let (job, source, gate) = (Arc::clone(&for_slots), Arc::clone(&slots_source), gate.clone());
-            let done = done.clone();
-            tokio::task::spawn_local(async move {
-                let mut lane = job.lane();
-                if let Err(problem) = source.slot(&job, &mut lane, gate.as_deref()).await {
-                    job.fail(problem);
-                }
-                drop((lane, done));
-            });
-        }
-    });
+    let cores = engine.core_count().max(1);
+    let lanes: Vec<_> = (0..cores).map(|_| Arc::new(Core::of(job))).collect();
+    for (core, shared) in lanes.iter().enumerate().cycle().take(slots) {
+        let (job, source, done) = (Arc::clone(job), Arc::clone(&source), done.clone());
+        let shared = Arc::clone(shared);
+        engine.spawn_on(core, move || async move {
+            if let Err(problem) = source.slot(&job, &shared, (core, cores)).await {
+                job.fail(problem);
+            }
+            drop((shared, done));
+        });
+    }
+    drop((lanes, done));
     // Nothing is ever sent: it is closed when the last slot has ended.
     let _closed = ended.recv().await;
+    let pinned = View::real().line("proc/self/status", "VmPin:");
+    if choice.backend.uses_ring() && choice.registered_buffers && pinned.as_deref() == Some("0 kB") {
+        job.note(UNREGISTERED);
+    }
     drop(source);
     let left = engine.drain(Instant::now() + DRAIN).await.abandoned_reads;
     if left > 0 {
@@ -82,6 +114,22 @@ async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+/// What the slots of a core share: they run on one thread.
+struct Core {
+    lane: Mutex<Lane>,
+    /// Of an open loop.
+    gate: OnceLock<Option<Arc<Gate>>>,
+}
+
+impl Core {
+    fn of(job: &Arc<Job>) -> Self {
+        Self {
+            lane: Mutex::new(job.lane()),
+            gate: OnceLock::new(),
+        }
+    }
 }
 
 struct Source {
@@ -94,9 +142,13 @@ struct Source {
 
 impl Source {
     /// One batch in flight, again and again.
-    async fn slot(&self, job: &Arc<Job>, lane: &mut Lane, gate: Option<&Gate>) -> Result<(), String> {
+    async fn slot(&self, job: &Arc<Job>, core: &Core, place: (usize, usize)) -> Result<(), String> {
+        let number = |count: usize| u32::try_from(count).unwrap_or(1);
+        let gate = core
+            .gate
+            .get_or_init(|| job.gate(number(place.0), number(place.1)));
         let mut group = Group::default();
-        while let Some(started) = job.turn(gate).await {
+        while let Some(started) = job.turn(gate.as_deref()).await {
             if !job.group(self.batch, &mut group) {
                 break;
             }
@@ -116,6 +168,8 @@ impl Source {
             // What a caller does that keeps the bytes: the engine's own memory is always used again.
             let copy = (!job.setup.pooled).then(|| fetched.data.to_vec());
             let mut rest: &[u8] = copy.as_deref().unwrap_or(&fetched.data);
+            // No code panics under this lock.
+            let mut lane = core.lane.lock().unwrap_or_else(PoisonError::into_inner);
             for read in &group.reads {
                 let (data, after) = rest.split_at(read.length.min(rest.len()));
                 lane.read_of(&group, read, started, data);
@@ -156,58 +210,72 @@ async fn opened(job: &Job, dataset: &Arc<Dataset>) -> Result<HashMap<usize, Arc<
 }
 
 fn dataset(job: &Job) -> Result<Dataset, String> {
-    let (kind, path) = match job.setup.shape {
-        Shape::Blocks { .. } | Shape::Queries { .. } | Shape::Items { .. } => (
-            KindSpec::Blocks {
-                block_bytes: u32::try_from(job.read_bytes()).unwrap_or(u32::MAX),
-                partial_tail: PartialTail::Ignore,
-            },
-            job.path(0).unwrap_or_default(),
-        ),
-        Shape::Files { .. } => (
-            KindSpec::Objects {
+    let direct_io = if job.is_direct() {
+        DirectIo::Required
+    } else {
+        DirectIo::Off
+    };
+    match job.setup.shape {
+        Shape::Blocks { .. } | Shape::Queries { .. } | Shape::Items { .. } => {
+            blocks(&job.path(0).unwrap_or_default(), job.read_bytes(), direct_io)
+        }
+        Shape::Files { .. } => {
+            let kind = KindSpec::Objects {
                 max_open_files: OBJECTS_OPEN_MAX,
                 revalidate: Duration::from_secs(3600),
-            },
-            job.material.directory.clone(),
-        ),
+            };
+            opened_as(&job.material.directory, kind, direct_io)
+        }
+    }
+}
+
+/// A file or device as the engine sees it.
+pub(crate) fn blocks(path: &Path, block_bytes: usize, direct_io: DirectIo) -> Result<Dataset, String> {
+    let kind = KindSpec::Blocks {
+        block_bytes: u32::try_from(block_bytes).unwrap_or(u32::MAX),
+        partial_tail: PartialTail::Ignore,
     };
+    opened_as(path, kind, direct_io)
+}
+
+fn opened_as(path: &Path, kind: KindSpec, direct_io: DirectIo) -> Result<Dataset, String> {
     let spec = DatasetSpec {
         name: "lab".to_owned(),
-        paths: vec![path],
+        paths: vec![path.to_owned()],
         kind,
-        direct_io: if job.is_direct() {
-            DirectIo::Required
-        } else {
-            DirectIo::Off
-        },
+        direct_io,
     };
     Dataset::open(&spec).map_err(|error| error.problem)
 }
 
 fn configuration(job: &Job, choice: Choice) -> EngineConfig {
-    let threads = |count: usize, most: u32| u32::try_from(count).unwrap_or(most).clamp(1, most);
-    let group = job.setup.group(&job.material).max(choice.batch);
-    let depth = threads(job.setup.depth, 4096);
+    let group = job.setup.group(&job.material);
+    let depth = u32::try_from(job.setup.depth).unwrap_or(u32::MAX).clamp(1, 4096);
     // A read that is not whole pages takes them, and up to as much again of scratch memory.
     let bytes = job.read_bytes() as u64;
     let read = bytes.next_multiple_of(4096) * if bytes.is_multiple_of(4096) { 1 } else { 2 };
-    // A batch may have a quarter; 64 reads of 4 MiB get 320 MiB.
-    let batches = read.saturating_mul(4 * group as u64);
-    let at_once = read.saturating_mul((job.setup.group(&job.material) * job.setup.depth) as u64);
-    let memory = batches.max(at_once / 4 * 5);
+    // A batch may have a quarter; 12 reads of 16 MiB get 240 MiB.
+    let batches = read.saturating_mul(4 * group.max(choice.batch) as u64);
+    let memory = batches.max(read.saturating_mul((group * job.setup.depth) as u64) / 4 * 5);
     let memory = memory.next_multiple_of(1 << 20);
     let mut config = EngineConfig {
         backend: choice.backend,
         // Whether there is a ring was found out before: a fallback would be a lie.
         on_unavailable: OnUnavailable::Fail,
+        cores: choice.rings,
+        // As the baselines are: whatever else runs on one CPU does not meet the engine alone.
+        pin: choice.rings > 1,
         memory_budget_bytes: memory.clamp(MEMORY_MIN_BYTES, MEMORY_MAX_BYTES),
+        device_tags: choice.device_tags,
         ..EngineConfig::default()
     };
     // Not below the default: reads of more than 1 MiB are split, and their parts are in flight together.
-    config.uring.queue_depth = depth.max(config.uring.queue_depth);
-    config.pread.threads = depth.min(1024);
-    config.mmap.threads = threads(choice.mmap_threads, 256);
+    let ring_depth = depth.max(config.uring.queue_depth);
+    config.uring.queue_depth = choice.queue_depth.unwrap_or(ring_depth);
+    config.uring.eager_flush_reads = choice.eager_flush_reads;
+    config.uring.registered_buffers = choice.registered_buffers;
+    config.pread.threads = choice.queue_depth.unwrap_or(depth).min(1024);
+    config.mmap.threads = choice.mmap_threads.clamp(1, 256);
     config.mmap.announce = choice.announce;
     config
 }

@@ -7,7 +7,7 @@ const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;mar
 table{border-collapse:collapse;margin:.5rem 0 1.5rem;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}\
 th,td{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:left;white-space:nowrap}\
 th{background:#f3f3f3}.mark{background:#a40000;color:#fff;padding:.5rem 1rem;font-weight:600}\
-.confirmed{color:#0a6b1f}.refuted{color:#a40000}svg{max-width:100%;height:auto}";
+.confirmed{color:#0a6b1f}.refuted{color:#a40000}svg{max-width:100%;height:auto}pre{overflow-x:auto}";
 
 pub(super) fn write(report: &Report, plots: &[String]) -> String {
     let mut out = String::from("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
@@ -19,6 +19,10 @@ pub(super) fn write(report: &Report, plots: &[String]) -> String {
     for mark in &report.marks {
         let mark = escaped(mark);
         out.push_str(&format!("<p class=\"mark\">Forced, no evidence: {mark}</p>\n"));
+    }
+    if !report.yaml.is_empty() {
+        let yaml = escaped(&report.yaml);
+        out.push_str(&format!("<h2>Recommended settings</h2>\n<pre>{yaml}</pre>\n"));
     }
     if !report.claims.is_empty() {
         out.push_str(&format!("<h2>Claims of {}</h2>\n<ul>", escaped(&report.source)));
@@ -60,8 +64,10 @@ pub(super) fn write(report: &Report, plots: &[String]) -> String {
         ("Machine and run", &report.facts),
         ("Settings", &report.settings),
     ] {
-        out.push_str(&format!("<h2>{title}</h2>\n"));
-        table(&mut out, &[], &lines(pairs));
+        if !pairs.is_empty() {
+            out.push_str(&format!("<h2>{title}</h2>\n"));
+            table(&mut out, &[], &lines(pairs));
+        }
     }
     out.push_str("</body></html>\n");
     out
@@ -116,7 +122,7 @@ mod tests {
         // Scenario: names with every special character, a plot, a mark. Expected: escaped, the plot inside, no link to
         // anything else.
         let report = crate::report::tests::report();
-        let svg = plot::svg(&report.plots[0]).unwrap();
+        let svg = plot::svg(&[&report.plots[0]]).unwrap();
         let page = write(&report, &[svg]);
         assert!(page.contains("What &lt;is&gt; &amp; is &quot;not&quot;") && !page.contains("<is>"));
         assert!(page.contains("Forced, no evidence: --size: too small"));

@@ -3,7 +3,7 @@
 pub(crate) mod compare;
 mod csv;
 mod html;
-mod plot;
+pub(crate) mod plot;
 mod text;
 
 use crate::error::LabError;
@@ -36,6 +36,11 @@ fn micros(value: f64) -> String {
     latency(value * 1e3)
 }
 
+/// Of one core.
+pub(crate) fn cpu_percent(sample: &Sample) -> f64 {
+    sample.cpu_us_per_read * reads_per_second(sample) / 1e4
+}
+
 fn percent(value: f64) -> String {
     format!("{:.2} %", value * 100.0)
 }
@@ -44,12 +49,10 @@ fn two(value: f64) -> String {
     format!("{value:.2}")
 }
 
-const fn measure(
-    name: &'static str,
-    title: &'static str,
-    of: fn(&Sample) -> f64,
-    show: fn(f64) -> String,
-) -> Measure {
+type Of = fn(&Sample) -> f64;
+type Show = fn(f64) -> String;
+
+const fn measure(name: &'static str, title: &'static str, of: Of, show: Show) -> Measure {
     Measure {
         name,
         title,
@@ -58,69 +61,56 @@ const fn measure(
     }
 }
 
+const MIB: f64 = 1_048_576.0;
+const DEPTH: Show = |value| format!("{value:.1}");
+const TIMES: Show = |value| format!("{value:.0}x");
+const WHOLE: Show = |value| format!("{value:.0}");
+const TIME: Show = |value| latency(value * 1e9);
+const NONE: f64 = f64::NAN;
+
 /// Everything that is summarised of a row. What a sample has not is no number, and is left out.
 pub(crate) const MEASURES: [Measure; 18] = [
     measure("reads_per_second", "reads/s", reads_per_second, rate),
-    measure(
-        "mib_per_second",
-        "MiB/s",
-        |s| bytes_per_second(s) / 1_048_576.0,
-        rate,
-    ),
-    measure("step_seconds", "time", |s| s.seconds, |v| latency(v * 1e9)),
+    measure("mib_per_second", "MiB/s", |s| bytes_per_second(s) / MIB, rate),
+    measure("step_seconds", "time", |s| s.seconds, TIME),
     measure("min_us", "min", |s| s.min_us, micros),
     measure("mean_us", "mean", |s| s.mean_us, micros),
     measure("p50_us", "p50", |s| s.p50_us, micros),
     measure("p99_us", "p99", |s| s.p99_us, micros),
     measure("p999_us", "p99.9", |s| s.p999_us, micros),
     measure("max_us", "max", |s| s.max_us, micros),
-    measure(
-        "depth_achieved",
-        "in flight",
-        |s| s.depth_achieved,
-        |v| format!("{v:.1}"),
-    ),
+    measure("depth_achieved", "in flight", |s| s.depth_achieved, DEPTH),
     measure("cpu_us_per_read", "CPU us/read", |s| s.cpu_us_per_read, two),
-    measure(
-        "cpu_percent",
-        "CPU %",
-        |s| s.cpu_us_per_read * reads_per_second(s) / 1e4,
-        |v| format!("{v:.0}"),
-    ),
-    measure(
-        "multiple",
-        "N",
-        |s| s.multiple.unwrap_or(f64::NAN),
-        |v| format!("{v:.0}x"),
-    ),
+    measure("cpu_percent", "CPU %", cpu_percent, WHOLE),
+    measure("multiple", "N", |s| s.multiple.unwrap_or(NONE), TIMES),
     measure(
         "over_1ms",
         "> 1 ms",
-        |s| s.over.map_or(f64::NAN, |over| over[0]),
+        |s| s.over.map_or(NONE, |over| over[0]),
         percent,
     ),
     measure(
         "over_8ms",
         "> 8 ms",
-        |s| s.over.map_or(f64::NAN, |over| over[3]),
+        |s| s.over.map_or(NONE, |over| over[3]),
         percent,
     ),
     measure(
         "over_64ms",
         "> 64 ms",
-        |s| s.over.map_or(f64::NAN, |over| over[6]),
+        |s| s.over.map_or(NONE, |over| over[6]),
         percent,
     ),
     measure(
         "device_share",
         "from device",
-        |s| s.device_share.unwrap_or(f64::NAN),
+        |s| s.device_share.unwrap_or(NONE),
         two,
     ),
     measure(
         "resident_before",
         "resident",
-        |s| s.resident_before.unwrap_or(f64::NAN),
+        |s| s.resident_before.unwrap_or(NONE),
         two,
     ),
 ];
@@ -179,79 +169,61 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Of a ratio that the publication gives.
-    pub(crate) fn of_ratio(claim: String, published: f64, ours: Option<Summary>) -> Self {
-        let Some(ours) = ours else {
-            return Self::untested(claim);
-        };
-        let (least, most) = (published * CONFIRMS.0, published * CONFIRMS.1);
-        let figures = format!("{:.2}x ({:.2} to {:.2})", ours.median, ours.low, ours.high);
-        let (verdict, words) = if ours.high < least {
-            (
-                "refuted",
-                format!("does not hold here: {figures}, less than {published}x"),
-            )
-        } else if ours.low > most {
-            (
-                "refuted",
-                format!("does not hold here: {figures}, more than {published}x"),
-            )
-        } else if ours.low >= least && ours.high <= most {
-            ("confirmed", format!("holds here: {figures}"))
-        } else {
-            ("undecided", format!("the repetitions differ too much: {figures}"))
-        };
+    fn of(claim: String, (verdict, words): (&str, String)) -> Self {
         Self {
             claim,
             verdict: verdict.to_owned(),
             words,
         }
+    }
+
+    /// Of a ratio that the publication gives.
+    pub(crate) fn of_ratio(claim: String, published: f64, ours: Option<Summary>) -> Self {
+        let Some(ours) = ours else {
+            return Self::of(claim, Self::untested());
+        };
+        let (least, most) = (published * CONFIRMS.0, published * CONFIRMS.1);
+        let times = ours.times();
+        let refuted = |than| format!("does not hold here: {times}, {than} than {published}x");
+        let told = if ours.high < least {
+            ("refuted", refuted("less"))
+        } else if ours.low > most {
+            ("refuted", refuted("more"))
+        } else if ours.low >= least && ours.high <= most {
+            ("confirmed", format!("holds here: {times}"))
+        } else {
+            ("undecided", format!("the repetitions differ too much: {times}"))
+        };
+        Self::of(claim, told)
     }
 
     /// That something is more than something else: of their ratio.
     pub(crate) fn of_order(claim: String, ratio: Option<Summary>) -> Self {
-        let Some(ratio) = ratio else {
-            return Self::untested(claim);
+        let told = match ratio.map(|ratio| (ratio, ratio.times())) {
+            None => Self::untested(),
+            Some((ratio, times)) if ratio.low > 1.0 => ("confirmed", format!("holds here: {times}")),
+            Some((ratio, times)) if ratio.high < 1.0 => {
+                ("refuted", format!("the reverse holds here: {times}"))
+            }
+            Some((_, times)) => ("undecided", format!("no difference beyond the spread: {times}")),
         };
-        let figures = format!("{:.2}x ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high);
-        let (verdict, words) = if ratio.low > 1.0 {
-            ("confirmed", format!("holds here: {figures}"))
-        } else if ratio.high < 1.0 {
-            ("refuted", format!("the reverse holds here: {figures}"))
-        } else {
-            ("undecided", format!("no difference beyond the spread: {figures}"))
-        };
-        Self {
-            claim,
-            verdict: verdict.to_owned(),
-            words,
-        }
+        Self::of(claim, told)
     }
 
     /// That something is at least so many times something else: of their ratio.
     pub(crate) fn at_least(claim: String, least: f64, ratio: Option<Summary>) -> Self {
-        let Some(ratio) = ratio else {
-            return Self::untested(claim);
+        let told = match ratio.map(|ratio| (ratio, ratio.times())) {
+            None => Self::untested(),
+            Some((ratio, times)) if ratio.low >= least => ("confirmed", times),
+            Some((ratio, times)) if ratio.high < least => ("refuted", times),
+            Some((_, times)) => ("undecided", times),
         };
-        let words = format!("{:.2}x ({:.2} to {:.2})", ratio.median, ratio.low, ratio.high);
-        let verdict = match (ratio.low >= least, ratio.high < least) {
-            (true, _) => "confirmed",
-            (_, true) => "refuted",
-            _ => "undecided",
-        };
-        Self {
-            claim,
-            verdict: verdict.to_owned(),
-            words,
-        }
+        Self::of(claim, told)
     }
 
-    fn untested(claim: String) -> Self {
-        Self {
-            claim,
-            verdict: "not tested".to_owned(),
-            words: "a strategy that it is about was not measured".to_owned(),
-        }
+    fn untested() -> (&'static str, String) {
+        let words = "a strategy that it is about was not measured";
+        ("not tested", words.to_owned())
     }
 }
 
@@ -312,6 +284,23 @@ pub struct Report {
     pub beside: Vec<Beside>,
     /// Plots.
     pub plots: Vec<Plot>,
+    /// Settings that follow, of studies that give advice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub advice: Vec<Advice>,
+    /// The same as a section of a configuration.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub yaml: String,
+}
+
+/// A key of the configuration with its value and the reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advice {
+    /// `engine.uring.queue_depth`.
+    pub key: String,
+    /// As in YAML.
+    pub value: String,
+    /// With the figures.
+    pub why: String,
 }
 
 impl Report {
@@ -337,6 +326,8 @@ impl Report {
             claims: Vec::new(),
             beside: Vec::new(),
             plots: Vec::new(),
+            advice: Vec::new(),
+            yaml: String::new(),
         };
         (study.judge)(&mut report, rows);
         report.doubts(rows);
@@ -345,35 +336,44 @@ impl Report {
 
     /// Notes on figures that are not what their row says, or that are uncertain.
     fn doubts(&mut self, rows: &Rows) {
-        let not_cold = |row: &&ReportRow| row.came_from == "memory" || row.came_from == "both";
-        let promised = |row: &ReportRow, heat: &str| row.key.iter().any(|(_, value)| value == heat);
-        let cold = |row: &&ReportRow| promised(row, "direct") || promised(row, "cold");
-        let warmed = self.rows.iter().filter(cold).filter(not_cold).count();
-        let warm = |row: &&ReportRow| promised(row, "warm") || promised(row, "buffered");
-        let not_warm = |row: &&ReportRow| row.came_from == "device" || row.came_from == "both";
-        let cooled = self.rows.iter().filter(warm).filter(not_warm).count();
-        let restless = rows.0.iter().filter(|row| {
-            let spread = row.summary(reads_per_second).map(|summary| summary.spread());
-            spread.is_some_and(|spread| spread > SPREAD_MAX)
-        });
-        let restless = restless.count();
+        // Rows whose key says one thing and whose bytes came from elsewhere.
+        let astray = |promises: [&str; 2], place: &str| {
+            let promised = |row: &&ReportRow| {
+                row.key
+                    .iter()
+                    .any(|(_, value)| promises.contains(&value.as_str()))
+            };
+            let rows = self.rows.iter().filter(promised);
+            rows.filter(|row| row.came_from == place || row.came_from == "both")
+                .count()
+        };
+        let spread = |row: &&Row| {
+            row.summary(reads_per_second)
+                .is_some_and(|all| all.spread() > SPREAD_MAX)
+        };
         let notes = [
             (
-                warmed,
+                astray(["direct", "cold"], "memory"),
                 "rows that should have read from the device read from memory, in part or wholly",
             ),
             (
-                cooled,
+                astray(["warm", "buffered"], "device"),
                 "rows that should have read from memory read from the device, in part or wholly",
             ),
             (
-                restless,
+                rows.0.iter().filter(spread).count(),
                 "rows have medians that are uncertain by more than 25 %: the machine was not quiet",
             ),
         ];
-        let count = notes.into_iter().filter(|(count, _)| *count > 0);
+        let found = notes.into_iter().filter(|(count, _)| *count > 0);
         self.notes
-            .extend(count.map(|(count, what)| format!("{count} {what}")));
+            .extend(found.map(|(count, what)| format!("{count} {what}")));
+    }
+
+    /// As one JSON document.
+    pub(crate) fn json(&self) -> Result<String, LabError> {
+        let json = serde_json::to_string_pretty(self).map_err(|error| LabError::at("report.json", error))?;
+        Ok(format!("{json}\n"))
     }
 
     /// The table for the terminal.
@@ -388,7 +388,7 @@ impl Report {
     pub(crate) fn write(&self, directory: &Path) -> Result<(), LabError> {
         let mut drawn = Vec::new();
         for plot in &self.plots {
-            let svg = plot::svg(plot)?;
+            let svg = plot::svg(&[plot])?;
             write_whole(&directory.join(format!("{}.svg", plot.name)), svg.as_bytes())?;
             drawn.push(svg);
         }
@@ -397,8 +397,7 @@ impl Report {
             &directory.join("report.html"),
             html::write(self, &drawn).as_bytes(),
         )?;
-        let json = serde_json::to_vec_pretty(self).map_err(|error| LabError::at("report.json", error))?;
-        write_whole(&directory.join("report.json"), &json)
+        write_whole(&directory.join("report.json"), self.json()?.as_bytes())
     }
 
     /// Reads a finished report: its directory, or the file itself.

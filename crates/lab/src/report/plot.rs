@@ -2,7 +2,9 @@
 
 use super::Plot;
 use crate::error::LabError;
+use plotters::coord::Shift;
 use plotters::prelude::*;
+use std::error::Error;
 
 const SIZE: (u32, u32) = (1040, 520);
 /// Right of it is the legend.
@@ -24,64 +26,71 @@ const COLOURS: [RGBColor; 12] = [
     RGBColor(60, 130, 60),
 ];
 
-/// The plot as an SVG element.
+/// Plots below each other as one SVG element.
 ///
 /// # Errors
 /// There is nothing to draw.
-pub(super) fn svg(plot: &Plot) -> Result<String, LabError> {
+pub(crate) fn svg(plots: &[&Plot]) -> Result<String, LabError> {
+    let count = u32::try_from(plots.len()).unwrap_or(1).max(1);
+    let mut out = String::new();
+    {
+        let area = SVGBackend::with_string(&mut out, (SIZE.0, SIZE.1 * count)).into_drawing_area();
+        let panels = area.split_evenly((plots.len().max(1), 1));
+        let drawn = plots
+            .iter()
+            .zip(&panels)
+            .try_for_each(|(plot, panel)| draw(plot, panel));
+        drawn
+            .and_then(|()| Ok(area.present()?))
+            .map_err(|error| LabError::at("plot", error))?;
+    }
+    Ok(out)
+}
+
+fn draw(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), Box<dyn Error>> {
     let points = || plot.series.iter().flat_map(|(_, points)| points);
     let (left, right) = range(points().map(|point| point[0]));
     let (low, high) = range(points().flat_map(|point| [point[2], point[3]]));
-    let mut out = String::new();
-    let failed = |error: &dyn std::fmt::Display| LabError::Failed(format!("plot {}: {error}", plot.name));
-    {
-        let area = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
-        area.fill(&WHITE).map_err(|e| failed(&e))?;
-        let (chart_area, legend) = area.split_horizontally(CHART_WIDTH);
-        let mut chart = ChartBuilder::on(&chart_area)
-            .caption(&plot.title, ("sans-serif", 18))
-            .margin(12)
-            .x_label_area_size(42)
-            .y_label_area_size(84)
-            .build_cartesian_2d((left..right).log_scale().base(2.0), (low..high).log_scale())
-            .map_err(|e| failed(&e))?;
-        chart
-            .configure_mesh()
-            .x_desc(&plot.x)
-            .y_desc(&plot.y)
-            .x_label_formatter(&|value| {
-                if plot.x.contains("bytes") {
-                    bytes(*value)
-                } else {
-                    short(*value)
-                }
-            })
-            .y_label_formatter(&|value| short(*value))
-            .light_line_style(RGBColor(235, 235, 235))
-            .draw()
-            .map_err(|e| failed(&e))?;
-        let mut y = 48;
-        for ((name, points), colour) in plot.series.iter().zip(COLOURS.iter().cycle()) {
-            let line = points.iter().map(|point| (point[0], point[1]));
-            chart
-                .draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(3))
-                .map_err(|e| failed(&e))?;
-            let bars = points.iter().map(|point| {
-                PathElement::new(
-                    [(point[0], point[2]), (point[0], point[3])],
-                    colour.stroke_width(1),
-                )
-            });
-            chart.draw_series(bars).map_err(|e| failed(&e))?;
-            let sample = PathElement::new([(0, y), (18, y)], colour.stroke_width(3));
-            legend.draw(&sample).map_err(|e| failed(&e))?;
-            let label = Text::new(name.as_str(), (24, y - 6), ("sans-serif", 13));
-            legend.draw(&label).map_err(|e| failed(&e))?;
-            y += LEGEND_LINE;
-        }
-        area.present().map_err(|e| failed(&e))?;
+    area.fill(&WHITE)?;
+    let (chart_area, legend) = area.split_horizontally(CHART_WIDTH);
+    let mut chart = ChartBuilder::on(&chart_area)
+        .caption(&plot.title, ("sans-serif", 18))
+        .margin(12)
+        .x_label_area_size(42)
+        .y_label_area_size(84)
+        .build_cartesian_2d((left..right).log_scale().base(2.0), (low..high).log_scale())?;
+    chart
+        .configure_mesh()
+        .x_desc(&plot.x)
+        .y_desc(&plot.y)
+        .x_label_formatter(&|value| {
+            if plot.x.contains("bytes") {
+                bytes(*value)
+            } else {
+                short(*value)
+            }
+        })
+        .y_label_formatter(&|value| short(*value))
+        .light_line_style(RGBColor(235, 235, 235))
+        .draw()?;
+    let mut y = 48;
+    for ((name, points), colour) in plot.series.iter().zip(COLOURS.iter().cycle()) {
+        let line = points.iter().map(|point| (point[0], point[1]));
+        chart.draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(3))?;
+        let bars = points.iter().map(|point| {
+            PathElement::new(
+                [(point[0], point[2]), (point[0], point[3])],
+                colour.stroke_width(1),
+            )
+        });
+        chart.draw_series(bars)?;
+        let sample = PathElement::new([(0, y), (18, y)], colour.stroke_width(3));
+        legend.draw(&sample)?;
+        let label = Text::new(name.as_str(), (24, y - 6), ("sans-serif", 13));
+        legend.draw(&label)?;
+        y += LEGEND_LINE;
     }
-    Ok(out)
+    Ok(())
 }
 
 /// From the smallest to the largest positive value, with some room; never empty.
@@ -139,17 +148,17 @@ mod tests {
             series,
         };
         let points = vec![[1.0, 1e3, 900.0, 1100.0], [64.0, 5e4, 4e4, 6e4]];
-        let text = svg(&plot(vec![
+        let text = svg(&[&plot(vec![
             ("uring".to_owned(), points.clone()),
             ("aio".to_owned(), points),
-        ]))
+        ])])
         .unwrap();
         assert!(text.contains("uring") && text.contains("aio") && text.contains("reads/s"));
         assert!(text.contains("reads &amp; &lt;depth&gt;"));
         for odd in [vec![], vec![[1.0, 0.0, 0.0, 0.0]], vec![[8.0, 5.0, 5.0, 5.0]]] {
-            svg(&plot(vec![("x".to_owned(), odd)])).unwrap();
+            svg(&[&plot(vec![("x".to_owned(), odd)])]).unwrap();
         }
-        svg(&plot(Vec::new())).unwrap();
+        svg(&[&plot(Vec::new()), &plot(Vec::new())]).unwrap();
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod engine_mmap;
 mod engine_mmap_plain;
 mod engine_pread;
 mod engine_uring;
+mod engine_uring_batch;
 mod pread;
 mod preadv2_hipri;
 mod ring;
@@ -18,6 +19,9 @@ mod tokio_fs;
 
 use crate::job::Job;
 use std::sync::Arc;
+
+/// The engine has no bound of its own: memory bounds it.
+const DEPTH_MAX: usize = 1 << 20;
 
 /// A way to read.
 #[derive(Debug)]
@@ -42,6 +46,7 @@ pub(crate) static ALL: [&Strategy; 13] = [
     &ring::STRATEGY,
     &ring_polled::STRATEGY,
     &engine_uring::STRATEGY,
+    &engine_uring_batch::STRATEGY,
     &engine_auto::STRATEGY,
     &engine_mmap::STRATEGY,
     &engine_mmap_plain::STRATEGY,
@@ -80,30 +85,23 @@ mod tests {
         let directory = scratch();
         let blocks = Arc::new(small(directory.path()));
         let files = Arc::new(Material::many(directory.path(), 20, 48 << 10, &mut |_| true).unwrap());
+        let most = named(name).unwrap().depth_max;
         for (block_bytes, depth, random) in [(512, 4, true), (4096, 32, true), (1 << 20, 2, false)] {
-            let setup = Setup {
-                heat: Heat::Cold,
-                shape: Shape::Blocks {
-                    block_bytes,
-                    window_bytes: 4 << 20,
-                    random,
-                },
-                amount: Amount::Reads(1000),
-                depth: depth.min(named(name).unwrap().depth_max),
-                open_each: false,
-                pooled: true,
+            let shape = Shape::Blocks {
+                block_bytes,
+                window_bytes: 4 << 20,
+                random,
             };
+            let setup = Setup::new(Heat::Cold, shape, Amount::Reads(1000), most.min(depth));
             let all = (4 << 20) / (block_bytes as u64).max(if random { 4096 } else { 1 });
             assert_eq!(reads(name, &blocks, setup), all.min(1000), "{name} {block_bytes}");
         }
         for (open_each, pooled) in [(false, true), (true, false)] {
+            let shape = Shape::Files { count: 20 };
             let setup = Setup {
-                heat: Heat::Warm,
-                shape: Shape::Files { count: 20 },
-                amount: Amount::Reads(u64::MAX),
-                depth: 7.min(named(name).unwrap().depth_max),
                 open_each,
                 pooled,
+                ..Setup::new(Heat::Warm, shape, Amount::Reads(u64::MAX), most.min(7))
             };
             assert_eq!(reads(name, &files, setup), 20, "{name}");
         }
@@ -129,6 +127,7 @@ mod tests {
         aio_returns_the_right_bytes: "aio";
         ring_returns_the_right_bytes: "ring", "needs io_uring";
         engine_uring_returns_the_right_bytes: "uring", "needs io_uring";
+        engine_uring_batch_returns_the_right_bytes: "uring-batch", "needs io_uring";
         engine_auto_returns_the_right_bytes: "auto", "needs io_uring";
         engine_mmap_returns_the_right_bytes: "mmap";
         engine_mmap_plain_returns_the_right_bytes: "mmap-plain";
@@ -141,18 +140,13 @@ mod tests {
         let blocks = Arc::new(small(directory.path()));
         for name in names {
             for depth in [1, 64] {
-                let setup = Setup {
-                    heat: Heat::Direct,
-                    shape: Shape::Blocks {
-                        block_bytes: 4096,
-                        window_bytes: 4 << 20,
-                        random: true,
-                    },
-                    amount: Amount::Reads(2000),
-                    depth: depth.min(named(name).unwrap().depth_max),
-                    open_each: false,
-                    pooled: true,
+                let shape = Shape::Blocks {
+                    block_bytes: 4096,
+                    window_bytes: 4 << 20,
+                    random: true,
                 };
+                let depth = depth.min(named(name).unwrap().depth_max);
+                let setup = Setup::new(Heat::Direct, shape, Amount::Reads(2000), depth);
                 assert_eq!(reads(name, &blocks, setup), 1024, "{name} {depth}");
             }
         }
@@ -174,7 +168,7 @@ mod tests {
     #[test]
     #[ignore = "needs io_uring and direct I/O"]
     fn strategies_with_a_ring_return_the_right_bytes_direct() {
-        returns_the_right_bytes_direct(&["ring", "uring", "auto"]);
+        returns_the_right_bytes_direct(&["ring", "uring", "uring-batch", "auto"]);
     }
 
     #[test]

@@ -15,8 +15,7 @@ pub(super) static STRATEGY: Strategy = Strategy {
 };
 
 fn run(job: &Arc<Job>) -> Result<(), String> {
-    let device = job.material.place.device.as_ref();
-    if !device.is_some_and(|device| device.poll_queues) {
+    if !job.polls() {
         job.note("not polled: queue/io_poll is 0");
     }
     threads::drive(job, job.setup.depth, |file, place, offset| {

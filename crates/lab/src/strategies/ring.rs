@@ -10,12 +10,8 @@ pub(super) static STRATEGY: Strategy = Strategy {
     name: "ring",
     about: "bare io_uring on one thread: registered file and buffers, COOP_TASKRUN, SINGLE_ISSUER",
     depth_max: 512,
-    run,
+    run: |job| read_through(job, false),
 };
-
-fn run(job: &Arc<Job>) -> Result<(), String> {
-    read_through(job, false)
-}
 
 /// Also of the polled ring.
 pub(super) fn read_through(job: &Arc<Job>, polled: bool) -> Result<(), String> {

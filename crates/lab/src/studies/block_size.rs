@@ -1,7 +1,7 @@
 //! `block-size`: how the latency of a random direct read grows with its block. After ClickHouse, "A journey to io_uring,
 //! AIO and modern storage devices" (arXiv 2102.11198); blocks below 4 KiB after Neon's RFC on direct I/O.
 
-use super::{chosen, list, pair};
+use super::{chosen, list, pair, sizes_shown};
 use crate::args::BlockSize;
 use crate::error::LabError;
 use crate::job::{Amount, Heat, Sample, Setup, Shape};
@@ -50,10 +50,7 @@ pub(crate) fn plan(args: &BlockSize, material: Material) -> Result<Study, LabErr
         title: "how latency grows with the block, and which block to read",
         source: "ClickHouse, A journey to io_uring, AIO and modern storage devices",
         settings: vec![
-            pair(
-                "blocks",
-                list(&sizes.iter().map(|bytes| exact_size(*bytes)).collect::<Vec<_>>()),
-            ),
+            pair("blocks", sizes_shown(&sizes)),
             pair("depths", list(&args.depths)),
             pair("step", humantime::format_duration(args.blocks.step)),
         ],
@@ -92,18 +89,16 @@ pub(crate) fn plan(args: &BlockSize, material: Material) -> Result<Study, LabErr
                     ],
                     strategy,
                     material: 0,
-                    setup: Setup {
-                        heat: Heat::Direct,
-                        shape: Shape::Blocks {
+                    setup: Setup::new(
+                        Heat::Direct,
+                        Shape::Blocks {
                             block_bytes: usize::try_from(*bytes).unwrap_or(usize::MAX),
                             window_bytes: length,
                             random: true,
                         },
-                        amount: Amount::For(args.blocks.step),
-                        depth: *depth as usize,
-                        open_each: false,
-                        pooled: true,
-                    },
+                        Amount::For(args.blocks.step),
+                        *depth as usize,
+                    ),
                 });
             }
         }
@@ -141,42 +136,24 @@ fn judge(report: &mut Report, rows: &Rows) {
     let best = recommended(&means).map_or_else(|| "-".to_owned(), exact_size);
     let min = |sample: &Sample| sample.min_us;
     let mean = |sample: &Sample| sample.mean_us;
-    let line = |name: &str, published: [&str; 4], ours: String| {
-        let mut cells = vec![name.to_owned()];
-        cells.extend(published.map(str::to_owned));
-        cells.push(ours);
-        cells
+    let line = |name: &str, published: &str, ours: String| {
+        let cells = [name].into_iter().chain(published.split('|'));
+        cells.map(str::to_owned).chain([ours]).collect()
     };
     report.beside.push(Beside {
         title: "One random pread at a time: published and here".to_owned(),
         rows: vec![
-            line("", ["HDD", "SATA SSD", "NVMe SSD", "Optane"], "here".to_owned()),
-            line("4 KiB, min", ["4 ms", "-", "-", "12 us"], shown("4096", min)),
+            line("", "HDD|SATA SSD|NVMe SSD|Optane", "here".to_owned()),
+            line("4 KiB, min", "4 ms|-|-|12 us", shown("4096", min)),
             line(
                 "4 KiB, mean",
-                ["12 ms", "140 us", "a little below SATA", "-"],
+                "12 ms|140 us|a little below SATA|-",
                 shown("4096", mean),
             ),
-            line(
-                "4 KiB, p99",
-                ["-", "-", "half of SATA", "-"],
-                shown("4096", |s| s.p99_us),
-            ),
-            line(
-                "256 KiB, mean",
-                ["12 ms", "1.2 ms", "-", "-"],
-                shown("262144", mean),
-            ),
-            line(
-                "1 MiB, mean",
-                ["-", "3 ms", "below 1 ms", "-"],
-                shown("1048576", mean),
-            ),
-            line(
-                "recommended block",
-                ["256KiB", "4KiB", "4KiB", "8KiB"],
-                best.clone(),
-            ),
+            line("4 KiB, p99", "-|-|half of SATA|-", shown("4096", |s| s.p99_us)),
+            line("256 KiB, mean", "12 ms|1.2 ms|-|-", shown("262144", mean)),
+            line("1 MiB, mean", "-|3 ms|below 1 ms|-", shown("1048576", mean)),
+            line("recommended block", "256KiB|4KiB|4KiB|8KiB", best.clone()),
         ],
     });
     report.notes.push(format!(

@@ -2,12 +2,14 @@
 
 pub(crate) mod act;
 pub(crate) mod block_size;
+pub(crate) mod calibrate;
 pub(crate) mod flip;
 pub(crate) mod objects;
 pub(crate) mod rescore;
 pub(crate) mod strategies;
 
 use crate::error::LabError;
+use crate::quantity::exact_size;
 use crate::strategies::{ALL, Strategy, named};
 
 /// The strategies of these names, or of `--only`.
@@ -27,6 +29,11 @@ fn chosen(names: &[&str], only: &[String]) -> Result<Vec<&'static Strategy>, Lab
 fn list<T: ToString>(values: &[T]) -> String {
     let values: Vec<String> = values.iter().map(T::to_string).collect();
     values.join(", ")
+}
+
+fn sizes_shown(bytes: &[u64]) -> String {
+    let shown: Vec<String> = bytes.iter().copied().map(exact_size).collect();
+    list(&shown)
 }
 
 fn pair(name: &str, value: impl ToString) -> (String, String) {

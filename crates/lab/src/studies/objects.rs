@@ -4,7 +4,7 @@
 //! Buffers are `pooled` or `new` for each read (of the engine, whose memory is always pooled, `new` is a copy into new
 //! memory); opening is `in` the time or `out` of it. Cold files are read through an emptied page cache.
 
-use super::{chosen, list, pair};
+use super::{chosen, list, pair, sizes_shown};
 use crate::args::Objects;
 use crate::error::LabError;
 use crate::job::{Amount, Heat, Sample, Setup, Shape};
@@ -19,6 +19,8 @@ const NAMES: [&str; 3] = ["threaded-pread", "ring", "uring"];
 /// As in the publication.
 const THREADS: usize = 150;
 const RING_DEPTH: usize = 128;
+/// The engine has a quarter more than its reads in flight, and that is to be below 256 MiB.
+const IN_FLIGHT_BYTES_MAX: u64 = 192 << 20;
 
 /// The files that are made: so many of so many bytes each.
 pub(crate) fn sizes(args: &Objects) -> Result<Vec<(u64, u64)>, LabError> {
@@ -52,16 +54,7 @@ pub(crate) fn plan(args: &Objects, materials: Vec<Material>) -> Result<Study, La
         source: "An io_uring experiment in Grafana Loki's read path",
         settings: vec![
             pair("files", list(&args.files)),
-            pair(
-                "file bytes",
-                list(
-                    &args
-                        .file_bytes
-                        .iter()
-                        .map(|bytes| exact_size(*bytes))
-                        .collect::<Vec<_>>(),
-                ),
-            ),
+            pair("file bytes", sizes_shown(&args.file_bytes)),
             pair("threads", THREADS),
             pair("ring depth", RING_DEPTH),
         ],
@@ -86,13 +79,9 @@ pub(crate) fn plan(args: &Objects, materials: Vec<Material>) -> Result<Study, La
         judge,
     };
     let strategies = chosen(&NAMES, &args.common.only)?;
-    for (number, (bytes, files)) in args
-        .file_bytes
-        .iter()
-        .enumerate()
-        .flat_map(|size| args.files.iter().map(move |files| (size, *files)))
-        .map(|((number, bytes), files)| (number, (*bytes, files)))
-        .collect::<Vec<_>>()
+    let sizes = args.file_bytes.iter().copied().enumerate();
+    for (number, bytes, files) in
+        sizes.flat_map(|(number, bytes)| args.files.iter().map(move |files| (number, bytes, *files)))
     {
         let there = study
             .materials
@@ -105,6 +94,11 @@ pub(crate) fn plan(args: &Objects, materials: Vec<Material>) -> Result<Study, La
                 .push(format!("{files} files of {each}: more than --bytes-max {all}"));
             continue;
         }
+        let shape = Shape::Files {
+            count: files as usize,
+        };
+        // As many buffers as fit: large files are fewer in flight.
+        let fitting = usize::try_from(IN_FLIGHT_BYTES_MAX / bytes).unwrap_or(1).max(1);
         for heat in [Heat::Cold, Heat::Warm] {
             for (opening, open_each) in [("in", true), ("out", false)] {
                 for (buffers, pooled) in [("pooled", true), ("new", false)] {
@@ -114,8 +108,7 @@ pub(crate) fn plan(args: &Objects, materials: Vec<Material>) -> Result<Study, La
                         } else {
                             RING_DEPTH
                         };
-                        // As many buffers as fit: large files are fewer in flight.
-                        let fitting = usize::try_from((256 << 20) / bytes).unwrap_or(1).max(1);
+                        let depth = depth.min(fitting).min(files as usize);
                         study.plan(Cell {
                             key: vec![
                                 pair("heat", heat.as_str()),
@@ -128,14 +121,9 @@ pub(crate) fn plan(args: &Objects, materials: Vec<Material>) -> Result<Study, La
                             strategy,
                             material: number,
                             setup: Setup {
-                                heat,
-                                shape: Shape::Files {
-                                    count: files as usize,
-                                },
-                                amount: Amount::Reads(u64::MAX),
-                                depth: depth.min(fitting).min(files as usize),
                                 open_each,
                                 pooled,
+                                ..Setup::new(heat, shape, Amount::Reads(u64::MAX), depth)
                             },
                         });
                     }
@@ -158,50 +146,40 @@ fn ahead(rows: &Rows, strategy: &str, key: [(&str, &str); 5]) -> Option<Summary>
 }
 
 fn judge(report: &mut Report, rows: &Rows) {
-    let mut table = vec![
-        [
-            "heat",
-            "file",
-            "opening",
-            "buffers",
-            "ring",
-            "ahead from",
-            "behind up to",
-            "at most files",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
-    ];
+    let head = "heat,file,opening,buffers,ring,ahead from,behind up to,at most files";
+    let mut table = vec![head.split(',').map(str::to_owned).collect::<Vec<_>>()];
     let (files, sizes) = (rows.values("files"), rows.values("file_bytes"));
-    for heat in rows.values("heat") {
-        for bytes in &sizes {
-            for opening in ["in", "out"] {
-                for buffers in ["pooled", "new"] {
-                    for strategy in ["ring", "uring"] {
-                        let at = |files: &str| {
-                            let key = [
-                                ("heat", heat.as_str()),
-                                ("file_bytes", bytes),
-                                ("opening", opening),
-                                ("buffers", buffers),
-                                ("files", files),
-                            ];
-                            ahead(rows, strategy, key)
-                        };
-                        let ratios = files.iter().filter_map(|files| Some((files, at(files)?)));
-                        let ratios: Vec<(&String, Summary)> = ratios.collect();
-                        let Some((_, last)) = ratios.last() else {
-                            continue;
-                        };
-                        let (from, to) = crossover(&ratios);
-                        let shown = bytes.parse().map_or_else(|_| bytes.clone(), exact_size);
-                        let line = [heat.as_str(), &shown, opening, buffers, strategy, &from, &to];
-                        let mut line: Vec<String> = line.map(str::to_owned).to_vec();
-                        line.push(format!("{:.2}x", last.median));
-                        table.push(line);
-                    }
-                }
-            }
+    let shown = |bytes: &str| bytes.parse().map_or_else(|_| bytes.to_owned(), exact_size);
+    // A line for each combination of the axes but the number of files.
+    let mut lines: Vec<[(&str, &str); 4]> = Vec::new();
+    for row in &rows.0 {
+        let line =
+            ["heat", "file_bytes", "opening", "buffers"].map(|name| (name, row.get(name).unwrap_or("")));
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    for [heat, bytes, opening, buffers] in lines {
+        for strategy in ["ring", "uring"] {
+            let at = |files: &str| ahead(rows, strategy, [heat, bytes, opening, buffers, ("files", files)]);
+            let ratios = files.iter().filter_map(|files| Some((files, at(files)?)));
+            let ratios: Vec<(&String, Summary)> = ratios.collect();
+            let Some((_, last)) = ratios.last() else {
+                continue;
+            };
+            let (from, to) = crossover(&ratios);
+            let most = format!("{:.2}x", last.median);
+            let line = [
+                heat.1,
+                &shown(bytes.1),
+                opening.1,
+                buffers.1,
+                strategy,
+                &from,
+                &to,
+                &most,
+            ];
+            table.push(line.map(str::to_owned).to_vec());
         }
     }
     report.beside.push(Beside {
@@ -217,7 +195,7 @@ fn judge(report: &mut Report, rows: &Rows) {
                 ("opening", "in"),
                 ("buffers", "pooled"),
             ];
-            let shown = bytes.parse().map_or_else(|_| bytes.clone(), exact_size);
+            let shown = shown(bytes);
             report.plots.push(Plot {
                 name: format!("plot-{heat}-{bytes}"),
                 title: format!("Whole files of {shown}, {heat}, opening included, buffers pooled"),
@@ -269,9 +247,7 @@ fn claims(report: &mut Report, rows: &Rows) {
         let mut found = tried.filter_map(|count| of(strategy, bytes, count, buffers));
         found.next()
     };
-    let inverse = |ratio: Option<Summary>| {
-        ratio.and_then(|ratio| Summary::of([1.0 / ratio.low, 1.0 / ratio.median, 1.0 / ratio.high]))
-    };
+    let inverse = |ratio: Option<Summary>| ratio.map(|ratio| ratio.inverse());
     for strategy in ["ring", "uring"] {
         let few = inverse(of(strategy, small, fewest, "pooled"));
         let few_claim = format!("cold, {strategy} is behind 150 threads at few files ({fewest})");

@@ -10,7 +10,7 @@ use crate::error::LabError;
 use crate::job::{Amount, Heat, Sample, Setup, Shape};
 use crate::material::{Material, Progress};
 use crate::questions::Questions;
-use crate::report::{Beside, Claim, Plot, Report, series};
+use crate::report::{Beside, Claim, Plot, Report, cpu_percent, series};
 use crate::served::Served;
 use crate::study::{Cell, Measure, Needs, Row, Rows, Study, reads_per_second};
 use ringfetch_client::{Dtype, Kind};
@@ -229,14 +229,17 @@ fn judge(report: &mut Report, rows: &Rows) {
             );
         }
     }
-    let cpu = |sample: &Sample| sample.cpu_us_per_read * reads_per_second(sample) / 1e4;
     for row in &rows.0 {
         let value = |of: fn(&Sample) -> f64, digits: usize| {
             row.summary(of)
                 .map_or_else(|| "-".to_owned(), |value| format!("{:.digits$}", value.median))
         };
         let mut line: Vec<String> = row.key.iter().map(|(_, value)| value.clone()).collect();
-        line.extend([value(reads_per_second, 0), value(cpu, 0), value(seconds, 2)]);
+        line.extend([
+            value(reads_per_second, 0),
+            value(cpu_percent, 0),
+            value(seconds, 2),
+        ]);
         lines.push(line);
     }
     let title =

@@ -14,7 +14,7 @@ use crate::report::{Beside, Claim, Plot, Report, series};
 use crate::study::{Cell, Measure, Needs, Rows, Study, reads_per_second};
 use std::sync::Arc;
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "pread",
     "threaded-pread",
     "preadv2-hipri",
@@ -23,6 +23,7 @@ const NAMES: [&str; 12] = [
     "ring",
     "ring-polled",
     "uring",
+    "uring-batch",
     "auto",
     "mmap",
     "mmap-plain",
@@ -94,6 +95,11 @@ pub(crate) fn plan(args: &Strategies, material: Material) -> Result<Study, LabEr
                 if !direct && (*depth > BUFFERED_DEPTH_MAX || strategy.name == "ring-polled") {
                     continue;
                 }
+                let shape = Shape::Blocks {
+                    block_bytes,
+                    window_bytes,
+                    random: direct,
+                };
                 study.plan(Cell {
                     key: vec![
                         pair("profile", profile),
@@ -102,18 +108,7 @@ pub(crate) fn plan(args: &Strategies, material: Material) -> Result<Study, LabEr
                     ],
                     strategy,
                     material: 0,
-                    setup: Setup {
-                        heat,
-                        shape: Shape::Blocks {
-                            block_bytes,
-                            window_bytes,
-                            random: direct,
-                        },
-                        amount: Amount::For(args.blocks.step),
-                        depth: *depth as usize,
-                        open_each: false,
-                        pooled: true,
-                    },
+                    setup: Setup::new(heat, shape, Amount::For(args.blocks.step), *depth as usize),
                 });
             }
         }
@@ -125,11 +120,8 @@ fn judge(report: &mut Report, rows: &Rows) {
     let direct =
         |strategy, depth| rows.one_of([("profile", "direct"), ("strategy", strategy), ("depth", depth)]);
     let base = direct("pread", "1");
-    let mut beside = vec![
-        ["depth", "published io_uring", "ring here", "uring here"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
+    let head = ["depth", "published io_uring", "ring here", "uring here"].map(str::to_owned);
+    let mut beside = vec![head.to_vec()];
     for (depth, published) in PUBLISHED {
         let mut line = vec![depth.to_owned(), format!("{published}x")];
         for strategy in ["ring", "uring"] {
@@ -148,19 +140,28 @@ fn judge(report: &mut Report, rows: &Rows) {
     let best =
         |profile, strategy| rows.best([("profile", profile), ("strategy", strategy)], reads_per_second);
     for strategy in ["ring", "uring"] {
-        let ratio = best("direct", strategy)
-            .zip(best("direct", "threaded-pread"))
-            .and_then(|(ring, threads)| ring.ratio(threads, reads_per_second));
-        let claim = format!(
-            "one thread with {strategy} beats all pread threads (published: 974 495 against 564 188)"
-        );
-        report.claims.push(Claim::of_order(claim, ratio));
-        let ratio = best("buffered", "threaded-pread")
-            .zip(best("buffered", strategy))
-            .and_then(|(threads, ring)| threads.ratio(ring, reads_per_second));
-        let claim =
-            format!("warm, the order reverses: pread threads beat {strategy} (published: 46 GB/s against 7)");
-        report.claims.push(Claim::of_order(claim, ratio));
+        for (profile, first, second, claim) in [
+            (
+                "direct",
+                strategy,
+                "threaded-pread",
+                format!(
+                    "one thread with {strategy} beats all pread threads (published: 974 495 against 564 188)"
+                ),
+            ),
+            (
+                "buffered",
+                "threaded-pread",
+                strategy,
+                format!(
+                    "warm, the order reverses: pread threads beat {strategy} (published: 46 GB/s against 7)"
+                ),
+            ),
+        ] {
+            let rows = best(profile, first).zip(best(profile, second));
+            let ratio = rows.and_then(|(first, second)| first.ratio(second, reads_per_second));
+            report.claims.push(Claim::of_order(claim, ratio));
+        }
     }
     report.beside.push(Beside {
         title: "Random direct reads of 4 KiB against one pread thread".to_owned(),
@@ -170,17 +171,11 @@ fn judge(report: &mut Report, rows: &Rows) {
         ("direct", "Random direct reads of 4 KiB"),
         ("buffered", "Sequential reads of 64 KiB from memory"),
     ] {
-        let lines = series(
-            rows,
-            &[("profile", profile)],
-            "strategy",
-            "depth",
-            reads_per_second,
-        );
-        let tails = series(rows, &[("profile", profile)], "strategy", "depth", |sample| {
-            sample.p99_us
-        });
-        for (name, y, lines) in [("reads", "reads/s", lines), ("p99", "p99 latency, us", tails)] {
+        let lines = |of| series(rows, &[("profile", profile)], "strategy", "depth", of);
+        for (name, y, lines) in [
+            ("reads", "reads/s", lines(reads_per_second)),
+            ("p99", "p99 latency, us", lines(|sample| sample.p99_us)),
+        ] {
             if !lines.is_empty() {
                 report.plots.push(Plot {
                     name: format!("plot-{profile}-{name}"),

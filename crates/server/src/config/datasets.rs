@@ -59,9 +59,11 @@ const LAYOUT_WORDS: [(&str, Layout); 8] = [
     ("i8bin", Layout::I8bin),
 ];
 
-const DTYPE_WORDS: [(&str, Dtype); 5] = [
+const DTYPE_WORDS: [(&str, Dtype); 7] = [
     ("f32", Dtype::F32),
     ("f16", Dtype::F16),
+    ("bf16", Dtype::Bf16),
+    ("f64", Dtype::F64),
     ("u8", Dtype::U8),
     ("i8", Dtype::I8),
     ("i32", Dtype::I32),
@@ -449,7 +451,7 @@ fn vectors(
             (
                 "dtype",
                 dtype_given,
-                "a raw file does not tell; allowed: f32, f16, u8, i8, i32",
+                "a raw file does not tell; allowed: f32, f16, bf16, f64, u8, i8, i32",
             ),
         ] {
             if !given {

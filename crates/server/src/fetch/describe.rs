@@ -54,7 +54,7 @@ pub struct StorageInfo {
 pub struct VectorShape {
     /// Elements.
     pub dim: u32,
-    /// `f32`, `f16`, `u8`, `i8` or `i32`; little-endian.
+    /// `f32`, `f16`, `bf16`, `f64`, `u8`, `i8` or `i32`; little-endian.
     #[serde(serialize_with = "dtype_word")]
     #[schema(value_type = String)]
     pub dtype: Dtype,

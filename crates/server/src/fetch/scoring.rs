@@ -9,10 +9,10 @@ use super::handle::{DatasetHandle, Kind, RequiredKind};
 use super::request::{FetchError, Items, RequestContext};
 use super::{Fetcher, plan, timeout_at};
 use crate::config::Limits;
-use crate::score::{Metric, PIECE_ELEMENTS, Scored, Scorer, Sums};
 use ringfetch_engine::batch::{Fetched, Lengths};
 use ringfetch_engine::engine::{SubmitOptions, Ticket};
 use ringfetch_engine::error::{ItemError, ReadError};
+use ringfetch_score::{Metric, PIECE_ELEMENTS, Scored, Scorer, Sums};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::pin::pin;
@@ -242,7 +242,7 @@ fn check(scoring: &Scoring<'_>, dataset: &DatasetHandle, limits: &Limits) -> Res
         return malformed(
             "metric".to_owned(),
             format!(
-                "{} does not fit the elements of {:?}, which are {dtype}: those of f32, f16, u8 and i8 can be scored",
+                "{} does not fit the elements of {:?}, which are {dtype}: those of f32, f16, bf16, f64, u8 and i8 can be scored",
                 metric.as_str(),
                 dataset.name()
             ),
@@ -505,21 +505,4 @@ impl Turn {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use futures_util::FutureExt as _;
-
-    #[tokio::test]
-    async fn one_request_computes_on_a_core_at_a_time() {
-        // Three requests: the first computes; the second has to wait for it, and the third has no time to.
-        let (mut first, mut second) = (Turn::new(None), Turn::new(None));
-        assert_eq!(first.begin().now_or_never(), Some(Ok(())));
-        assert_eq!(second.begin().now_or_never(), None);
-        let expired = Turn::new(Some(Instant::now())).begin().await;
-        assert_eq!(expired, Err(ReadError::DeadlineExceeded.into()));
-        first.end();
-        assert_eq!(second.begin().now_or_never(), Some(Ok(())));
-        drop(second);
-        assert_eq!(first.begin().now_or_never(), Some(Ok(())));
-    }
-}
+mod tests;

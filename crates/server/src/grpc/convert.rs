@@ -62,6 +62,8 @@ pub(crate) fn dtype(dtype: Dtype) -> v1::Dtype {
         Dtype::U8 => v1::Dtype::U8,
         Dtype::I8 => v1::Dtype::I8,
         Dtype::I32 => v1::Dtype::I32,
+        Dtype::Bf16 => v1::Dtype::Bf16,
+        Dtype::F64 => v1::Dtype::F64,
     }
 }
 

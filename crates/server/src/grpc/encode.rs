@@ -5,7 +5,8 @@
 //! together are exactly what prost writes.
 
 use super::frame::PREFIX_BYTES;
-use bytes::{BufMut as _, Bytes, BytesMut};
+use crate::listener::FrameParts;
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 use tonic::Status;
@@ -24,17 +25,19 @@ pub(super) struct EncodedMessage {
     pub(super) data: Bytes,
 }
 
-/// Data up to this size is copied behind its head: a separate frame costs both sides more than copying a few pages
-/// (ADR 0008).
-pub(super) const JOINED_BYTES_MAX: usize = 16 << 10;
+/// Data up to this size is copied behind its head: the system call handles a copy faster than a part of its own.
+const COPIED_BYTES_MAX: usize = 1 << 10;
 
-/// Longest frame of joined messages.
+/// Longest frame of several messages, and its most parts.
 const RUN_BYTES_MAX: usize = 64 << 10;
+const RUN_PARTS_MAX: usize = 48;
 
 /// Messages sent in one frame. Holds the originals of copied data, so that they stay charged to the connection until the
 /// frame is sent.
 #[derive(Debug, Default)]
 pub(super) struct FrameBuffer {
+    parts: FrameParts,
+    /// Follows the parts: heads and copied data.
     bytes: BytesMut,
     held: Vec<Bytes>,
 }
@@ -51,49 +54,59 @@ impl AsRef<[u8]> for FrameBytes {
 }
 
 impl FrameBuffer {
-    /// Appends a message if it is small and fits; returns it otherwise.
+    /// Appends a message if it fits; returns it otherwise. An empty buffer has room for any.
     pub(super) fn push(&mut self, encoded: EncodedMessage) -> Result<(), EncodedMessage> {
         let EncodedMessage { head, data } = encoded;
-        let length = head.len() + data.len();
-        if data.len() > JOINED_BYTES_MAX || self.bytes.len() + length > RUN_BYTES_MAX {
+        let length = self.parts.remaining() + self.bytes.len();
+        let fits = length + head.len() + data.len() <= RUN_BYTES_MAX && self.parts.count() < RUN_PARTS_MAX;
+        if !fits && length > 0 {
             return Err(EncodedMessage { head, data });
         }
-        self.bytes.reserve(length);
-        self.bytes.extend_from_slice(&head);
-        self.bytes.extend_from_slice(&data);
-        if !data.is_empty() {
-            self.held.push(data);
+        if data.len() > COPIED_BYTES_MAX {
+            if self.bytes.is_empty() {
+                self.parts.push(head);
+            } else {
+                self.bytes.extend_from_slice(&head);
+                self.close_part();
+            }
+            self.parts.push(data);
+        } else {
+            self.bytes.extend_from_slice(&head);
+            self.bytes.extend_from_slice(&data);
+            if !data.is_empty() {
+                self.held.push(data);
+            }
         }
         Ok(())
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.bytes.is_empty() && !self.parts.has_remaining()
     }
 
-    /// The frame.
-    pub(super) fn into_bytes(self) -> Bytes {
-        let Self { bytes, held } = self;
-        let bytes = bytes.freeze();
-        if held.is_empty() {
+    fn close_part(&mut self) {
+        let bytes = self.bytes.split().freeze();
+        let held = std::mem::take(&mut self.held);
+        self.parts.push(if held.is_empty() {
             bytes
         } else {
             Bytes::from_owner(FrameBytes { bytes, _held: held })
-        }
+        });
+    }
+
+    /// The frame.
+    pub(super) fn into_frame(mut self) -> FrameParts {
+        self.close_part();
+        self.parts
     }
 }
 
 impl EncodedMessage {
-    /// The same message in one part if it is small, to be sent in one frame.
-    pub(super) fn joined(self) -> Self {
-        let mut run = FrameBuffer::default();
-        match run.push(self) {
-            Ok(()) => Self {
-                head: run.into_bytes(),
-                data: Bytes::new(),
-            },
-            Err(large) => large,
-        }
+    /// The payload of a frame of its own.
+    pub(super) fn into_frame(self) -> FrameParts {
+        let mut parts = FrameParts::from(self.head);
+        parts.push(self.data);
+        parts
     }
 
     /// A response without `data`, and the bytes of `data`.

@@ -5,11 +5,11 @@ use super::convert;
 use super::wire::{FieldValue, RepeatedField, longest_list, visit};
 use crate::fetch::{FetchError, FetchResponse, Fetcher, Items, Kind, RequestContext, ScoreQuery, Scoring};
 use crate::rpc_metrics::GrpcMethod;
-use crate::score::Metric;
 use bytes::Bytes;
 use prost::Message;
 use ringfetch_engine::batch::Lengths;
 use ringfetch_proto::v1;
+use ringfetch_score::Metric;
 use std::future::Future;
 
 /// A request that is answered once: by a call of its own, or in a stream.

@@ -10,6 +10,7 @@ use crate::error_status;
 use crate::fetch::{
     BodyPart, FetchError, Fetcher, RequestContext, SnapshotError, SnapshotReader, WindowedBody,
 };
+use crate::listener::FrameParts;
 use crate::rpc_metrics::CallTimer;
 use bytes::Bytes;
 use http::HeaderMap;
@@ -101,8 +102,8 @@ pub(super) struct ObjectBody {
     deadline: Option<Pin<Box<tokio::time::Sleep>>>,
     /// Of the next message with data.
     offset: u64,
-    /// Sent next: the head of a message, and its data.
-    next: [Option<Bytes>; 2],
+    /// Sent next.
+    next: Option<FrameParts>,
     end: Result<(), Status>,
     trailers_sent: bool,
     timer: CallTimer,
@@ -116,7 +117,7 @@ impl ObjectBody {
             windows: Some(windows),
             deadline: deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline.into()))),
             offset: first.offset,
-            next: [None, None],
+            next: None,
             end: Ok(()),
             trailers_sent: false,
             timer,
@@ -127,9 +128,7 @@ impl ObjectBody {
 
     fn queue(&mut self, message: &v1::ReadObjectResponse, data: Bytes) {
         match EncodedMessage::unary(message, data) {
-            Ok(EncodedMessage { head, data }) => {
-                self.next = [Some(head), Some(data).filter(|data| !data.is_empty())];
-            }
+            Ok(encoded) => self.next = Some(encoded.into_frame()),
             Err(status) => self.end_with(Err(status)),
         }
     }
@@ -195,18 +194,17 @@ pub(super) fn trailers_of(status: &Status) -> HeaderMap {
 }
 
 impl http_body::Body for ObjectBody {
-    type Data = Bytes;
+    type Data = FrameParts;
     type Error = Infallible;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
         let this = &mut *self;
         loop {
-            // A message whose head was sent must be completed.
-            if let Some(bytes) = this.next.iter_mut().find_map(Option::take) {
-                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            if let Some(next) = this.next.take() {
+                return Poll::Ready(Some(Ok(Frame::data(next))));
             }
             if this.trailers_sent {
                 return Poll::Ready(None);

@@ -14,13 +14,12 @@ use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory, timeout_at, within};
 use crate::lifecycle::Lifecycle;
-use crate::listener::{FastPath, RequestBody, ResponseFuture};
+use crate::listener::{AnswerBody, FastPath, FrameParts, RequestBody, ResponseFuture};
 use crate::rpc_metrics::{CallTimer, GrpcMethod, RpcMetrics};
 use axum::body::Body;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
-use http_body::Frame;
 use prost::Message;
 use ringfetch_proto::v1;
 use std::convert::Infallible;
@@ -56,7 +55,7 @@ impl tower::Service<Request<Body>> for FetchService {
         let started = Instant::now();
         let connection = connection_of(request.extensions());
         let answer = self.respond(request, connection, started);
-        Box::pin(async move { Ok(answer.await) })
+        Box::pin(async move { Ok(answer.await.map(Body::from)) })
     }
 }
 
@@ -128,7 +127,7 @@ impl FetchService {
 }
 
 impl<B: BytesBody> GrpcRequest<B> {
-    async fn unary<C: UnaryRequest>(self) -> Response<Body> {
+    async fn unary<C: UnaryRequest>(self) -> Response<AnswerBody> {
         let Self {
             service: FetchService { fetcher, rpc, .. },
             mut body,
@@ -167,12 +166,12 @@ impl<B: BytesBody> GrpcRequest<B> {
         .await;
         counted.end(result.as_ref().map_or_else(Status::code, |_| Code::Ok));
         match result {
-            Ok(encoded) => ok(UnaryBody::new(encoded)),
+            Ok(encoded) => ok(whole(encoded)),
             Err(status) => status.into_http(),
         }
     }
 
-    fn stream(self) -> Response<Body> {
+    fn stream(self) -> Response<AnswerBody> {
         let Self {
             service:
                 FetchService {
@@ -209,20 +208,20 @@ impl<B: BytesBody> GrpcRequest<B> {
         });
         let start = move |message| stream::respond(fetcher.clone(), connection.clone(), deadline, message);
         let ended = Box::new(move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed()));
-        ok(StreamBody::new(
+        ok(framed(StreamBody::new(
             body,
             bounds,
             start,
             hold,
             async move { lifecycle.draining().await },
             ended,
-        ))
+        )))
     }
 
-    async fn read_object(self) -> Response<Body> {
+    async fn read_object(self) -> Response<AnswerBody> {
         let mut timer = CallTimer::new(self.service.rpc.clone(), GrpcMethod::ReadObject, self.started);
         match self.opened_object().await {
-            Ok((object, deadline)) => ok(ObjectBody::new(object, deadline, timer)),
+            Ok((object, deadline)) => ok(framed(ObjectBody::new(object, deadline, timer))),
             Err(status) => {
                 timer.end(status.code());
                 status.into_http()
@@ -251,8 +250,8 @@ impl<B: BytesBody> GrpcRequest<B> {
 }
 
 /// Answers requests that are not gRPC calls with an HTTP status.
-fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<Body>> {
-    let mut response = Response::new(Body::empty());
+fn refuse_other_protocols<B>(request: &Request<B>) -> Option<Response<AnswerBody>> {
+    let mut response = Response::new(AnswerBody::default());
     if request.method() != Method::POST {
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
         response
@@ -275,11 +274,23 @@ fn deadline_of(headers: &HeaderMap, started: Instant) -> Result<Option<Instant>,
     Ok(metadata::timeout(headers)?.and_then(|timeout| started.checked_add(timeout)))
 }
 
-fn ok<B>(body: B) -> Response<Body>
+/// One message, and trailers with status OK.
+fn whole(encoded: EncodedMessage) -> AnswerBody {
+    AnswerBody::Whole {
+        data: Some(encoded.into_frame()),
+        trailers: Some(trailers_ok),
+    }
+}
+
+fn framed<B>(body: B) -> AnswerBody
 where
-    B: http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
+    B: http_body::Body<Data = FrameParts, Error = Infallible> + Send + 'static,
 {
-    let mut response = Response::new(Body::new(body));
+    AnswerBody::Framed(Box::pin(body))
+}
+
+fn ok(body: AnswerBody) -> Response<AnswerBody> {
+    let mut response = Response::new(body);
     response
         .headers_mut()
         .insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -368,57 +379,13 @@ pub(super) fn trailers_ok() -> HeaderMap {
     trailers
 }
 
-/// A body of one message and trailers with status OK.
-struct UnaryBody {
-    head: Option<Bytes>,
-    /// Taken when it is sent, so that its memory is freed as early as possible.
-    data: Option<Bytes>,
-    trailers_sent: bool,
-}
-
-impl UnaryBody {
-    fn new(encoded: EncodedMessage) -> Self {
-        let EncodedMessage { head, data } = encoded.joined();
-        Self {
-            head: Some(head),
-            data: Some(data).filter(|data| !data.is_empty()),
-            trailers_sent: false,
-        }
-    }
-}
-
-impl http_body::Body for UnaryBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let this = &mut *self;
-        Poll::Ready(
-            if let Some(bytes) = this.head.take().or_else(|| this.data.take()) {
-                Some(Ok(Frame::data(bytes)))
-            } else if this.trailers_sent {
-                None
-            } else {
-                this.trailers_sent = true;
-                Some(Ok(Frame::trailers(trailers_ok())))
-            },
-        )
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.trailers_sent
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::encode::JOINED_BYTES_MAX;
     use super::*;
     use crate::config::Limits;
     use crate::fetch::tests::without_datasets;
+    use bytes::Buf as _;
+    use http_body::Body as _;
     use http_body_util::{BodyExt as _, Full};
 
     /// A body of one message as gRPC frames it.
@@ -471,32 +438,21 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_is_a_head_its_bytes_and_trailers() {
-        // Large data: the head, the very bytes of `data`, then grpc-status 0. Small data: one frame of both. None: the
-        // head alone.
-        let data = Bytes::from(vec![7; JOINED_BYTES_MAX + 1]);
+        // One frame of the head and the very bytes of `data`, then grpc-status 0. Without data: the head alone.
+        let data = Bytes::from(vec![7; 3 << 20]);
         let encoded = EncodedMessage::unary(&v1::FetchRangesResponse::default(), data.clone()).unwrap();
-        let mut body = UnaryBody::new(encoded.clone());
-        assert_eq!(
-            body.frame().await.unwrap().unwrap().into_data().unwrap(),
-            encoded.head
-        );
-        assert_eq!(
-            body.frame().await.unwrap().unwrap().into_data().unwrap().as_ptr(),
-            data.as_ptr()
-        );
+        let mut body = whole(encoded.clone());
+        let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        let mut slices = [std::io::IoSlice::new(&[]); 4];
+        assert_eq!(frame.chunks_vectored(&mut slices), 2);
+        assert_eq!(slices[0][..], encoded.head);
+        assert_eq!(slices[1].as_ptr(), data.as_ptr());
         let trailers = body.frame().await.unwrap().unwrap().into_trailers().unwrap();
         assert_eq!(trailers["grpc-status"], "0");
-        assert!(body.frame().await.is_none());
-
-        let small = Bytes::from(vec![7; JOINED_BYTES_MAX]);
-        let encoded = EncodedMessage::unary(&v1::FetchRangesResponse::default(), small.clone()).unwrap();
-        let mut body = UnaryBody::new(encoded.clone());
-        let joined = body.frame().await.unwrap().unwrap().into_data().unwrap();
-        assert_eq!(joined, [encoded.head, small].concat());
-        assert!(body.frame().await.unwrap().unwrap().is_trailers());
+        assert!(body.is_end_stream() && body.frame().await.is_none());
 
         let empty = EncodedMessage::unary(&v1::FetchRangesResponse::default(), Bytes::new()).unwrap();
-        let collected = UnaryBody::new(empty).collect().await.unwrap();
+        let collected = whole(empty).collect().await.unwrap();
         assert_eq!(collected.trailers().unwrap()["grpc-status"], "0");
         assert_eq!(collected.to_bytes(), [0; 5][..]);
     }

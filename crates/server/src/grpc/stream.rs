@@ -17,6 +17,7 @@ use super::wire::{FieldValue, visit};
 use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory};
+use crate::listener::FrameParts;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -326,13 +327,13 @@ where
     S: Fn(StreamRequest) -> Result<Fut, Status>,
     Fut: Future<Output = Result<EncodedMessage, Status>>,
 {
-    type Data = Bytes;
+    type Data = FrameParts;
     type Error = Infallible;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
         self.lock().poll_frame(cx)
     }
 
@@ -356,8 +357,8 @@ struct StreamState<B, S, Fut> {
     requests_in_flight_max: usize,
     /// A request that was read to see whether it is a cancel while the stream is full.
     waiting: Option<(MessageHeader, StreamRequest)>,
-    /// Sent next, in this order: the head of a response too large to be joined with others, and its data.
-    next: [Option<Bytes>; 2],
+    /// Sent next: a response for which the last frame had no room.
+    next: Option<EncodedMessage>,
     /// The status to report when all requests in flight are answered.
     end: Result<(), Status>,
     trailers_sent: bool,
@@ -391,7 +392,7 @@ where
             in_flight: FuturesUnordered::new(),
             requests_in_flight_max: bounds.requests_in_flight.max(1),
             waiting: None,
-            next: [None, None],
+            next: None,
             end: Ok(()),
             trailers_sent: false,
             hold,
@@ -500,7 +501,7 @@ where
         }
     }
 
-    fn finish(&mut self) -> Frame<Bytes> {
+    fn finish(&mut self) -> Frame<FrameParts> {
         self.trailers_sent = true;
         let end = std::mem::replace(&mut self.end, Ok(()));
         if let Some(ended) = self.ended.take() {
@@ -513,10 +514,9 @@ where
         Frame::trailers(trailers)
     }
 
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        // A response whose head was sent must be completed.
-        if let Some(bytes) = self.next.iter_mut().find_map(Option::take) {
-            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<FrameParts>, Infallible>>> {
+        if let Some(next) = self.next.take() {
+            return Poll::Ready(Some(Ok(Frame::data(next.into_frame()))));
         }
         if self.trailers_sent {
             return Poll::Ready(None);
@@ -532,8 +532,8 @@ where
             match self.in_flight.poll_next_unpin(cx) {
                 // Small responses that are ready together share a frame; a large one follows them.
                 Poll::Ready(Some(Ok(encoded))) => {
-                    if let Err(EncodedMessage { head, data }) = frame.push(encoded) {
-                        self.next = [Some(head), Some(data).filter(|data| !data.is_empty())];
+                    if let Err(next) = frame.push(encoded) {
+                        self.next = Some(next);
                         break;
                     }
                 }
@@ -545,25 +545,20 @@ where
             }
         }
         if !frame.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(frame.into_bytes()))));
+            return Poll::Ready(Some(Ok(Frame::data(frame.into_frame()))));
         }
-        match self.next.iter_mut().find_map(Option::take) {
-            Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
-            None => {
-                if !self
-                    .waker
-                    .as_ref()
-                    .is_some_and(|waker| waker.will_wake(cx.waker()))
-                {
-                    self.waker = Some(cx.waker().clone());
-                }
-                Poll::Pending
-            }
+        if !self
+            .waker
+            .as_ref()
+            .is_some_and(|waker| waker.will_wake(cx.waker()))
+        {
+            self.waker = Some(cx.waker().clone());
         }
+        Poll::Pending
     }
 
     fn is_end(&self) -> bool {
-        self.trailers_sent && self.next.iter().all(Option::is_none)
+        self.trailers_sent && self.next.is_none()
     }
 }
 

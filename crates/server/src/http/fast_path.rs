@@ -8,7 +8,7 @@ use super::routes::{self, Route};
 use super::{items, objects, problem};
 use crate::caller::Connection;
 use crate::fetch::Fetcher;
-use crate::listener::{FastPath, RequestBody, ResponseFuture};
+use crate::listener::{AnswerBody, FastPath, RequestBody, ResponseFuture};
 use crate::rpc_metrics::{HttpOperation, RpcMetrics};
 use axum::response::IntoResponse as _;
 use http::{Method, Request};
@@ -91,7 +91,7 @@ impl FastPath for ReadFastPath {
             let matched = matched.map(|Route { pattern, .. }| *pattern);
             let response = problem::render(result.into_response(), path, matched, &parts.method);
             counted.end(response.status());
-            response
+            response.map(AnswerBody::Routed)
         })
     }
 }

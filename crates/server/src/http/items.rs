@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use half::f16;
+use half::{bf16, f16};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use ringfetch_engine::error::ReadError;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// Elements a vector.
 pub(super) const RINGFETCH_DIM: HeaderName = HeaderName::from_static("ringfetch-dim");
-/// Element type: `f32`, `f16`, `u8`, `i8` or `i32`.
+/// Element type: `f32`, `f16`, `bf16`, `f64`, `u8`, `i8` or `i32`.
 pub(super) const RINGFETCH_DTYPE: HeaderName = HeaderName::from_static("ringfetch-dtype");
 
 /// Serves a block.
@@ -222,6 +222,8 @@ fn json_numbers(dtype: Dtype, data: &[u8]) -> String {
     match dtype {
         Dtype::F32 => array(data, f32::from_le_bytes),
         Dtype::F16 => array(data, |bytes| f32::from(f16::from_le_bytes(bytes))),
+        Dtype::Bf16 => array(data, |bytes| f32::from(bf16::from_le_bytes(bytes))),
+        Dtype::F64 => array(data, f64::from_le_bytes),
         Dtype::I32 => array(data, i32::from_le_bytes),
         Dtype::U8 => array(data, u8::from_le_bytes),
         Dtype::I8 => array(data, i8::from_le_bytes),
@@ -252,6 +254,10 @@ mod tests {
             .flat_map(|x| f16::from_f32(*x).to_le_bytes())
             .collect();
         assert_eq!(json_numbers(Dtype::F16, &f16s), "[1.5,-0.25]");
+        // The upper halves of 1.0 and of -2.0.
+        assert_eq!(json_numbers(Dtype::Bf16, &[0x80, 0x3f, 0, 0xc0]), "[1.0,-2.0]");
+        let f64s = [0.1_f64.to_le_bytes(), f64::INFINITY.to_le_bytes()].concat();
+        assert_eq!(json_numbers(Dtype::F64, &f64s), "[0.1,null]");
         assert_eq!(
             json_numbers(Dtype::I32, &[255, 255, 255, 255, 1, 0, 0, 0]),
             "[-1,1]"

@@ -12,11 +12,11 @@ use super::representation::precondition_failed;
 use crate::fetch::{
     FetchError, RequestContext, RequestMemory, RequiredKind, ScoreQuery, Scoring, timeout_at, within,
 };
-use crate::score::Metric;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use http::header;
+use ringfetch_score::Metric;
 use serde::{Deserialize, Serialize};
 use std::pin::pin;
 use std::sync::Arc;

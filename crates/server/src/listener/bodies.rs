@@ -8,9 +8,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use http::Response;
+use http::{HeaderMap, Response};
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+
+use super::frame_parts::FrameParts;
 
 use super::progress::Exchange;
 
@@ -95,6 +98,85 @@ where
     }
 }
 
+/// The body of a response before its progress is recorded.
+pub enum AnswerBody {
+    /// One frame at most, then trailers if there are any.
+    Whole {
+        /// The frame.
+        data: Option<FrameParts>,
+        /// Makes the trailers.
+        trailers: Option<fn() -> HeaderMap>,
+    },
+    /// Any number of frames.
+    Framed(Pin<Box<dyn Body<Data = FrameParts, Error = Infallible> + Send>>),
+    /// As the router makes them.
+    Routed(axum::body::Body),
+}
+
+impl Default for AnswerBody {
+    fn default() -> Self {
+        Self::Whole {
+            data: None,
+            trailers: None,
+        }
+    }
+}
+
+impl From<AnswerBody> for axum::body::Body {
+    fn from(body: AnswerBody) -> Self {
+        match body {
+            AnswerBody::Routed(body) => body,
+            body => Self::new(body.map_frame(|frame| {
+                frame.map_data(|mut parts: FrameParts| parts.copy_to_bytes(parts.remaining()))
+            })),
+        }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = FrameParts;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<FrameParts>, axum::Error>>> {
+        Poll::Ready(match self.get_mut() {
+            Self::Whole { data, trailers } => match data.take() {
+                Some(data) => Some(Ok(Frame::data(data))),
+                None => trailers.take().map(|trailers| Ok(Frame::trailers(trailers()))),
+            },
+            Self::Framed(body) => {
+                let frame = ready!(body.as_mut().poll_frame(cx));
+                frame.map(|frame| frame.map_err(|never| match never {}))
+            }
+            Self::Routed(body) => {
+                let frame = ready!(Pin::new(body).poll_frame(cx));
+                frame.map(|frame| frame.map(|frame| frame.map_data(FrameParts::from)))
+            }
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole { data, trailers } => data.is_none() && trailers.is_none(),
+            Self::Framed(body) => body.is_end_stream(),
+            Self::Routed(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole { data, trailers: None } => {
+                SizeHint::with_exact(data.as_ref().map_or(0, |data| data.remaining() as u64))
+            }
+            Self::Whole { .. } => SizeHint::default(),
+            Self::Framed(body) => body.size_hint(),
+            Self::Routed(body) => body.size_hint(),
+        }
+    }
+}
+
 /// A response's body.
 #[derive(Debug)]
 pub(super) struct ResponseBody<B> {
@@ -102,7 +184,7 @@ pub(super) struct ResponseBody<B> {
     exchange: Arc<Exchange>,
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
+impl<B: Body<Data = FrameParts> + Unpin> Body for ResponseBody<B> {
     type Data = TrackedBytes;
     type Error = B::Error;
 
@@ -130,13 +212,13 @@ impl<B: Body<Data = Bytes> + Unpin> Body for ResponseBody<B> {
 /// Bytes of a response until they are sent. HTTP/2 holds them while the client's window is closed.
 #[derive(Debug)]
 pub(super) struct TrackedBytes {
-    bytes: Bytes,
+    bytes: FrameParts,
     exchange: Arc<Exchange>,
 }
 
 impl TrackedBytes {
-    fn new(bytes: Bytes, exchange: &Arc<Exchange>) -> Self {
-        exchange.produced(bytes.len());
+    fn new(bytes: FrameParts, exchange: &Arc<Exchange>) -> Self {
+        exchange.produced(bytes.remaining());
         Self {
             bytes,
             exchange: Arc::clone(exchange),
@@ -146,11 +228,11 @@ impl TrackedBytes {
 
 impl Buf for TrackedBytes {
     fn remaining(&self) -> usize {
-        self.bytes.len()
+        self.bytes.remaining()
     }
 
     fn chunk(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.chunk()
     }
 
     fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
@@ -163,7 +245,7 @@ impl Buf for TrackedBytes {
     }
 
     fn copy_to_bytes(&mut self, count: usize) -> Bytes {
-        let copied = self.bytes.split_to(count);
+        let copied = self.bytes.copy_to_bytes(count);
         self.exchange.sent(count);
         copied
     }
@@ -171,8 +253,8 @@ impl Buf for TrackedBytes {
 
 impl Drop for TrackedBytes {
     fn drop(&mut self) {
-        if !self.bytes.is_empty() {
-            self.exchange.forgiven(self.bytes.len());
+        if self.bytes.has_remaining() {
+            self.exchange.forgiven(self.bytes.remaining());
         }
     }
 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::Router;
-use axum::body::Body;
 use axum::routing::future::RouteFuture;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body as _;
@@ -20,14 +19,14 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tower::Service as _;
 
 use super::Role;
-use super::bodies::RequestBody;
+use super::bodies::{AnswerBody, RequestBody};
 use super::hosts::{AllowedHosts, HostError};
 use super::progress::Exchange;
 use crate::caller::Connection;
 use crate::http::refusal;
 
 /// The response to a request.
-pub type ResponseFuture = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+pub type ResponseFuture = Pin<Box<dyn Future<Output = Response<AnswerBody>> + Send>>;
 
 /// Serves some requests in the router's place.
 pub trait FastPath: std::fmt::Debug + Send + Sync {
@@ -82,7 +81,7 @@ impl RefusalCounters {
 
 /// The response future of a dispatched request.
 pub(super) enum DispatchFuture {
-    Refused(Option<Box<Response<Body>>>),
+    Refused(Option<Box<Response<AnswerBody>>>),
     Fast(ResponseFuture),
     /// Boxed, to keep the other variants small.
     Routed(Box<RouteFuture<Infallible>>),
@@ -116,9 +115,11 @@ impl RequestDispatcher {
 
 impl RequestDispatcher {
     /// The response to a request that is refused.
-    fn refused<B>(&self, request: &Request<B>, is_late: bool) -> Option<Response<Body>> {
+    fn refused<B>(&self, request: &Request<B>, is_late: bool) -> Option<Response<AnswerBody>> {
         let path = request.uri().path();
-        let refuse = |status, slug, detail: &str| Some(refusal(status, slug, detail.to_owned(), path));
+        let refuse = |status, slug, detail: &str| {
+            Some(refusal(status, slug, detail.to_owned(), path).map(AnswerBody::Routed))
+        };
         match self.hosts.as_ref().map_or(Ok(()), |hosts| hosts.check(request)) {
             Ok(()) => {}
             Err(HostError::Missing) => {
@@ -165,7 +166,7 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 }
 
 impl Future for DispatchFuture {
-    type Output = Result<Response<Body>, Infallible>;
+    type Output = Result<Response<AnswerBody>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
@@ -174,13 +175,15 @@ impl Future for DispatchFuture {
                 .take()
                 .map_or(Poll::Pending, |answer| Poll::Ready(Ok(*answer))),
             Self::Fast(answer) => answer.as_mut().poll(cx).map(|response| Ok(with_length(response))),
-            Self::Routed(answer) => Pin::new(answer).poll(cx),
+            Self::Routed(answer) => Pin::new(answer)
+                .poll(cx)
+                .map_ok(|response| response.map(AnswerBody::Routed)),
         }
     }
 }
 
 /// Sets Content-Length if the length is known, as the router does.
-fn with_length(mut response: Response<Body>) -> Response<Body> {
+fn with_length(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     if let Some(length) = response.body().size_hint().exact() {
         response
             .headers_mut()

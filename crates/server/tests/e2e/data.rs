@@ -79,7 +79,8 @@ pub(crate) fn counted(count: u32, dim: u32, data: &[u8]) -> Vec<u8> {
 fn width(dtype: &str) -> usize {
     match dtype {
         "f32" | "i32" => 4,
-        "f16" => 2,
+        "f16" | "bf16" => 2,
+        "f64" => 8,
         "u8" | "i8" => 1,
         other => panic!("{other}"),
     }
@@ -131,12 +132,14 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
     ]);
     spaces.push(blocks("ragged", ragged, 1111));
 
-    let layouts: [(&'static str, &'static str, u32, &'static str, &[&str]); 9] = [
+    let layouts: [(&'static str, &'static str, u32, &'static str, &[&str]); 12] = [
         ("fvecs", "v.fvecs", 3, "f32", &[]),
         ("bvecs", "v.bvecs", 130, "u8", &[]),
         ("ivecs", "v.ivecs", 7, "i32", &[]),
         ("npy-f32", "f32.npy", 100, "f32", &[]),
         ("npy-f16", "f16.npy", 33, "f16", &["dtype: f16", "dim: 33"]),
+        ("npy-f64", "f64.npy", 9, "f64", &[]),
+        ("npy-bf16", "bf16.npy", 34, "bf16", &["dtype: bf16"]),
         ("fbin", "v.fbin", 129, "f32", &["dim: 129"]),
         ("u8bin", "v.u8bin", 1025, "u8", &[]),
         ("i8bin", "v.i8bin", 1, "i8", &[]),
@@ -146,6 +149,13 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
             5,
             "f16",
             &["layout: raw", "dim: 5", "dtype: f16", "header_bytes: 7"],
+        ),
+        (
+            "raw-bf16",
+            "bf16.dat",
+            6,
+            "bf16",
+            &["layout: raw", "dim: 6", "dtype: bf16"],
         ),
     ];
     for (seed, (name, file, dim, dtype, lines)) in (10..).zip(layouts) {
@@ -157,6 +167,9 @@ pub(crate) fn everything(setup: Setup) -> (Setup, Everything) {
             "fvecs" | "bvecs" | "ivecs" => records(dim, &items),
             "npy-f32" => npy("<f4", COUNT as usize, dim as usize, &data),
             "npy-f16" => npy("<f2", COUNT as usize, dim as usize, &data),
+            "npy-f64" => npy("<f8", COUNT as usize, dim as usize, &data),
+            "npy-bf16" => npy("<V2", COUNT as usize, dim as usize, &data),
+            "raw-bf16" => data,
             "raw" => [&noise(99, 7), &data[..]].concat(),
             _ => counted(COUNT, dim, &data),
         };

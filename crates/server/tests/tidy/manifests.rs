@@ -3,12 +3,13 @@
 use super::tree::{Source, hold};
 
 /// Our crates, and the crates of ours that each may stand on.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("ringfetch-proto", &[]),
     ("ringfetch-command", &[]),
     ("ringfetch-host", &[]),
     ("ringfetch-engine", &["ringfetch-host"]),
     ("ringfetch-pattern", &["ringfetch-engine"]),
+    ("ringfetch-score", &["ringfetch-engine"]),
     (
         "ringfetch-server",
         &[
@@ -17,6 +18,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "ringfetch-host",
             "ringfetch-pattern",
             "ringfetch-proto",
+            "ringfetch-score",
         ],
     ),
     ("ringfetch-client", &["ringfetch-proto"]),
@@ -32,6 +34,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "ringfetch-host",
             "ringfetch-pace",
             "ringfetch-pattern",
+            "ringfetch-score",
         ],
     ),
     (
@@ -44,6 +47,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "ringfetch-lab",
             "ringfetch-pace",
             "ringfetch-pattern",
+            "ringfetch-score",
         ],
     ),
     // A disk for tests: others may have it only among their dev-dependencies.

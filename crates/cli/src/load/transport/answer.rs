@@ -1,6 +1,7 @@
 //! What came back, whatever brought it: how many items and bytes, which items failed, and the bytes themselves where
 //! they are to be checked.
 
+use crate::load::scores::{Ranking, Scoring};
 use bytes::Bytes;
 use ringfetch_client::{Error, Items};
 use std::borrow::Cow;
@@ -29,6 +30,8 @@ pub(crate) enum Body {
         lengths: Vec<usize>,
         data: Bytes,
     },
+    /// Scored vectors.
+    Ranked(Ranking),
 }
 
 /// An item that could not be read.
@@ -98,6 +101,22 @@ impl From<Error> for Refused {
 }
 
 impl Answer {
+    /// Ranks the vectors that came.
+    pub(super) fn rank(mut self, scoring: &Scoring, items: &[u64]) -> Self {
+        self.body = Body::Ranked(scoring.rank(items, |look| self.each(look)));
+        self
+    }
+
+    /// What the daemon has ranked.
+    pub(super) fn ranked(items: usize, best: Ranking, failed: Vec<FailedItem>) -> Self {
+        Self {
+            items,
+            bytes: u64::try_from(best.len()).unwrap_or(u64::MAX).saturating_mul(16),
+            failed,
+            body: Body::Ranked(best),
+        }
+    }
+
     /// Items that were read.
     pub(crate) fn reads(&self) -> u64 {
         u64::try_from(self.items.saturating_sub(self.failed.len())).unwrap_or(u64::MAX)
@@ -106,7 +125,7 @@ impl Answer {
     /// Shows each item that has bytes, with its position in the request.
     pub(crate) fn each(&self, mut look: impl FnMut(usize, &[u8])) {
         match &self.body {
-            Body::None => {}
+            Body::None | Body::Ranked(_) => {}
             Body::Items(items) => {
                 for (i, item) in items.iter().enumerate() {
                     if let Ok(item) = item {

@@ -3,9 +3,11 @@
 
 use super::answer::{Answer, FailedItem, Refused};
 use super::{Body, Endpoints};
+use crate::load::args::ScoreAt;
 use crate::load::workload::{Part, Target, name};
 use ringfetch_client::{
-    Answer as Told, ByteRange, Client, Error, FetchStream, ObjectPart, Request, RetryPolicy,
+    Answer as Told, ByteRange, Client, Error, FetchStream, ItemError, ObjectPart, Request, RetryPolicy,
+    Scores,
 };
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
@@ -42,19 +44,50 @@ impl Streams {
     pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
         let held = &self.streams[slot % self.streams.len()];
         let stream = held.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let answer = stream.send(request(part, items)).await;
+        let answer = match part.scored_at(ScoreAt::Daemon) {
+            Some(scoring) => stream
+                .score_vectors(scoring.request(part.dataset(), items))
+                .await
+                .map(|scores| scored(scores, items)),
+            None => stream
+                .send(request(part, items))
+                .await
+                .map(|answer| check(answer, part)),
+        };
         if let Err(Error::StreamBroken { .. }) = answer {
             let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
             if held.is_broken() {
                 *held = self.client.stream();
             }
         }
-        check(answer?, part)
+        answer?
     }
 }
 
 pub(super) async fn fetch(client: &Client, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
-    check(client.fetch(request(part, items)).await?, part)
+    match part.scored_at(ScoreAt::Daemon) {
+        Some(scoring) => scored(
+            client
+                .score_vectors(scoring.request(part.dataset(), items))
+                .await?,
+            items,
+        ),
+        None => check(client.fetch(request(part, items)).await?, part),
+    }
+}
+
+fn scored(scores: Scores, items: &[u64]) -> Result<Answer, Refused> {
+    let ranking = scores.results.into_iter().next();
+    let ranking = ranking.ok_or_else(|| Refused::protocol("an answer without a result"))?;
+    let failed = ranking.errors.iter().map(failed).collect();
+    Ok(Answer::ranked(items.len(), ranking.best, failed))
+}
+
+fn failed(error: &ItemError) -> FailedItem {
+    FailedItem {
+        label: Cow::Borrowed(error.label()),
+        message: format!("item {}: {}", error.item, error.message),
+    }
 }
 
 fn request(part: &Part, items: &[u64]) -> Request {
@@ -94,15 +127,11 @@ fn check(answer: Told, part: &Part) -> Result<Answer, Refused> {
         ));
     }
     let items = answer.items();
-    let failed = items.errors().iter().map(|error| FailedItem {
-        label: Cow::Borrowed(error.label()),
-        message: format!("item {}: {}", error.item, error.message),
-    });
     Ok(Answer {
         items: items.len(),
         bytes: u64::try_from(items.data_bytes()).unwrap_or(u64::MAX),
-        failed: failed.collect(),
-        body: if part.verifies() {
+        failed: items.errors().iter().map(failed).collect(),
+        body: if part.keeps_bytes() {
             Body::Items(items.clone())
         } else {
             Body::None

@@ -3,6 +3,7 @@
 //! uses it, so that a request wakes nobody else. Absent: TLS, proxies, redirects.
 
 use super::answer::{Answer, Body, FailedItem, Refused};
+use crate::load::args::ScoreAt;
 use crate::load::workload::{Part, Target, name};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
@@ -11,6 +12,7 @@ use hyper::client::conn::http1::{Connection, SendRequest, handshake};
 use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RANGE, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
+use serde::Deserialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::future::{Future, poll_fn};
@@ -70,10 +72,13 @@ impl Http {
                 Some(wire) => wire,
                 None => Wire::connect(&self.address).await?,
             };
-            let answer = wire.exchange(request, part.verifies()).await?;
+            let answer = wire.exchange(request, part.keeps_bytes()).await?;
             *held = Some(wire);
             if answer.status.is_success() {
-                octets(answer, part, items)
+                match part.scored_at(ScoreAt::Daemon) {
+                    Some(_) => scored(&answer, items),
+                    None => octets(answer, part, items),
+                }
             } else {
                 Err(refused(&answer))
             }
@@ -248,7 +253,11 @@ fn request(part: &Part, items: &[u64], host: &HeaderValue) -> Result<Request<Ful
     let mut head = HeaderMap::with_capacity(4);
     head.insert(HOST, host.clone());
     let mut body = None;
-    if let [item] = items {
+    if let Some(scoring) = part.scored_at(ScoreAt::Daemon) {
+        head.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        path.push_str("/vectors:score");
+        body = Some(scoring.json(items).to_string());
+    } else if let [item] = items {
         // Writing to a string does not fail.
         let _ = match part.target() {
             Target::Blocks { .. } => write!(path, "/blocks/{item}"),
@@ -346,6 +355,33 @@ fn encode(text: &str, path: &mut String) {
             let _ = write!(path, "%{byte:02X}");
         }
     }
+}
+
+/// Scores as JSON.
+fn scored(answer: &Read, items: &[u64]) -> Result<Answer, Refused> {
+    #[derive(Deserialize)]
+    struct Scores {
+        results: [Ranking; 1],
+    }
+    #[derive(Deserialize)]
+    struct Ranking {
+        ids: Vec<u64>,
+        scores: Vec<f64>,
+        errors: Vec<ItemError>,
+    }
+    #[derive(Deserialize)]
+    struct ItemError {
+        item: u64,
+        code: String,
+    }
+    let read = serde_json::from_slice::<Scores>(&answer.data);
+    let Scores { results: [ranking] } = read.map_err(|error| Refused::protocol(error.to_string()))?;
+    let failed = ranking.errors.into_iter().map(|error| FailedItem {
+        message: format!("item {}: {}", error.item, error.code),
+        label: Cow::Owned(error.code),
+    });
+    let best = ranking.ids.into_iter().zip(ranking.scores).collect();
+    Ok(Answer::ranked(items.len(), best, failed.collect()))
 }
 
 /// Holds an answer against its request.
@@ -487,7 +523,7 @@ mod tests {
         let three = [("ringfetch-items", "3"), ("ringfetch-item-bytes", "8")];
         let lengths = |answer: Answer| match answer.body {
             Body::Octets { lengths, .. } => lengths,
-            other @ (Body::None | Body::Items(_)) => panic!("{other:?}"),
+            other @ (Body::None | Body::Items(_) | Body::Ranked(_)) => panic!("{other:?}"),
         };
         assert_eq!(lengths(check(answer(&three, 24), &[1, 2, 3]).unwrap()), [8, 8, 8]);
         let failed = [three[0], three[1], ("ringfetch-error-items", "1")];

@@ -10,7 +10,7 @@ mod http;
 pub(super) use answer::{Answer, Body, Refused};
 pub(super) use http::{Http, get_text};
 
-use super::args::TransportArg;
+use super::args::{ScoreAt, TransportArg};
 use super::workload::Part;
 use grpc::Streams;
 use ringfetch_client::Client;
@@ -53,12 +53,16 @@ impl Transport {
 
     /// Sends one request of a slot and returns its answer. Slots are numbered from 0.
     pub(super) async fn fetch(&self, slot: usize, part: &Part, items: &[u64]) -> Result<Answer, Refused> {
-        match self {
+        let answer = match self {
             Self::Calls(client) => grpc::fetch(client, part, items).await,
             Self::Streams(streams) => streams.fetch(slot, part, items).await,
             Self::Http(http) => http.fetch(slot, part, items).await,
             #[cfg(test)]
             Self::Fake(fake) => fake.fetch(items).await,
-        }
+        }?;
+        Ok(match part.scored_at(ScoreAt::Client) {
+            Some(scoring) => answer.rank(scoring, items),
+            None => answer,
+        })
     }
 }

@@ -251,9 +251,9 @@ fn bad_npy() {
     );
     refused_vectors(
         Layout::Npy,
-        &with("'<f4'", "'<f8'"),
+        &with("'<f4'", "'<c8'"),
         "dtype",
-        &["'<f8'", "are served"],
+        &["'<c8'", "are served"],
     );
     refused_vectors(
         Layout::Npy,

@@ -1,6 +1,7 @@
 //! Streams with a request body and requests that the test completes by hand; no datasets.
 
 use super::*;
+use bytes::Buf as _;
 use futures_util::FutureExt as _;
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
@@ -44,7 +45,7 @@ struct Stream<B> {
 /// A stream that takes up at most two requests.
 fn stream(
     deadline: Option<Instant>,
-) -> Stream<impl http_body::Body<Data = Bytes, Error = Infallible> + Unpin> {
+) -> Stream<impl http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> {
     let (pieces, received) = mpsc::unbounded_channel::<Bytes>();
     let received = futures_util::stream::unfold(received, |mut received| async move {
         let piece = received.recv().await?;
@@ -88,7 +89,7 @@ fn stream(
     }
 }
 
-impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
+impl<B: http_body::Body<Data = FrameParts, Error = Infallible> + Unpin> Stream<B> {
     fn send(&self, bytes: impl Into<Bytes>) {
         self.pieces.as_ref().unwrap().send(bytes.into()).unwrap();
     }
@@ -107,7 +108,7 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
     }
 
     /// What the body has to say now; `None`: nothing yet.
-    fn poll(&mut self) -> Option<Frame<Bytes>> {
+    fn poll(&mut self) -> Option<Frame<FrameParts>> {
         self.body
             .frame()
             .now_or_never()
@@ -141,8 +142,8 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> Stream<B> {
             {
                 return v1::FetchStreamResponse::decode(message).unwrap();
             }
-            let frame = self.poll().unwrap().into_data().unwrap();
-            self.received.push(frame);
+            let mut frame = self.poll().unwrap().into_data().unwrap();
+            self.received.push(frame.copy_to_bytes(frame.remaining()));
         }
     }
 

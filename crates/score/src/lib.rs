@@ -2,8 +2,9 @@
 //!
 //! All arithmetic is in f64, without fused operations: `LANES` sums of each `PIECE_ELEMENTS` elements, which are added
 //! pairwise. So every CPU gives the same score, to the last bit, and its error is below 1e-12 of the sum of the terms'
-//! magnitudes for any vector that there can be. `fearless_simd` compiles the loops for each instruction set and chooses at
-//! run time.
+//! magnitudes plus [`NORM_MIN`]. Sums of f64 elements may overflow, which leaves no score. `fearless_simd` compiles the loops
+//! for each instruction set and chooses at run time.
+#![forbid(unsafe_code)]
 
 use fearless_simd::{Level, dispatch};
 use half::slice::HalfFloatSliceExt as _;
@@ -13,15 +14,18 @@ use std::cmp::Ordering;
 /// Sums that are kept side by side.
 const LANES: usize = 16;
 
-/// Elements that are added at a time: some microseconds of work. A multiple of [`LANES`].
-pub(crate) const PIECE_ELEMENTS: usize = 1 << 14;
+/// Elements that are added at a time: some microseconds of work. A multiple of 16.
+pub const PIECE_ELEMENTS: usize = 1 << 14;
+
+/// A norm below it counts as 0: the squares of such elements, which only f64 has, are too small for f64.
+pub const NORM_MIN: f64 = 1e-145;
 
 /// How near a vector is to a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metric {
     /// Inner product; larger is better.
     Dot,
-    /// Cosine of the angle, from -1 to 1; larger is better. 0 where either norm is 0.
+    /// Cosine of the angle, from -1 to 1; larger is better. 0 where either norm is 0, or below [`NORM_MIN`].
     Cosine,
     /// Root of the sum of squared differences; smaller is better.
     Euclidean,
@@ -48,7 +52,7 @@ impl Metric {
     }
 
     /// Whether a score is as good as a threshold, or better.
-    pub(crate) fn reaches(self, score: f64, threshold: f64) -> bool {
+    pub fn reaches(self, score: f64, threshold: f64) -> bool {
         match self {
             Self::Dot | Self::Cosine => score >= threshold,
             Self::Euclidean | Self::Manhattan => score <= threshold,
@@ -66,7 +70,7 @@ impl Metric {
     }
 
     /// Keeps the `limit` best, best first.
-    pub(crate) fn rank(self, scored: &mut Vec<Scored>, limit: usize) {
+    pub fn rank(self, scored: &mut Vec<Scored>, limit: usize) {
         if limit < scored.len() {
             scored.select_nth_unstable_by(limit, |one, other| self.order(one, other));
             scored.truncate(limit);
@@ -77,14 +81,16 @@ impl Metric {
 
 /// A vector's score.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Scored {
-    pub(crate) id: u64,
-    pub(crate) score: f64,
+pub struct Scored {
+    /// The vector's id.
+    pub id: u64,
+    /// Finite.
+    pub score: f64,
 }
 
 /// Scores vectors of one element type by one metric.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Scorer {
+pub struct Scorer {
     metric: Metric,
     kernel: Kernel,
     level: Level,
@@ -95,13 +101,15 @@ pub(crate) struct Scorer {
 enum Kernel {
     F32,
     F16,
+    Bf16,
+    F64,
     U8,
     I8,
 }
 
 /// What was added up of one vector so far.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Sums {
+pub struct Sums {
     terms: f64,
     /// Squares of the vector's elements, for its norm.
     squares: f64,
@@ -116,10 +124,12 @@ struct Lanes {
 
 impl Scorer {
     /// `None` for an element type that has no scores: i32 is for ids of neighbours.
-    pub(crate) fn new(metric: Metric, dtype: Dtype) -> Option<Self> {
+    pub fn new(metric: Metric, dtype: Dtype) -> Option<Self> {
         let kernel = match dtype {
             Dtype::F32 => Kernel::F32,
             Dtype::F16 => Kernel::F16,
+            Dtype::Bf16 => Kernel::Bf16,
+            Dtype::F64 => Kernel::F64,
             Dtype::U8 => Kernel::U8,
             Dtype::I8 => Kernel::I8,
             Dtype::I32 => return None,
@@ -132,12 +142,12 @@ impl Scorer {
     }
 
     /// Its metric.
-    pub(crate) fn metric(&self) -> Metric {
+    pub fn metric(&self) -> Metric {
         self.metric
     }
 
     /// The norm of a query where the metric needs it.
-    pub(crate) fn query_norm(&self, query: &[f32]) -> f64 {
+    pub fn query_norm(&self, query: &[f32]) -> f64 {
         let mut sum = 0.0;
         if self.metric == Metric::Cosine {
             for piece in query.chunks(PIECE_ELEMENTS) {
@@ -155,26 +165,38 @@ impl Scorer {
 
     /// Adds a piece of a vector, little-endian, and that of the query at the same place. Every piece but the last has
     /// [`PIECE_ELEMENTS`].
-    pub(crate) fn add(&self, sums: &mut Sums, query: &[f32], elements: &[u8]) {
+    pub fn add(&self, sums: &mut Sums, query: &[f32], elements: &[u8]) {
         let mut lanes = Lanes::default();
         dispatch!(self.level, _simd => add(self.kernel, self.metric, &mut lanes, query, elements));
         sums.terms += total(lanes.terms);
         sums.squares += total(lanes.squares);
     }
 
-    /// The score. It is not finite where the vector has an element that is not.
-    pub(crate) fn finish(&self, sums: &Sums, query_norm: f64) -> f64 {
+    /// The score of a whole vector.
+    pub fn score(&self, query: &[f32], query_norm: f64, elements: &[u8]) -> f64 {
+        let piece_bytes = PIECE_ELEMENTS * (elements.len() / query.len().max(1)).max(1);
+        let mut sums = Sums::default();
+        for (query, elements) in query.chunks(PIECE_ELEMENTS).zip(elements.chunks(piece_bytes)) {
+            self.add(&mut sums, query, elements);
+        }
+        self.finish(&sums, query_norm)
+    }
+
+    /// The score. It is not finite where the vector has an element that is not, or a sum overflows.
+    pub fn finish(&self, sums: &Sums, query_norm: f64) -> f64 {
         let sum = sums.terms;
         let score = match self.metric {
             Metric::Dot | Metric::Manhattan => sum,
             Metric::Euclidean => sum.sqrt(),
             Metric::Cosine => {
                 let norm = sums.squares.sqrt();
-                if norm == 0.0 || query_norm == 0.0 {
+                if query_norm == 0.0 || norm < NORM_MIN {
                     // 0 unless an element is not finite.
                     sum * 0.0
-                } else {
+                } else if norm.is_finite() {
                     (sum / (query_norm * norm)).clamp(-1.0, 1.0)
+                } else {
+                    norm
                 }
             }
         };
@@ -223,6 +245,10 @@ macro_rules! element {
 }
 
 element!(F32, 4, f32::from_le_bytes);
+element!(F64, 8, f64::from_le_bytes);
+element!(Bf16, 2, |raw| f32::from_bits(
+    u32::from(u16::from_le_bytes(raw)) << 16
+));
 element!(U8, 1, u8::from_le_bytes);
 element!(I8, 1, i8::from_le_bytes);
 
@@ -247,6 +273,8 @@ fn add(kernel: Kernel, metric: Metric, lanes: &mut Lanes, query: &[f32], element
     match kernel {
         Kernel::F32 => add_all::<F32>(metric, lanes, query, elements),
         Kernel::F16 => add_all::<F16>(metric, lanes, query, elements),
+        Kernel::Bf16 => add_all::<Bf16>(metric, lanes, query, elements),
+        Kernel::F64 => add_all::<F64>(metric, lanes, query, elements),
         Kernel::U8 => add_all::<U8>(metric, lanes, query, elements),
         Kernel::I8 => add_all::<I8>(metric, lanes, query, elements),
     }
@@ -292,7 +320,7 @@ fn add_each<E: Element, const SQUARES: bool>(
     }
     if !rest.is_empty() {
         // Zeros on both sides add nothing, whatever the metric.
-        let (mut query, mut elements) = ([0.0; LANES], [0_u8; LANES * 4]);
+        let (mut query, mut elements) = ([0.0; LANES], [0_u8; LANES * 8]);
         for (place, value) in query.iter_mut().zip(rest) {
             *place = *value;
         }

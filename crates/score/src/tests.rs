@@ -16,35 +16,50 @@ struct Stored {
     values: Vec<f64>,
 }
 
-fn stored(dtype: Dtype, raw: &[f32]) -> Stored {
+/// The types that have scores.
+fn scored_types() -> impl Iterator<Item = Dtype> {
+    Dtype::ALL.into_iter().filter(|dtype| *dtype != Dtype::I32)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "saturates, which is a value as good as any"
+)]
+fn stored(dtype: Dtype, raw: &[f64]) -> Stored {
     let (mut bytes, mut values) = (Vec::new(), Vec::new());
+    let mut put = |element: &[u8], value: f64| {
+        bytes.extend_from_slice(element);
+        values.push(value);
+    };
     for &value in raw {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "saturates, which is a value as good as any"
-        )]
         match dtype {
-            Dtype::F32 | Dtype::I32 => {
-                bytes.extend(value.to_le_bytes());
-                values.push(f64::from(value));
-            }
+            Dtype::F32 => put(&(value as f32).to_le_bytes(), f64::from(value as f32)),
             Dtype::F16 => {
-                let value = half::f16::from_f32(value);
-                bytes.extend(value.to_le_bytes());
-                values.push(value.to_f64());
+                let value = half::f16::from_f64(value);
+                put(&value.to_le_bytes(), value.to_f64());
             }
-            Dtype::U8 => {
-                bytes.push(value as u8);
-                values.push(f64::from(value as u8));
+            Dtype::Bf16 => {
+                let value = half::bf16::from_f64(value);
+                put(&value.to_le_bytes(), value.to_f64());
             }
-            Dtype::I8 => {
-                bytes.extend((value as i8).to_le_bytes());
-                values.push(f64::from(value as i8));
-            }
+            Dtype::F64 => put(&value.to_le_bytes(), value),
+            Dtype::U8 => put(&[value as u8], f64::from(value as u8)),
+            Dtype::I8 => put(&(value as i8).to_le_bytes(), f64::from(value as i8)),
+            Dtype::I32 => put(&(value as i32).to_le_bytes(), f64::from(value as i32)),
         }
     }
     Stored { dtype, bytes, values }
+}
+
+/// The largest element of a type.
+fn largest(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F16 => half::f16::MAX.to_f64(),
+        Dtype::Bf16 => half::bf16::MAX.to_f64(),
+        Dtype::F64 => f64::MAX,
+        Dtype::F32 | Dtype::U8 | Dtype::I8 | Dtype::I32 => f64::from(f32::MAX),
+    }
 }
 
 fn score(metric: Metric, query: &[f32], vector: &Stored, piece: usize) -> f64 {
@@ -75,10 +90,12 @@ fn reference(metric: Metric, query: &[f32], vector: &Stored) -> (f64, f64) {
         ),
         Metric::Cosine => {
             let norms = exact(pairs().map(|(q, _)| q * q)).sqrt() * exact(pairs().map(|(_, x)| x * x)).sqrt();
-            if norms == 0.0 {
+            if norms == 0.0 || exact(pairs().map(|(_, x)| x * x)).sqrt() < NORM_MIN {
                 return (0.0, 0.0);
             }
-            (exact(pairs().map(|(q, x)| q * x)) / norms, 1.0)
+            // A norm that overflows leaves nothing to compare with.
+            let magnitude = if norms.is_finite() { 1.0 } else { f64::INFINITY };
+            (exact(pairs().map(|(q, x)| q * x)) / norms, magnitude)
         }
         Metric::Euclidean => {
             let distance = exact(pairs().map(|(q, x)| (q - x) * (q - x))).sqrt();
@@ -106,54 +123,69 @@ fn exact(terms: impl Iterator<Item = f64>) -> f64 {
     sum + lost
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "clamped; digits are lost")]
+fn single(value: f64) -> f32 {
+    value.clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
+}
+
 fn agrees(metric: Metric, query: &[f32], vector: &Stored) -> Result<(), String> {
     let (expected, magnitude) = reference(metric, query, vector);
     for piece in [LANES, PIECE_ELEMENTS] {
         let got = score(metric, query, vector, piece);
-        let error = (got - expected).abs();
-        if error > TOLERANCE * magnitude {
+        // Terms that f64 cannot add leave no tolerance to speak of.
+        let overflows = magnitude > f64::MAX / 2.0 || magnitude.is_nan();
+        let near = (got - expected).abs() <= TOLERANCE * magnitude + NORM_MIN;
+        if !(near || overflows) {
             return Err(format!("{metric:?} of {vector:?}: {got}, not {expected}"));
         }
     }
     Ok(())
 }
 
-/// Elements of any size: subnormal, tiny, ordinary, whole, the largest.
-fn element() -> impl Strategy<Value = f32> {
+/// Elements of any size: subnormal, tiny, ordinary, whole, the largest of several types.
+fn element() -> impl Strategy<Value = f64> {
     prop_oneof![
-        -1.0_f32..1.0,
-        -300.0_f32..300.0,
-        (-128_i16..=255).prop_map(f32::from),
+        -1.0_f64..1.0,
+        -300.0_f64..300.0,
+        (-128_i16..=255).prop_map(f64::from),
         prop::sample::select(vec![
             0.0,
             -0.0,
-            f32::MIN_POSITIVE / 3.0,
-            f32::MIN_POSITIVE,
+            1e-45,
             6e-8,
-            f32::MAX,
-            f32::MIN,
+            f64::from(f32::MIN_POSITIVE),
+            f64::from(f32::MAX),
+            f64::from(f32::MIN),
             65_504.0
         ]),
+        // Only f64 has these; the others take their largest, or 0.
+        prop::sample::select(vec![5e-324, 1e-200, 3e-150, 1e100, -1e150, 1e200, f64::MAX]),
     ]
-}
-
-fn finite(vector: &Stored) -> bool {
-    vector.values.iter().all(|value| value.is_finite())
 }
 
 proptest! {
     #[test]
     fn scores_agree_with_the_reference(
         pairs in prop::collection::vec((element(), element()), 1..200),
-        dtype in prop::sample::select(vec![Dtype::F32, Dtype::F16, Dtype::U8, Dtype::I8]),
+        cancels: bool,
     ) {
-        // Queries and vectors of any dimension and type: each metric within the stated tolerance, in one piece and in many.
-        let (query, raw): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
-        let vector = stored(dtype, &raw);
-        prop_assume!(finite(&vector));
-        for metric in METRICS {
-            let agreed = agrees(metric, &query, &vector);
-            prop_assert!(agreed.is_ok(), "{agreed:?}");
+        // Queries and vectors of any dimension and of every type: each metric within the stated tolerance, in one piece and
+        // in many; and where every term but the last cancels with another one.
+        let mut pairs = pairs;
+        if cancels {
+            let opposite: Vec<_> = pairs.iter().map(|(query, element)| (*query, -element)).collect();
+            pairs.extend(opposite);
+            pairs.push((1.0, 1e-3));
+        }
+        for dtype in scored_types() {
+            let query: Vec<f32> = pairs.iter().map(|(query, _)| single(*query)).collect();
+            let most = largest(dtype);
+            let raw: Vec<f64> = pairs.iter().map(|(_, element)| element.clamp(-most, most)).collect();
+            let vector = stored(dtype, &raw);
+            for metric in METRICS {
+                let agreed = agrees(metric, &query, &vector);
+                prop_assert!(agreed.is_ok(), "{agreed:?}");
+            }
         }
     }
 
@@ -178,12 +210,14 @@ proptest! {
 #[test]
 fn long_vectors_and_dimension_one_agree() {
     // One element; and more than a piece holds, with terms that cancel.
-    let long: Vec<f32> = (0..3 * PIECE_ELEMENTS + 5)
+    let long: Vec<f64> = (0..3 * PIECE_ELEMENTS + 5)
         .map(|place| if place % 2 == 0 { 1e15 } else { -1e15 } + 1.0)
         .collect();
     let ones = vec![1.0; long.len()];
     for metric in METRICS {
-        agrees(metric, &ones, &stored(Dtype::F32, &long)).unwrap();
+        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F64] {
+            agrees(metric, &ones, &stored(dtype, &long)).unwrap();
+        }
         agrees(metric, &[2.0], &stored(Dtype::I8, &[-128.0])).unwrap();
     }
 }
@@ -192,8 +226,10 @@ fn long_vectors_and_dimension_one_agree() {
 fn every_instruction_set_gives_the_same_bits() {
     // The plainest level that there is against the best of this machine.
     let query: Vec<f32> = (0..777_u16).map(|place| (f32::from(place) * 0.7).sin()).collect();
-    let raw: Vec<f32> = (0..777_u16).map(|place| (f32::from(place) * 1.3).cos()).collect();
-    for dtype in [Dtype::F32, Dtype::F16, Dtype::U8, Dtype::I8] {
+    let raw: Vec<f64> = (0..777_u16)
+        .map(|place| (f64::from(place) * 1.3).cos() * 90.0)
+        .collect();
+    for dtype in scored_types() {
         let vector = stored(dtype, &raw);
         for metric in METRICS {
             let best = Scorer::new(metric, dtype).unwrap();
@@ -225,8 +261,8 @@ fn a_norm_of_zero_has_cosine_zero() {
 #[test]
 fn a_vector_that_is_not_finite_has_no_finite_score() {
     // NaN and infinities in a vector, with the query's element zero and not, and a query of zeros.
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for dtype in [Dtype::F32, Dtype::F16] {
+    for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::F64] {
             let vector = stored(dtype, &[1.0, bad, 2.0]);
             for metric in METRICS {
                 for query in [[1.0, 1.0, 1.0], [1.0, 0.0, 1.0], [0.0; 3]] {
@@ -238,6 +274,22 @@ fn a_vector_that_is_not_finite_has_no_finite_score() {
             }
         }
     }
+}
+
+#[test]
+fn sums_that_f64_cannot_hold_are_no_scores() {
+    // f64 elements whose squares overflow, and those whose squares vanish: no score; and the score of zeros.
+    let (huge, tiny) = (
+        stored(Dtype::F64, &[1e200, 1.0]),
+        stored(Dtype::F64, &[1e-200, 1e-170]),
+    );
+    let of = |metric, vector| score(metric, &[1.0, 2.0], vector, LANES);
+    assert!(!of(Metric::Cosine, &huge).is_finite() && !of(Metric::Euclidean, &huge).is_finite());
+    assert_eq!(
+        (of(Metric::Dot, &huge), of(Metric::Manhattan, &huge)),
+        (1e200, 1e200)
+    );
+    assert_eq!(of(Metric::Cosine, &tiny).to_bits(), 0);
 }
 
 #[test]

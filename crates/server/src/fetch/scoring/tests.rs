@@ -1,0 +1,247 @@
+//! Windows, giving way and what is left out, over a simulated disk that answers when a test says so.
+
+use super::*;
+use futures_util::FutureExt as _;
+use ringfetch_engine::config::{DirectIo, EngineConfig, PlanConfig};
+use ringfetch_engine::dataset::{Dataset, DatasetSpec, Dtype, KindSpec, Layout};
+use ringfetch_engine::engine::Engine;
+use ringfetch_engine::sim::SimControl;
+use std::future::Future as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
+
+const SOON: Duration = Duration::from_secs(60);
+
+struct Rig {
+    fetcher: Fetcher,
+    control: SimControl,
+    _directory: tempfile::TempDir,
+}
+
+/// A fetcher over vectors of f32 that reads each by itself.
+fn rig(vectors: &[Vec<f32>]) -> Rig {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("vectors");
+    let bytes: Vec<u8> = vectors
+        .iter()
+        .flatten()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    std::fs::write(&path, bytes).unwrap();
+    let spec = DatasetSpec {
+        name: "v".to_owned(),
+        paths: vec![path],
+        kind: KindSpec::Vectors {
+            layout: Layout::Raw,
+            dim: Some(vectors[0].len().try_into().unwrap()),
+            dtype: Some(Dtype::F32),
+            header_bytes: 0,
+        },
+        direct_io: DirectIo::Off,
+    };
+    let config = EngineConfig {
+        pin: false,
+        plan: PlanConfig {
+            merge_gap_bytes: 0,
+            max_read_bytes: 1 << 20,
+        },
+        ..EngineConfig::default()
+    };
+    let control = SimControl::from_environment();
+    let engine = Engine::start_sim(&config, &control).unwrap();
+    let limits = Limits {
+        deadline: None,
+        ..Limits::default()
+    };
+    Rig {
+        fetcher: Fetcher::new(engine, vec![Arc::new(Dataset::open(&spec).unwrap())], limits),
+        control,
+        _directory: directory,
+    }
+}
+
+/// By inner product, everything.
+fn scoring<'a>(queries: &[(&'a [f32], &'a [u64])], limit: u32) -> Scoring<'a> {
+    Scoring {
+        queries: queries
+            .iter()
+            .map(|&(vector, ids)| ScoreQuery { vector, ids })
+            .collect(),
+        metric: Some(Metric::Dot),
+        limit,
+        threshold: None,
+    }
+}
+
+impl Rig {
+    async fn score(&self, scoring: &Scoring<'_>) -> Result<Vec<Ranking>, FetchError> {
+        let context = RequestContext::default();
+        let (_, rankings) = self.fetcher.score("v", "", scoring, &context).await?;
+        Ok(rankings)
+    }
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+fn best(ranking: &Ranking) -> Vec<(u64, f64)> {
+    ranking
+        .best
+        .iter()
+        .map(|scored| (scored.id, scored.score))
+        .collect()
+}
+
+#[tokio::test]
+async fn one_request_computes_on_a_core_at_a_time() {
+    // Three requests: the first computes; the second has to wait for it, and the third has no time to.
+    let (mut first, mut second) = (Turn::new(None), Turn::new(None));
+    assert_eq!(first.begin().now_or_never(), Some(Ok(())));
+    assert_eq!(second.begin().now_or_never(), None);
+    let expired = Turn::new(Some(Instant::now())).begin().await;
+    assert_eq!(expired, Err(ReadError::DeadlineExceeded.into()));
+    first.end();
+    assert_eq!(second.begin().now_or_never(), Some(Ok(())));
+    drop(second);
+    assert_eq!(first.begin().now_or_never(), Some(Ok(())));
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_request_that_computes() {
+    // A request computes until its deadline has passed: the next time that it gives way is its last.
+    let deadline = Instant::now() + Duration::from_millis(1);
+    let mut turn = Turn::new(Some(deadline));
+    if turn.begin().await.is_ok() {
+        while Instant::now() <= deadline + TURN {
+            std::hint::spin_loop();
+        }
+        let late = turn.worked(PIECE_ELEMENTS).await;
+        assert_eq!(late, Err(ReadError::DeadlineExceeded.into()));
+    }
+}
+
+#[tokio::test]
+async fn windows_are_read_ahead_and_no_further() {
+    // Vectors of 64 KiB, 8 a window, every second one, while the disk holds everything back: four windows are asked for.
+    // When the first has come, a fifth is; in the end every one has been scored.
+    let vectors: Vec<Vec<f32>> = (0..160_u16).map(|id| vec![f32::from(id); 1 << 14]).collect();
+    let rig = rig(&vectors);
+    let ids: Vec<u64> = (0..160).step_by(2).collect();
+    let mut query = vec![0.0; 1 << 14];
+    query[77] = 2.0;
+    let scoring = scoring(&[(&query, &ids)], 80);
+    rig.control.hold();
+    let mut asked = Box::pin(rig.score(&scoring));
+    assert!(asked.as_mut().now_or_never().is_none());
+    assert!(rig.control.wait_in_flight(32, SOON));
+    assert!(asked.as_mut().now_or_never().is_none());
+    assert_eq!(rig.control.started_total(), 32);
+    rig.control.release(8);
+    while rig.control.started_total() < 40 {
+        assert!(asked.as_mut().now_or_never().is_none());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(rig.control.max_in_flight(), 32);
+    rig.control.release_all();
+    let rankings = asked.await.unwrap();
+    let expected: Vec<(u64, f64)> = (0..160_u16)
+        .rev()
+        .filter(|id| id % 2 == 0)
+        .map(|id| (id.into(), f64::from(id) * 2.0))
+        .collect();
+    assert_eq!(best(&rankings[0]), expected);
+    assert_eq!(rig.control.started_total(), 80);
+}
+
+#[tokio::test]
+async fn a_candidate_of_several_queries_is_read_once() {
+    // Three queries with the same candidates in other orders and twice each: the disk is read once for each candidate.
+    let vectors: Vec<Vec<f32>> = (0..40_u16).map(|id| vec![f32::from(id); 1100]).collect();
+    let rig = rig(&vectors);
+    let mut ids: Vec<u64> = (0..40).step_by(2).collect();
+    ids.extend(ids.clone());
+    let reversed: Vec<u64> = ids.iter().rev().copied().collect();
+    let query = vec![1.0; 1100];
+    let queries = [(&query[..], &ids[..]), (&query, &reversed), (&query, &ids[5..])];
+    let rankings = rig.score(&scoring(&queries, 40)).await.unwrap();
+    assert_eq!(rig.control.started_total(), 20);
+    assert_eq!(best(&rankings[0]).len(), 20);
+    assert_eq!(rankings[0], rankings[1]);
+    assert_eq!(rankings[0], rankings[2]);
+}
+
+#[test]
+fn others_have_their_turn_while_much_is_computed() {
+    // 200 queries for 8 vectors that have been read. Expectation: the request gives way again and again, and between two of
+    // its turns another caller's read is answered.
+    let vectors: Vec<Vec<f32>> = (0..9_u16).map(|id| vec![f32::from(id); 1 << 14]).collect();
+    let rig = rig(&vectors);
+    let (query, ids) = (vec![1.0; 1 << 14], (0..8).collect::<Vec<u64>>());
+    let scoring = scoring(&[(&query[..], &ids[..]); 200], 8);
+    let mut asked = Box::pin(rig.score(&scoring));
+    // It is woken once, when all that it reads has come: what makes it wait from then on is its own turn.
+    let read = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&read));
+    assert!(asked.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    while !read.0.load(Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+    let (mut turns, mut other_done) = (0_u32, false);
+    let context = RequestContext::default();
+    let rankings = loop {
+        if let Some(rankings) = asked.as_mut().now_or_never() {
+            break rankings.unwrap();
+        }
+        turns += 1;
+        if !other_done {
+            let items = Items::Vectors(&[8]);
+            let mut other = Box::pin(rig.fetcher.fetch("v", "", &items, &context));
+            while other.as_mut().now_or_never().is_none() {
+                std::thread::yield_now();
+            }
+            other_done = true;
+        }
+    };
+    assert!(other_done && turns > 20, "{turns} turns");
+    assert_eq!(rankings.len(), 200);
+}
+
+#[tokio::test]
+async fn what_has_no_score_is_left_out_and_counted() {
+    // Vectors with NaN and infinities, of zeros, and equal ones; an id past the end, twice. Expectation: the rules of
+    // docs/API.md for each metric, with a limit and a threshold.
+    let rig = rig(&[
+        vec![3.0, 4.0],
+        vec![f32::NAN, 0.0],
+        vec![0.0, 0.0],
+        vec![3.0, 4.0],
+        vec![f32::INFINITY, 1.0],
+        vec![-3.0, -4.0],
+    ]);
+    let ids = [5, 4, 3, 9, 2, 1, 0, 9];
+    let query = [3.0, 4.0];
+    let mut scoring = scoring(&[(&query, &ids)], 8);
+    let dot = rig.score(&scoring).await.unwrap().remove(0);
+    assert_eq!(best(&dot), [(0, 25.0), (3, 25.0), (2, 0.0), (5, -25.0)]);
+    assert_eq!(dot.unscored, 2);
+    let failed: Vec<u32> = dot.errors.iter().map(|error| error.item).collect();
+    assert_eq!(failed, [3, 7]);
+    scoring.metric = Some(Metric::Cosine);
+    scoring.threshold = Some(0.0);
+    let cosine = rig.score(&scoring).await.unwrap().remove(0);
+    assert_eq!(best(&cosine), [(0, 1.0), (3, 1.0), (2, 0.0)]);
+    scoring.metric = Some(Metric::Euclidean);
+    (scoring.threshold, scoring.limit) = (Some(5.0), 2);
+    let near = rig.score(&scoring).await.unwrap().remove(0);
+    assert_eq!(best(&near), [(0, 0.0), (3, 0.0)]);
+    scoring.metric = Some(Metric::Manhattan);
+    (scoring.threshold, scoring.limit) = (Some(7.0), 8);
+    let near = rig.score(&scoring).await.unwrap().remove(0);
+    assert_eq!(best(&near), [(0, 0.0), (3, 0.0), (2, 7.0)]);
+}
