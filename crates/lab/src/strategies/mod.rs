@@ -37,7 +37,7 @@ pub(crate) struct Strategy {
 }
 
 /// All of them, in the order of tables.
-pub(crate) static ALL: [&Strategy; 13] = [
+pub(crate) static ALL: [&Strategy; 14] = [
     &pread::STRATEGY,
     &threaded_pread::STRATEGY,
     &preadv2_hipri::STRATEGY,
