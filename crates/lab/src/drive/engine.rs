@@ -251,9 +251,9 @@ fn opened_as(path: &Path, kind: KindSpec, direct_io: DirectIo) -> Result<Dataset
 fn configuration(job: &Job, choice: Choice) -> EngineConfig {
     let group = job.setup.group(&job.material);
     let depth = u32::try_from(job.setup.depth).unwrap_or(u32::MAX).clamp(1, 4096);
-    // A read that is not whole pages takes them, and up to as much again of scratch memory.
+    // A read that is not whole pages takes them, and scratch memory for those that it touches: one more.
     let bytes = job.read_bytes() as u64;
-    let read = bytes.next_multiple_of(4096) * if bytes.is_multiple_of(4096) { 1 } else { 2 };
+    let read = bytes.next_multiple_of(4096) * if bytes.is_multiple_of(4096) { 1 } else { 3 };
     // A batch may have a quarter; 12 reads of 16 MiB get 240 MiB.
     let batches = read.saturating_mul(4 * group.max(choice.batch) as u64);
     let memory = batches.max(read.saturating_mul((group * job.setup.depth) as u64) / 4 * 5);

@@ -167,7 +167,6 @@ pub(crate) fn plan(args: &Rescore, material: Material) -> Result<Study, LabError
             "step_seconds",
             "reads_per_second",
             "cpu_percent",
-            "depth_achieved",
             "p50_us",
             "p99_us",
         ],

@@ -1,12 +1,12 @@
 //! The studies of `ringfetch lab` that ask a daemon, small and forced.
 
-use crate::daemon::{Daemon, Setup};
+use crate::daemon::{Daemon, PATIENCE, Setup, eventually};
 use clap::Parser as _;
 use ringfetch_lab::{Context, Lab, Report};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(clap::Parser)]
 struct Line {
@@ -55,7 +55,7 @@ impl Bed {
         }
     }
 
-    /// Runs a study; its report, or what is wrong.
+    /// Runs a study, or, `stopped`, until its first step is made; its report, or what is wrong.
     async fn run(&self, words: &str, stopped: bool) -> Result<Report, String> {
         let of = |port: fn(&Daemon) -> std::net::SocketAddr| {
             let address = self.daemon.as_ref().map(|daemon| port(daemon).to_string());
@@ -67,12 +67,22 @@ impl Bed {
         let words = format!("{words} --out {shown} --repetitions 2 --force")
             .replace("SERVER", &of(|daemon| daemon.grpc));
         let line = Line::parse_from(["lab"].into_iter().chain(words.split_ascii_whitespace()));
+        let stop = Arc::new(AtomicBool::new(false));
         let context = Context {
-            stop: Arc::new(AtomicBool::new(stopped)),
+            stop: Arc::clone(&stop),
             json: false,
             admin: of(|daemon| daemon.admin),
             command_line: words,
         };
+        if stopped {
+            let samples = out.join("samples.jsonl");
+            std::thread::spawn(move || {
+                eventually("a first step", PATIENCE, || {
+                    let made = fs::read_to_string(&samples).is_ok_and(|text| text.lines().count() > 1);
+                    made.then(|| stop.store(true, Ordering::Relaxed))
+                });
+            });
+        }
         let ran = move || ringfetch_lab::run(&line.lab, &context, &mut std::io::sink());
         let ran = tokio::task::spawn_blocking(ran).await.unwrap();
         ran.map_err(|error| error.to_string())?;
@@ -134,7 +144,7 @@ async fn act_is_measured_over_grpc_and_in_process() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_gets_back_the_backend_that_it_had() {
-    // Scenario: a study of two backends, with random items and with a trace at a rate; one that is stopped at its first step; one
+    // Scenario: a study of two backends, with random items and with a trace at a rate; one that is stopped in its second step; one
     // of a dataset with a backend of its own; a trace that is past the end. Expected: a verdict; each time the backend that
     // there was; an error that names the option.
     let mut bed = Bed::new();
@@ -154,8 +164,9 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
         assert_eq!((rows(&report, "mmap"), rows(&report, "pread")), (1, 1));
         assert_eq!(read_by().await, before);
     }
-    let stopped = bed.run(flip, true).await.unwrap_err();
-    assert!(stopped.contains("stopped after 0 of 4 steps"), "{stopped}");
+    let slow = flip.replace("30ms", "1s");
+    let stopped = bed.run(&slow, true).await.unwrap_err();
+    assert!(stopped.contains("stopped after 1 of 4 steps"), "{stopped}");
     assert_eq!(read_by().await, before);
     let beyond = bed
         .refused(&format!("{flip} --trace DIR/beyond"), "--trace")
