@@ -20,6 +20,8 @@ from verdict import UNITS
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results/results.json"
 FLIPS = ROOT / "bench/results/flips.json"
+# The rows of ScoreVectors are of a run of their own.
+SCORES = ROOT / "bench/results/scores/results.json"
 PART = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 # The rows that README.md shows when their targets are met. A missed row is always shown.
@@ -45,7 +47,7 @@ def title(name, row):
 def judged(target):
     """`reads/s 1.29x (goal >= 1.8x): **missed**`."""
     sign = "x" if target["is"] == "ratio" else ""
-    return (f"{UNITS[target['figure']]} {target['measured']:.2f}{sign} (goal {target['relation']} {target['bound']:g}{sign}): "
+    return (f"{UNITS[target['figure']]} {target['measured']:.{2 if target['bound'] >= 0.1 else 4}f}{sign} (goal {target['relation']} {target['bound']:g}{sign}): "
             f"{'met' if target['met'] else '**missed**'}")
 
 
@@ -128,7 +130,20 @@ def misses(results, _flips):
                        f"| {target['relation']} {target['bound']:g}{'x' if ratio else ''} |")
 
 
-PARTS = {part.__name__: part for part in (comparison, flips, cpu, depth, memory, misses)}
+def scores(_results, _flips):
+    """What ScoreVectors gains, and what it costs."""
+    run = json.loads(SCORES.read_text())
+    facts = run["machine"]
+    yield f"Run of {facts['date']}, commit {facts['commit']} (`bench/results/scores/results.md`):"
+    yield ""
+    yield "| scored | against | vectors/s, ours / theirs | result |"
+    yield "|---|---|--:|---|"
+    for name, row in run["rows"].items():
+        result = "<br>".join(judged(target) for target in row["targets"])
+        yield f"| `{name}`: {title(name, row)} | {row['peer']['name']} | {sides(row, 'reads_per_second')} | {result} |"
+
+
+PARTS = {part.__name__: part for part in (comparison, flips, cpu, depth, memory, misses, scores)}
 
 
 def filled(text, results, flips_run):

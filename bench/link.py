@@ -39,6 +39,5 @@ def made():
         run([*inside, "tc", "qdisc", "add", "dev", far, *bucket])
         yield near, inside
     finally:
-        # The pair goes with its end in the namespace, where that is not busy; else by itself.
-        run(["ip", "link", "delete", near])
+        # Its end in the namespace, and with it the whole pair, goes with the namespace.
         run(["ip", "netns", "delete", name])

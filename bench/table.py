@@ -81,6 +81,9 @@ def observations(result):
     amplification = result.median("subject", "device_reads_per_read")
     if not math.isnan(amplification) and abs(amplification - 1) > 0.005:
         yield f"{amplification:.3f} device reads a read"
+    if any(target.figure == "wire_bytes" for target in result.row.targets):
+        ours, theirs = (result.median(side, "wire_bytes") for side in ("subject", "peer"))
+        yield f"{ours:,.1f} bytes on the wire a vector, both ways; {result.row.against}: {theirs:,.1f}"
     missed = result.median("subject", "rate_missed")
     if not math.isnan(missed) and missed > 0.001:
         yield f"the load generator never sent {missed:.1%} of the arrivals: the latency is flattered"

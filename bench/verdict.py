@@ -85,8 +85,9 @@ def in_words(judgement):
     """`reads/s 0.98x (0.96-0.99), target >= 0.97x: met`."""
     ratio = judgement["is"] == "ratio"
     sign = "x" if ratio else ""
-    spread = f" ({judgement['lowest']:.2f}-{judgement['highest']:.2f})" if ratio else ""
+    digits = 2 if judgement["bound"] >= 0.1 else 4
+    spread = f" ({judgement['lowest']:.{digits}f}-{judgement['highest']:.{digits}f})" if ratio else ""
     met = "met" if judgement["met"] else "**NOT met**"
     what = UNITS.get(judgement["figure"], judgement["figure"])
-    return (f"{what} {judgement['measured']:.2f}{sign}{spread}, target {judgement['relation']} "
+    return (f"{what} {judgement['measured']:.{digits}f}{sign}{spread}, target {judgement['relation']} "
             f"{judgement['bound']:g}{sign}: {met}")

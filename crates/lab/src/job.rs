@@ -81,6 +81,17 @@ pub(crate) enum Shape {
     Items { count: u64, batch: usize, random: bool },
 }
 
+impl Shape {
+    /// Blocks in random order.
+    pub(crate) fn random(block_bytes: usize, window_bytes: u64) -> Self {
+        Self::Blocks {
+            block_bytes,
+            window_bytes,
+            random: true,
+        }
+    }
+}
+
 /// The settings of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Setup {
@@ -667,26 +678,20 @@ mod tests {
     use super::*;
     use crate::material::tests::{scratch, small};
 
-    fn job(shape: Shape, amount: Amount) -> (tempfile::TempDir, Arc<Job>) {
+    fn job(amount: Amount) -> (tempfile::TempDir, Arc<Job>) {
         let directory = scratch();
-        let setup = Setup::new(Heat::Cold, shape, amount, 1);
+        let setup = Setup::new(Heat::Cold, Shape::random(512, 4 << 20), amount, 1);
         let material = Arc::new(small(directory.path()));
         let stop = Arc::new(AtomicBool::new(false));
         let job = Job::new(&material, setup, 1, false, &stop).unwrap();
         (directory, job)
     }
 
-    const BLOCKS: Shape = Shape::Blocks {
-        block_bytes: 512,
-        window_bytes: 4 << 20,
-        random: true,
-    };
-
     #[test]
     fn a_step_ends_after_its_reads_and_counts_them() {
         // Scenario: ten reads of 512 bytes asked for, before and after the clock starts. Expected: none, then ten a page
         // apart; the figures follow.
-        let (_directory, job) = job(BLOCKS, Amount::Reads(10));
+        let (_directory, job) = job(Amount::Reads(10));
         assert_eq!(job.next(), None);
         job.begin();
         let mut lane = job.lane();
@@ -739,7 +744,7 @@ mod tests {
             length: 512,
         };
         for (wrong, words) in [(0, "wrong bytes at 8192"), (511, "wrong bytes at 8703")] {
-            let (_directory, job) = job(BLOCKS, Amount::Reads(1));
+            let (_directory, job) = job(Amount::Reads(1));
             job.begin();
             let mut data = vec![0; 512];
             pattern::fill(42, 8192, &mut data);
@@ -748,7 +753,7 @@ mod tests {
             assert_eq!(job.next(), None);
             assert_eq!(job.outcome().unwrap_err(), words);
         }
-        let (_directory, job) = job(BLOCKS, Amount::Reads(1));
+        let (_directory, job) = job(Amount::Reads(1));
         job.begin();
         assert_eq!(job.outcome().unwrap_err(), "nothing was read");
         job.lane().done(&read, Instant::now(), &[0; 5]);

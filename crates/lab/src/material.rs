@@ -366,8 +366,9 @@ fn below(path: &Path) -> Result<PathBuf, LabError> {
 fn room_for(directory: &Path, bytes: u64) -> Result<(), LabError> {
     let system = rustix::fs::statvfs(directory).map_err(|error| at_path(directory, &error.into()))?;
     let free = system.f_bavail.saturating_mul(system.f_frsize);
-    // What else lives there needs room, too.
-    let kept = system.f_blocks.saturating_mul(system.f_frsize) / 20;
+    // What else lives there needs room, too: a twentieth of it all, of little data only some times as much.
+    let twentieth = system.f_blocks.saturating_mul(system.f_frsize) / 20;
+    let kept = twentieth.min(bytes.saturating_mul(4));
     if free < bytes.saturating_add(kept) {
         return Err(LabError::Failed(format!(
             "--path: {} has {} free, {} are needed, and {} are to stay free: see --size",

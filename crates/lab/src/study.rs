@@ -142,6 +142,12 @@ impl Row {
         found.map(|(_, value)| value.as_str())
     }
 
+    /// Whether its key has these values, and something was measured.
+    fn is(&self, values: &[(&str, &str)]) -> bool {
+        let mut each = values.iter();
+        each.all(|(name, value)| self.get(name) == Some(*value)) && self.measured().next().is_some()
+    }
+
     /// A value of the key as a number.
     pub(crate) fn number(&self, name: &str) -> Option<f64> {
         self.get(name)?.parse().ok()
@@ -180,20 +186,12 @@ pub(crate) struct Rows(pub(crate) Vec<Row>);
 impl Rows {
     /// Rows with these values in their keys.
     pub(crate) fn with<'a>(&'a self, values: &'a [(&'a str, &'a str)]) -> impl Iterator<Item = &'a Row> {
-        let fits = move |row: &&Row| {
-            let mut each = values.iter();
-            each.all(|(name, value)| row.get(name) == Some(*value)) && row.measured().next().is_some()
-        };
-        self.0.iter().filter(fits)
+        self.0.iter().filter(|row| row.is(values))
     }
 
     /// The first with exactly these values.
     pub(crate) fn one_of<const N: usize>(&self, values: [(&str, &str); N]) -> Option<&Row> {
-        let fits = |row: &&Row| values.iter().all(|(name, value)| row.get(name) == Some(*value));
-        self.0
-            .iter()
-            .filter(fits)
-            .find(|row| row.measured().next().is_some())
+        self.0.iter().find(|row| row.is(&values))
     }
 
     /// The one with these values that has the highest median.
@@ -203,8 +201,7 @@ impl Rows {
         of: fn(&Sample) -> f64,
     ) -> Option<&Row> {
         let median = |row: &Row| row.summary(of).map_or(f64::MIN, |summary| summary.median);
-        let fits = |row: &&Row| values.iter().all(|(name, value)| row.get(name) == Some(*value));
-        let rows = self.0.iter().filter(fits);
+        let rows = self.0.iter().filter(|row| row.is(&values));
         rows.max_by(|a, b| median(a).total_cmp(&median(b)))
     }
 

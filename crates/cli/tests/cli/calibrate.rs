@@ -270,6 +270,8 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
     let directory_out = directory.path().display();
     refused(&format!("{data} --out {}", at("small").display()), "--force");
     refused(&format!("{data} --plot {}", at("small").display()), "--force");
+    fs::create_dir(at("done")).unwrap();
+    fs::write(at("done/report.json"), "{}").unwrap();
     refused(&format!("{data} --out {directory_out}"), "not a regular file");
     refused(
         &format!("{data} --out {}", at("none/x.yaml").display()),
@@ -280,6 +282,10 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
         (format!("{data} --block-bytes 100"), "512B"),
         (format!("{data} --quick --seconds 5"), "--quick"),
         (format!("{data} --out x --plot x"), "same file"),
+        (
+            format!("{data} --force --report {}", at("done").display()),
+            "--report: ",
+        ),
         (String::new(), "<PATH>"),
     ] {
         let output = ringfetch(None, &format!("calibrate {args}"));
@@ -289,5 +295,5 @@ fn what_cannot_be_calibrated_is_refused_in_one_line() {
             "{args}: {error}"
         );
     }
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 4);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 5);
 }

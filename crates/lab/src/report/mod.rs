@@ -236,6 +236,13 @@ pub struct Beside {
     pub rows: Vec<Vec<String>>,
 }
 
+impl Beside {
+    pub(crate) fn of(title: &str, rows: Vec<Vec<String>>) -> Self {
+        let title = title.to_owned();
+        Self { title, rows }
+    }
+}
+
 /// A plot, both of its axes logarithmic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plot {
@@ -249,6 +256,24 @@ pub struct Plot {
     pub y: String,
     /// A name, and points with their intervals: x, median, low, high.
     pub series: Vec<(String, Vec<[f64; 4]>)>,
+}
+
+impl Plot {
+    pub(crate) fn of(
+        name: String,
+        title: String,
+        axes: [&str; 2],
+        series: Vec<(String, Vec<[f64; 4]>)>,
+    ) -> Self {
+        let [x, y] = axes.map(str::to_owned);
+        Self {
+            name,
+            title,
+            x,
+            y,
+            series,
+        }
+    }
 }
 
 /// All of a study.
@@ -471,13 +496,11 @@ pub(crate) mod tests {
             columns: &["reads_per_second", "p99_us"],
             measure: crate::study::Measure::Once,
             judge: |report, rows| {
-                report.plots.push(Plot {
-                    name: "plot".to_owned(),
-                    title: "a <plot>".to_owned(),
-                    x: "depth".to_owned(),
-                    y: "reads/s".to_owned(),
-                    series: series(rows, &[], "strategy", "depth", reads_per_second),
-                });
+                let lines = series(rows, &[], "strategy", "depth", reads_per_second);
+                let (name, title) = ("plot".to_owned(), "a <plot>".to_owned());
+                report
+                    .plots
+                    .push(Plot::of(name, title, ["depth", "reads/s"], lines));
                 let ratio = rows.0[1].ratio(&rows.0[0], reads_per_second);
                 report.claims.push(Claim::of_ratio("5x".to_owned(), 5.0, ratio));
             },

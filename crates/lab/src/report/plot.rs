@@ -140,13 +140,8 @@ mod tests {
     #[test]
     fn a_plot_has_its_names_and_survives_odd_points() {
         // Scenario: two series; then none, one point, a zero. Expected: names and labels as text; no error.
-        let plot = |series: Vec<(String, Vec<[f64; 4]>)>| Plot {
-            name: "p".to_owned(),
-            title: "reads & <depth>".to_owned(),
-            x: "depth".to_owned(),
-            y: "reads/s".to_owned(),
-            series,
-        };
+        let title = || "reads & <depth>".to_owned();
+        let plot = |series| Plot::of(String::new(), title(), ["depth", "reads/s"], series);
         let points = vec![[1.0, 1e3, 900.0, 1100.0], [64.0, 5e4, 4e4, 6e4]];
         let text = svg(&[&plot(vec![
             ("uring".to_owned(), points.clone()),

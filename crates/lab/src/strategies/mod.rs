@@ -140,11 +140,7 @@ mod tests {
         let blocks = Arc::new(small(directory.path()));
         for name in names {
             for depth in [1, 64] {
-                let shape = Shape::Blocks {
-                    block_bytes: 4096,
-                    window_bytes: 4 << 20,
-                    random: true,
-                };
+                let shape = Shape::random(4096, 4 << 20);
                 let depth = depth.min(named(name).unwrap().depth_max);
                 let setup = Setup::new(Heat::Direct, shape, Amount::Reads(2000), depth);
                 assert_eq!(reads(name, &blocks, setup), 1024, "{name} {depth}");

@@ -91,11 +91,7 @@ pub(crate) fn plan(args: &BlockSize, material: Material) -> Result<Study, LabErr
                     material: 0,
                     setup: Setup::new(
                         Heat::Direct,
-                        Shape::Blocks {
-                            block_bytes: usize::try_from(*bytes).unwrap_or(usize::MAX),
-                            window_bytes: length,
-                            random: true,
-                        },
+                        Shape::random(usize::try_from(*bytes).unwrap_or(usize::MAX), length),
                         Amount::For(args.blocks.step),
                         *depth as usize,
                     ),
@@ -199,13 +195,14 @@ fn judge(report: &mut Report, rows: &Rows) {
             ("throughput", "MB/s", |sample| bytes_per_second(sample) / 1e6),
         ];
         for (name, y, value) in draws {
-            report.plots.push(Plot {
-                name: format!("plot-depth-{depth}-{name}"),
-                title: format!("Random direct reads, {depth} in flight"),
-                x: "block, bytes".to_owned(),
-                y: y.to_owned(),
-                series: series(rows, &values, "strategy", "block_bytes", value),
-            });
+            let (name, title) = (
+                format!("plot-depth-{depth}-{name}"),
+                format!("Random direct reads, {depth} in flight"),
+            );
+            let lines = series(rows, &values, "strategy", "block_bytes", value);
+            report
+                .plots
+                .push(Plot::of(name, title, ["block, bytes", y], lines));
         }
     }
 }

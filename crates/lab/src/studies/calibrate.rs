@@ -400,6 +400,11 @@ fn plan(args: &Calibrate, material: Arc<Material>, subject: &Subject, reason: St
     }
 }
 
+/// With the options of this command: the path is none of them.
+fn named_here(problem: &str) -> String {
+    problem.replace("--path: ", "").replace("--out", "--report")
+}
+
 /// Measures, and says what to configure.
 pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     if args.out.is_some() && args.out == args.plot {
@@ -439,10 +444,10 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
     let done = measured(runs.context, &common, study, &mut |_, rows| {
         subject.next(&mut stage, rows, &pace)
     });
-    // The path is no option here.
     let done = done.map_err(|error| match error {
-        LabError::Refused(problem) => LabError::Refused(problem.replace("--path: ", "")),
-        LabError::Usage(_) | LabError::Failed(_) => error,
+        LabError::Refused(problem) => LabError::Refused(named_here(&problem)),
+        LabError::Usage(problem) => LabError::Usage(named_here(&problem)),
+        LabError::Failed(problem) => LabError::Failed(named_here(&problem)),
     })?;
     let found = Found::new(&subject, &done.rows, done.stopped.is_some());
     if done.rows.0.iter().all(|row| row.measured().next().is_none()) {
@@ -506,6 +511,9 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
 
 /// What follows from the rows: advice, the comparison of the backends, plots, doubts.
 fn conclude(report: &mut Report, found: &Found<'_>, args: &Calibrate) {
+    for mark in &mut report.marks {
+        *mark = named_here(mark);
+    }
     report.beside.extend(found.contests());
     report.beside.push(found.backends());
     report.notes.extend(found.doubts());
@@ -552,12 +560,9 @@ fn conclude(report: &mut Report, found: &Found<'_>, args: &Calibrate) {
         ("p50", "latency p50, us", |sample| sample.p50_us),
         ("p99", "latency p99, us", |sample| sample.p99_us),
     ] {
-        report.plots.push(Plot {
-            name: format!("plot-depth-{name}"),
-            title: format!("Random reads of {block}, one ring{knee}{tags}"),
-            x: "reads in flight asked for".to_owned(),
-            y: y.to_owned(),
-            series: series(found.rows(), &[("stage", "depth")], "backend", "setting", of),
-        });
+        let title = format!("Random reads of {block}, one ring{knee}{tags}");
+        let lines = series(found.rows(), &[("stage", "depth")], "backend", "setting", of);
+        let (name, x) = (format!("plot-depth-{name}"), "reads in flight asked for");
+        report.plots.push(Plot::of(name, title, [x, y], lines));
     }
 }

@@ -182,10 +182,8 @@ fn judge(report: &mut Report, rows: &Rows) {
             table.push(line.map(str::to_owned).to_vec());
         }
     }
-    report.beside.push(Beside {
-        title: "Crossovers: numbers of files at which a ring is ahead of, or behind, 150 threads".to_owned(),
-        rows: table,
-    });
+    let title = "Crossovers: numbers of files at which a ring is ahead of, or behind, 150 threads";
+    report.beside.push(Beside::of(title, table));
     claims(report, rows);
     for heat in rows.values("heat") {
         for bytes in &sizes {
@@ -196,13 +194,12 @@ fn judge(report: &mut Report, rows: &Rows) {
                 ("buffers", "pooled"),
             ];
             let shown = shown(bytes);
-            report.plots.push(Plot {
-                name: format!("plot-{heat}-{bytes}"),
-                title: format!("Whole files of {shown}, {heat}, opening included, buffers pooled"),
-                x: "files".to_owned(),
-                y: "time, ms".to_owned(),
-                series: series(rows, &values, "strategy", "files", |sample| sample.seconds * 1e3),
-            });
+            let title = format!("Whole files of {shown}, {heat}, opening included, buffers pooled");
+            let lines = series(rows, &values, "strategy", "files", |sample| sample.seconds * 1e3);
+            let name = format!("plot-{heat}-{bytes}");
+            report
+                .plots
+                .push(Plot::of(name, title, ["files", "time, ms"], lines));
         }
     }
 }

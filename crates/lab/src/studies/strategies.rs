@@ -163,10 +163,8 @@ fn judge(report: &mut Report, rows: &Rows) {
             report.claims.push(Claim::of_order(claim, ratio));
         }
     }
-    report.beside.push(Beside {
-        title: "Random direct reads of 4 KiB against one pread thread".to_owned(),
-        rows: beside,
-    });
+    let title = "Random direct reads of 4 KiB against one pread thread";
+    report.beside.push(Beside::of(title, beside));
     for (profile, title) in [
         ("direct", "Random direct reads of 4 KiB"),
         ("buffered", "Sequential reads of 64 KiB from memory"),
@@ -177,13 +175,8 @@ fn judge(report: &mut Report, rows: &Rows) {
             ("p99", "p99 latency, us", lines(|sample| sample.p99_us)),
         ] {
             if !lines.is_empty() {
-                report.plots.push(Plot {
-                    name: format!("plot-{profile}-{name}"),
-                    title: title.to_owned(),
-                    x: "reads in flight asked for".to_owned(),
-                    y: y.to_owned(),
-                    series: lines,
-                });
+                let (name, x) = (format!("plot-{profile}-{name}"), "reads in flight asked for");
+                report.plots.push(Plot::of(name, title.to_owned(), [x, y], lines));
             }
         }
     }

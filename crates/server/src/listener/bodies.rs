@@ -126,7 +126,7 @@ impl From<AnswerBody> for axum::body::Body {
     fn from(body: AnswerBody) -> Self {
         match body {
             AnswerBody::Routed(body) => body,
-            body => Self::new(body.map_frame(|frame| {
+            body @ (AnswerBody::Whole { .. } | AnswerBody::Framed(_)) => Self::new(body.map_frame(|frame| {
                 frame.map_data(|mut parts: FrameParts| parts.copy_to_bytes(parts.remaining()))
             })),
         }

@@ -88,10 +88,10 @@ async fn streamed(
     fetch: &mut FetchServiceClient<Channel>,
     request: v1::ScoreVectorsRequest,
 ) -> v1::ScoreVectorsResponse {
-    match in_stream(fetch, request).await {
-        Response::Scores(answer) => answer,
-        other => panic!("{other:?}"),
-    }
+    let Response::Scores(answer) = in_stream(fetch, request).await else {
+        panic!("an answer of another kind");
+    };
+    answer
 }
 
 async fn in_stream(fetch: &mut FetchServiceClient<Channel>, request: v1::ScoreVectorsRequest) -> Response {

@@ -291,42 +291,35 @@ impl<'a> Found<'a> {
     pub(super) fn advice(&self) -> Vec<Advice> {
         let chosen = self.chosen(BackendKind::Uring);
         let (backend, direct, backend_why) = self.advised_backend();
-        let by = |key, value: String, from: &str, to: &str, of_the_ring| {
+        // Of a setting beside the default: ring settings are not measured without a ring.
+        let by = |key, value: &dyn ToString, from: &str, to: &str| {
             let contest = self.setting(from, to);
             let why = contest.map(|contest| format!("{to} against {from}: {}", contest.words()));
-            advice(key, value, why.unwrap_or_else(|| self.not_measured(of_the_ring)))
+            let none = || self.not_measured(from == "default");
+            advice(key, value.to_string(), why.unwrap_or_else(none))
         };
+        let (eager, registered) = (&chosen.eager_flush_reads, &chosen.registered_buffers);
+        let (off, keys) = ("registered buffers off", "engine.uring");
         let threads = self.knee("mmap threads", None);
+        let threads_why = threads.map_or_else(|| self.not_measured(false), |knee| knee.why("cold"));
         let mut lines = vec![
             advice("engine.backend", backend, backend_why),
             self.cores(),
             self.direct_io(direct),
             self.queue_depth(),
             by(
-                "engine.uring.eager_flush_reads",
-                chosen.eager_flush_reads.to_string(),
+                &format!("{keys}.eager_flush_reads"),
+                eager,
                 "default",
                 "eager flush 0",
-                true,
             ),
-            by(
-                "engine.uring.registered_buffers",
-                chosen.registered_buffers.to_string(),
-                "default",
-                "registered buffers off",
-                true,
-            ),
-            advice(
-                "engine.mmap.threads",
-                chosen.mmap_threads,
-                threads.map_or_else(|| self.not_measured(false), |knee| knee.why("cold")),
-            ),
+            by(&format!("{keys}.registered_buffers"), registered, "default", off),
+            advice("engine.mmap.threads", chosen.mmap_threads, threads_why),
             by(
                 "engine.mmap.announce",
-                chosen.announce.to_string(),
+                &chosen.announce,
                 "announce on",
                 "announce off",
-                false,
             ),
         ];
         if let (BackendKind::Pread, Some(threads)) = (backend, chosen.queue_depth) {
@@ -438,8 +431,7 @@ impl<'a> Found<'a> {
                 rows.push(vec![to.to_owned(), from.to_owned(), contest.words()]);
             }
         }
-        let title = "Settings beside the default".to_owned();
-        (rows.len() > 1).then_some(Beside { title, rows })
+        (rows.len() > 1).then(|| Beside::of("Settings beside the default", rows))
     }
 
     /// When io_uring is ahead of mmap and pread, and by how much.
@@ -470,10 +462,7 @@ impl<'a> Found<'a> {
             let why = self.subject.refusal.clone();
             rows = vec![vec![why.unwrap_or_else(|| "not measured".to_owned())]];
         }
-        Beside {
-            title: "When io_uring beats mmap and pread here, and by how much".to_owned(),
-            rows,
-        }
+        Beside::of("When io_uring beats mmap and pread here, and by how much", rows)
     }
 
     /// What spoils figures and the report itself does not see.
