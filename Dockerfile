@@ -16,6 +16,7 @@ COPY crates/command/Cargo.toml crates/command/
 COPY crates/host/Cargo.toml crates/host/
 COPY crates/engine/Cargo.toml crates/engine/
 COPY crates/pattern/Cargo.toml crates/pattern/
+COPY crates/pace/Cargo.toml crates/pace/
 COPY crates/score/Cargo.toml crates/score/
 COPY crates/server/Cargo.toml crates/server/
 COPY crates/client/Cargo.toml crates/client/
@@ -25,12 +26,12 @@ COPY crates/baselines/Cargo.toml crates/baselines/
 COPY crates/slowdisk/Cargo.toml crates/slowdisk/
 COPY crates/adversary/Cargo.toml crates/adversary/
 # A stand-in for each target that a manifest names.
-RUN mkdir -p crates/proto/src crates/command/src crates/host/src crates/engine/src crates/pattern/src crates/score/src \
+RUN mkdir -p crates/proto/src crates/command/src crates/host/src crates/engine/src crates/pattern/src crates/pace/src crates/score/src \
     crates/server/src crates/client/src crates/cli/src crates/lab/src crates/baselines/src crates/slowdisk/src crates/adversary/src crates/engine/benches crates/engine/tests/contract \
     crates/server/benches \
  && touch crates/engine/benches/pieces.rs crates/server/benches/pieces.rs crates/engine/tests/contract/main.rs \
  && touch crates/proto/src/lib.rs crates/command/src/lib.rs crates/host/src/lib.rs crates/engine/src/lib.rs \
-    crates/pattern/src/lib.rs crates/score/src/lib.rs crates/server/src/lib.rs crates/client/src/lib.rs crates/lab/src/lib.rs crates/baselines/src/lib.rs \
+    crates/pattern/src/lib.rs crates/pace/src/lib.rs crates/score/src/lib.rs crates/server/src/lib.rs crates/client/src/lib.rs crates/lab/src/lib.rs crates/baselines/src/lib.rs \
     crates/slowdisk/src/lib.rs crates/adversary/src/lib.rs \
  && echo 'fn main() {}' | tee crates/proto/build.rs crates/server/src/main.rs crates/slowdisk/src/main.rs \
     crates/adversary/src/main.rs >crates/cli/src/main.rs \

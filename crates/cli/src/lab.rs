@@ -1,10 +1,11 @@
-//! `ringfetch lab`: the studies of the crate ringfetch-lab, which Ctrl-C stops.
+//! `ringfetch lab`: the studies of the crate ringfetch-lab, which Ctrl-C and SIGTERM stop.
 
 use crate::args::Global;
 use crate::outcome::Failure;
 use ringfetch_lab::{Context, Lab, LabCommand, LabError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -14,12 +15,18 @@ pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Fail
     let context = Context {
         stop: Arc::clone(&stop),
         json: global.json,
+        admin: global.admin.clone(),
         command_line: line.join(" "),
     };
     let on_ctrl_c = tokio::spawn(async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            stop.store(true, Ordering::Relaxed);
+        let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+            return;
+        };
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
         }
+        stop.store(true, Ordering::Relaxed);
     });
     let lab = Lab { command };
     let study = tokio::task::spawn_blocking(move || {

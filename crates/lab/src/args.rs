@@ -22,6 +22,12 @@ pub enum LabCommand {
     BlockSize(BlockSize),
     /// Whole files, many of them: threads against io_uring (Grafana Loki).
     Objects(Objects),
+    /// The highest rate of small reads that Aerospike's certification (ACT) passes, through a daemon and in process.
+    Act(Act),
+    /// Rescoring the candidates of a vector search from disk (Qdrant), through a daemon and in process.
+    Rescore(Rescore),
+    /// The same load on a running daemon under each backend in turn; it gets back the one that it had.
+    Flip(FlipArgs),
     /// Which settings of the engine suit a file or device.
     Calibrate(Calibrate),
     /// Compare two finished reports of one study: what differs beyond the spread.
@@ -58,6 +64,97 @@ pub struct Common {
     /// Measure what would mislead, too; the report is marked.
     #[arg(long)]
     pub force: bool,
+}
+
+/// A running daemon.
+#[derive(Debug, Clone, Args)]
+pub struct OfDaemon {
+    /// The gRPC address of a running daemon.
+    #[arg(long, value_name = "URL", requires = "dataset")]
+    pub server: Option<String>,
+    /// The daemon's dataset: for `act` and `rescore` the data that are read below --path.
+    #[arg(long, value_name = "NAME", requires = "server")]
+    pub dataset: Option<String>,
+    /// Count the CPU time of this process, which is the daemon on this machine, too.
+    #[arg(long, value_name = "PID", requires = "server")]
+    pub server_pid: Option<u32>,
+}
+
+/// See [`LabCommand::Act`].
+#[derive(Debug, Clone, Args)]
+pub struct Act {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "flattened")]
+    pub common: Common,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "flattened")]
+    pub daemon: OfDaemon,
+    /// Bytes of the file that is made in a directory: more than memory.
+    #[arg(long, value_name = "SIZE", default_value = "32GiB", value_parser = parse_size)]
+    pub size: u64,
+    /// How long the rate has to be held (a certification takes 24 hours).
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_hold)]
+    pub hold: Duration,
+    /// How long each rate is tried while the highest is searched for.
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_step)]
+    pub step: Duration,
+    /// The highest N that is tried.
+    #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub most: u64,
+}
+
+/// See [`LabCommand::Rescore`].
+#[derive(Debug, Clone, Args)]
+pub struct Rescore {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "flattened")]
+    pub common: Common,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "flattened")]
+    pub daemon: OfDaemon,
+    /// Vectors of 768 f32 (3 KiB each): more of them than memory holds.
+    #[arg(long, value_name = "N", default_value = "5000000", value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
+    pub vectors: u64,
+    /// Queries at a time.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["4", "8"],
+        value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub parallel: Vec<u32>,
+    /// Candidates for each result: of those that were prepared.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "4"],
+        value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub oversampling: Vec<u32>,
+    /// Queries of a step [default: all that were prepared].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub queries: Option<u32>,
+    /// Read through the page cache, also where a strategy could read past it.
+    #[arg(long)]
+    pub buffered: bool,
+}
+
+/// See [`LabCommand::Flip`].
+#[derive(Debug, Clone, Args)]
+pub struct FlipArgs {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "flattened")]
+    pub common: Common,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "flattened")]
+    pub daemon: OfDaemon,
+    /// Replay this trace, as of `ringfetch load`: an item a line, or OFFSET LENGTH [default: random items].
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Items of a request.
+    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub batch: u32,
+    /// Requests in flight; with --rate, at most.
+    #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub in_flight: u32,
+    /// Requests a second that arrive, whatever became of those before them [default: as fast as they are answered].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub rate: Option<u64>,
+    /// How long a step takes.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_step)]
+    pub step: Duration,
 }
 
 /// What studies of blocks share.
@@ -188,6 +285,14 @@ fn parse_step(text: &str) -> Result<Duration, String> {
         return Err("10ms to 10m".to_owned());
     }
     Ok(step)
+}
+
+fn parse_hold(text: &str) -> Result<Duration, String> {
+    let hold = parse_duration(text)?;
+    if !(Duration::from_millis(10)..=Duration::from_secs(7 * 86_400)).contains(&hold) {
+        return Err("10ms to 7d".to_owned());
+    }
+    Ok(hold)
 }
 
 fn parse_file(text: &str) -> Result<u64, String> {

@@ -34,7 +34,12 @@ impl Place {
             let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
             let mounts = mounts(&View::real());
             let mount = mount_of(&mounts, &path)?;
-            Some(format!("{} at {}", mount.kind, mount.point.display()))
+            // A disk that is a process says there what it is: slowdisk, how slow it is.
+            let source = match mount.kind.starts_with("fuse") {
+                true => format!(" of {}", mount.source),
+                false => String::new(),
+            };
+            Some(format!("{}{source} at {}", mount.kind, mount.point.display()))
         };
         Self {
             device: Device::of_file(file.as_fd()),
@@ -102,6 +107,11 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
+    /// What the device has read since then, for whomever.
+    pub(crate) fn by_anybody(&self, before: &Self) -> u64 {
+        self.device_bytes.saturating_sub(before.device_bytes)
+    }
+
     /// What the device has read since then for this process: at most what either counter says, for others use the device
     /// too.
     pub(crate) fn since(&self, before: &Self) -> u64 {

@@ -45,8 +45,9 @@ pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory)
         .sum::<u64>();
     let (shown, bound) = (size(memory.bytes), &memory.bound);
     if needs.larger_than_memory && length <= memory.bytes {
+        let option = material.questions.as_ref().map_or("--size", |_| "--vectors");
         found.push(format!(
-            "--size: a working set of {} fits the page cache, which may grow to {shown} ({bound}): make it larger, or \
+            "{option}: a working set of {} fits the page cache, which may grow to {shown} ({bound}): make it larger, or \
              run in a cgroup with less memory",
             size(length)
         ));
@@ -88,6 +89,9 @@ pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory)
 /// The share of some evicted, direct (where that works) reads that the device has made. `None`: it cannot be counted.
 fn device_share(material: &Material) -> Option<f64> {
     material.place.device.as_ref()?;
+    if material.is_looked_at() {
+        return None;
+    }
     let file = material.files.first()?;
     let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
     let direct = OpenOptions::new().read(true).custom_flags(flags).open(&file.path);

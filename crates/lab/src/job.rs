@@ -9,6 +9,7 @@ use crate::material::Material;
 use crate::walk::Walk;
 use hdrhistogram::Histogram;
 use ringfetch_baselines::{Usage, usage};
+use ringfetch_pace::{Alarm, Arrivals, Gate, Pacer, Ramp};
 use ringfetch_pattern as pattern;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,10 @@ use std::time::{Duration, Instant};
 /// Bytes that are checked at either end of a read.
 const CHECKED_BYTES: usize = 16;
 const PAGE_BYTES: u64 = 4096;
+/// Arrivals are at a rate that cannot be held when one waits longer to be sent.
+const LATE_MAX: Duration = Duration::from_secs(1);
+/// Limits that latencies are counted against: 2^n ms, from 1 ms to 64 ms.
+pub(crate) const OVER_LIMITS: usize = 7;
 
 /// Where the bytes are to come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +38,8 @@ pub(crate) enum Heat {
     Cold,
     /// From the page cache.
     Warm,
+    /// From wherever they are: somebody else's page cache is left alone.
+    AsFound,
 }
 
 impl Heat {
@@ -41,6 +48,7 @@ impl Heat {
             Self::Direct => "direct",
             Self::Cold => "cold",
             Self::Warm => "warm",
+            Self::AsFound => "as found",
         }
     }
 }
@@ -50,8 +58,10 @@ impl Heat {
 pub(crate) enum Amount {
     /// After this time, or when everything was read.
     For(Duration),
-    /// After so many reads, or when everything was read.
+    /// After so many reads (of queries: so many of them), or when everything was read.
     Reads(u64),
+    /// After this time, in which so many reads a second arrive, whatever became of those before them.
+    At { per_second: u64, time: Duration },
 }
 
 /// What a step reads.
@@ -65,6 +75,10 @@ pub(crate) enum Shape {
     },
     /// Whole files, each once, in random order.
     Files { count: usize },
+    /// Queries, each all of its candidates' vectors, which are scored.
+    Queries { count: usize, oversampling: usize },
+    /// Items of a daemon's dataset, so many in a request.
+    Items { count: u64, batch: usize, random: bool },
 }
 
 impl Shape {
@@ -112,6 +126,11 @@ impl Setup {
     pub(crate) fn read_bytes(&self, material: &Material) -> usize {
         match self.shape {
             Shape::Blocks { block_bytes, .. } => block_bytes,
+            Shape::Queries { .. } => material
+                .questions
+                .as_ref()
+                .map_or(0, |questions| questions.vector_bytes()),
+            Shape::Items { .. } => 0,
             Shape::Files { count } => {
                 let longest = material.files.iter().take(count).map(|file| file.length_bytes);
                 usize::try_from(longest.max().unwrap_or(0)).unwrap_or(usize::MAX)
@@ -122,7 +141,7 @@ impl Setup {
     /// Files that are read.
     pub(crate) fn files(&self) -> usize {
         match self.shape {
-            Shape::Blocks { .. } => 1,
+            Shape::Blocks { .. } | Shape::Queries { .. } | Shape::Items { .. } => 1,
             Shape::Files { count } => count,
         }
     }
@@ -131,12 +150,32 @@ impl Setup {
     pub(crate) fn window_bytes(&self) -> u64 {
         match self.shape {
             Shape::Blocks { window_bytes, .. } => window_bytes,
-            Shape::Files { .. } => u64::MAX,
+            Shape::Files { .. } | Shape::Queries { .. } | Shape::Items { .. } => u64::MAX,
+        }
+    }
+
+    /// Reads that are asked for together, at most.
+    pub(crate) fn group(&self, material: &Material) -> usize {
+        match self.shape {
+            Shape::Blocks { .. } | Shape::Files { .. } => 1,
+            Shape::Items { batch, .. } => batch,
+            Shape::Queries { oversampling, .. } => material
+                .questions
+                .as_ref()
+                .map_or(1, |questions| questions.candidates(oversampling)),
         }
     }
 }
 
-/// A read to make.
+/// Reads that belong together.
+#[derive(Debug, Default)]
+pub(crate) struct Group {
+    /// The query whose candidates they are.
+    pub(crate) query: Option<usize>,
+    pub(crate) reads: Vec<ReadAt>,
+}
+
+/// A read to make; of items, `offset` is the item's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReadAt {
     pub(crate) file: usize,
@@ -177,6 +216,16 @@ pub struct Sample {
     pub own_memory_bytes: u64,
     /// What the strategy has to say of itself.
     pub note: Option<String>,
+    /// Of an open loop: the shares of its reads that took longer than 1, 2, 4, 8, 16, 32 and 64 ms. What was never sent
+    /// took longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<[f64; OVER_LIMITS]>,
+    /// Of an open loop: reads that were never sent.
+    #[serde(default)]
+    pub missed: u64,
+    /// Of `act`: the highest rate that was held, in units of 2,000 reads a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiple: Option<f64>,
 }
 
 /// A step under way.
@@ -186,7 +235,9 @@ pub(crate) struct Job {
     pub(crate) material: Arc<Material>,
     walk: Walk,
     opened: Vec<Arc<File>>,
-    begun: OnceLock<(Instant, Usage)>,
+    begun: OnceLock<(Instant, Usage, Option<Duration>)>,
+    /// Of an open loop, from the beginning on.
+    pacer: OnceLock<Arc<Pacer>>,
     stop: Arc<AtomicBool>,
     over: AtomicBool,
     check_whole: bool,
@@ -232,15 +283,21 @@ impl Job {
         stop: &Arc<AtomicBool>,
     ) -> Result<Arc<Self>, String> {
         // What was read is not cold any more; what is warm can be read again.
+        let open = matches!(setup.amount, Amount::At { .. });
         let (count, random, again) = match setup.shape {
             Shape::Blocks {
                 window_bytes, random, ..
-            } => (window_bytes / spacing(&setup), random, setup.heat == Heat::Warm),
-            Shape::Files { count } => (count as u64, true, false),
+            } => (
+                window_bytes / spacing(&setup),
+                random,
+                open || setup.heat == Heat::Warm,
+            ),
+            Shape::Files { count } | Shape::Queries { count, .. } => (count as u64, true, false),
+            Shape::Items { count, random, .. } => (count, random, true),
         };
         let most = if again { u64::MAX } else { count };
         let limit = match setup.amount {
-            Amount::For(_) => most,
+            Amount::For(_) | Amount::At { .. } => most,
             Amount::Reads(reads) => reads.min(most),
         };
         let mut job = Self {
@@ -249,6 +306,7 @@ impl Job {
             walk: Walk::new(count, random, limit, seed),
             opened: Vec::new(),
             begun: OnceLock::new(),
+            pacer: OnceLock::new(),
             stop: Arc::clone(stop),
             over: AtomicBool::new(false),
             check_whole,
@@ -260,7 +318,7 @@ impl Job {
                 problem: None,
             }),
         };
-        if !setup.open_each {
+        if !setup.open_each && !matches!(setup.shape, Shape::Items { .. }) {
             let files = (0..setup.files()).map(|file| job.open(file).map(Arc::new));
             let opened: io::Result<Vec<Arc<File>>> = files.collect();
             job.opened = opened.map_err(|error| format!("cannot open: {error}"))?;
@@ -307,26 +365,102 @@ impl Job {
 
     /// Everything is set up: the clock starts. Only the first call counts.
     pub(crate) fn begin(&self) {
-        self.begun.get_or_init(|| (Instant::now(), usage()));
+        self.begun.get_or_init(|| {
+            if let Amount::At { per_second, time } = self.setup.amount {
+                let rate = crate::quantity::approximate(per_second);
+                let open = Some((Ramp { from: rate, to: rate }, Arrivals::Constant));
+                let now = tokio::time::Instant::now();
+                self.pacer
+                    .get_or_init(|| Arc::new(Pacer::new(now, Duration::ZERO, Ok(time), open)));
+            }
+            (Instant::now(), usage(), self.daemon_cpu())
+        });
+    }
+
+    /// Whether reads arrive at a rate.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.setup.amount, Amount::At { .. })
+    }
+
+    fn daemon_cpu(&self) -> Option<Duration> {
+        self.material.served.as_ref()?.cpu()
+    }
+
+    /// Of an open loop that has begun: where thread `thread` of `threads` learns of its arrivals. Within a runtime.
+    pub(crate) fn gate(&self, thread: u32, threads: u32) -> Option<Arc<Gate>> {
+        let pacer = Arc::clone(self.pacer.get()?);
+        Some(Arc::new(Gate::new(pacer, thread, threads, 0, Alarm::precise())))
+    }
+
+    /// From when the next request's latency counts: from now, or from its arrival, which is waited for. `None`: there
+    /// are no more.
+    pub(crate) async fn turn(&self, gate: Option<&Gate>) -> Option<Instant> {
+        let Some(gate) = gate else {
+            return Some(Instant::now());
+        };
+        let turn = gate.next(tokio::time::Instant::now()).await?;
+        if let Some(pacer) = self.pacer.get().filter(|_| turn.start.elapsed() > LATE_MAX) {
+            pacer.stop();
+        }
+        Some(turn.start.into_std())
+    }
+
+    /// The next reads that belong together: a query's, or up to `most` others. False: the step is over.
+    pub(crate) fn group(&self, most: usize, group: &mut Group) -> bool {
+        group.reads.clear();
+        let Shape::Queries { oversampling, .. } = self.setup.shape else {
+            group.reads.extend(std::iter::from_fn(|| self.next()).take(most));
+            return !group.reads.is_empty();
+        };
+        let query = self
+            .position()
+            .and_then(|position| usize::try_from(position).ok());
+        group.query = query;
+        let (Some(query), Some(questions)) = (query, &self.material.questions) else {
+            return false;
+        };
+        let length = questions.vector_bytes();
+        let read = |id: &u32| ReadAt {
+            file: 0,
+            offset: u64::from(*id) * length as u64,
+            length,
+        };
+        group
+            .reads
+            .extend(questions.ids(query, oversampling).iter().map(read));
+        true
     }
 
     /// The next read; `None` when the step is over.
     pub(crate) fn next(&self) -> Option<ReadAt> {
-        let (begun, _) = self.begun.get()?;
+        self.read_at(self.position()?)
+    }
+
+    fn position(&self) -> Option<u64> {
+        let (begun, ..) = self.begun.get()?;
         let in_time = match self.setup.amount {
             // One at least, however late the threads began.
             Amount::For(time) => begun.elapsed() < time || self.walk.is_fresh(),
-            Amount::Reads(_) => true,
+            Amount::Reads(_) | Amount::At { .. } => true,
         };
         if !in_time || self.over.load(Ordering::Relaxed) || self.stop.load(Ordering::Relaxed) {
             return None;
         }
-        let position = self.walk.next()?;
+        self.walk.next()
+    }
+
+    fn read_at(&self, position: u64) -> Option<ReadAt> {
         match self.setup.shape {
             Shape::Blocks { block_bytes, .. } => Some(ReadAt {
                 file: 0,
                 offset: position.saturating_mul(spacing(&self.setup)),
                 length: block_bytes,
+            }),
+            Shape::Queries { .. } => None,
+            Shape::Items { .. } => Some(ReadAt {
+                file: 0,
+                offset: position,
+                length: 0,
             }),
             Shape::Files { .. } => {
                 let file = usize::try_from(position).ok()?;
@@ -345,6 +479,7 @@ impl Job {
         Lane {
             job: Arc::clone(self),
             counts: Counts::none(),
+            scores: Vec::new(),
         }
     }
 
@@ -373,7 +508,7 @@ impl Job {
         if let Some(problem) = totals.problem.take() {
             return Err(problem);
         }
-        let (Some((begun, used)), Some((end, used_then))) = (self.begun.get(), totals.end) else {
+        let (Some((begun, used, daemon)), Some((end, used_then))) = (self.begun.get(), totals.end) else {
             return Err("nothing was read".to_owned());
         };
         let counts = &totals.counts;
@@ -382,6 +517,10 @@ impl Job {
         };
         let seconds = end.duration_since(*begun).as_secs_f64().max(1e-9);
         let cpu = (used_then.user + used_then.system).saturating_sub(used.user + used.system);
+        let daemons = daemon
+            .zip(self.daemon_cpu())
+            .map(|(before, after)| after.saturating_sub(before));
+        let cpu = cpu + daemons.unwrap_or_default();
         let reads = crate::quantity::approximate(counts.reads);
         let micros = |nanoseconds: u64| crate::quantity::approximate(nanoseconds) / 1e3;
         let quantile = |quantile| micros(latency.value_at_quantile(quantile));
@@ -401,6 +540,9 @@ impl Job {
             resident_before: None,
             own_memory_bytes: totals.own_memory_bytes,
             note: totals.note.clone(),
+            over: self.pacer.get().map(|pacer| over(latency, pacer.missed())),
+            missed: self.pacer.get().map_or(0, |pacer| pacer.missed()),
+            multiple: None,
         })
     }
 }
@@ -414,8 +556,21 @@ fn spacing(setup: &Setup) -> u64 {
             let least = if random { PAGE_BYTES } else { 1 };
             (block_bytes as u64).max(least)
         }
-        Shape::Files { .. } => 1,
+        Shape::Files { .. } | Shape::Queries { .. } | Shape::Items { .. } => 1,
     }
+}
+
+/// The shares of latencies above 2^n ms, of `missed` more that are above any.
+fn over(latency: &Histogram<u64>, missed: u64) -> [f64; OVER_LIMITS] {
+    let all = crate::quantity::approximate((latency.len() + missed).max(1));
+    std::array::from_fn(|bits| {
+        let recorded = latency.iter_recorded();
+        // Values are recorded to three digits.
+        let slow =
+            recorded.filter(|value| latency.lowest_equivalent(value.value_iterated_to()) > 1_000_000 << bits);
+        let slow: u64 = slow.map(|value| value.count_since_last_iteration()).sum();
+        crate::quantity::approximate(slow + missed) / all
+    })
 }
 
 /// What one thread or task has read.
@@ -423,18 +578,55 @@ fn spacing(setup: &Setup) -> u64 {
 pub(crate) struct Lane {
     job: Arc<Job>,
     counts: Counts,
+    /// Of the query under way.
+    scores: Vec<f64>,
 }
 
 impl Lane {
-    /// A read is over: its bytes, all of them.
-    pub(crate) fn done(&mut self, read: &ReadAt, started: Instant, data: &[u8]) {
+    /// A read is over, and its bytes are not here.
+    pub(crate) fn counted(&mut self, bytes: usize, started: Instant) {
         let latency = started.elapsed();
         self.counts.reads += 1;
-        self.counts.bytes += data.len() as u64;
+        self.counts.bytes += bytes as u64;
         self.counts.in_flight += latency;
         if let Some(histogram) = &mut self.counts.latency {
             let _recorded = histogram.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
         }
+    }
+
+    /// A read of a group is over: its bytes are scored, if it is a query's.
+    pub(crate) fn read_of(&mut self, group: &Group, read: &ReadAt, started: Instant, data: &[u8]) {
+        if let (Some(query), Some(questions)) = (group.query, &self.job.material.questions) {
+            self.scores.push(questions.score(query, data));
+        }
+        self.done(read, started, data);
+    }
+
+    /// All reads of a group are over: what a query's scores came to is held against what they should be.
+    pub(crate) fn ranked(&mut self, group: &Group) {
+        if let Some(query) = group.query {
+            let mut scores = std::mem::take(&mut self.scores);
+            self.ranking(query, &mut scores);
+            scores.clear();
+            self.scores = scores;
+        }
+    }
+
+    /// Holds scores of a query against what they should be.
+    pub(crate) fn ranking(&self, query: usize, scores: &mut Vec<f64>) {
+        let (Shape::Queries { oversampling, .. }, Some(questions)) =
+            (self.job.setup.shape, &self.job.material.questions)
+        else {
+            return;
+        };
+        if let Err(problem) = questions.check(query, oversampling, scores) {
+            self.job.fail(problem);
+        }
+    }
+
+    /// A read is over: its bytes, all of them.
+    pub(crate) fn done(&mut self, read: &ReadAt, started: Instant, data: &[u8]) {
+        self.counted(data.len(), started);
         if data.len() != read.length {
             let (got, wanted) = (data.len(), read.length);
             return self.job.fail(format!(
@@ -519,6 +711,28 @@ mod tests {
             "{sample:?}"
         );
         assert!(sample.depth_achieved > 0.0 && sample.seconds > 0.0);
+    }
+
+    #[test]
+    fn shares_over_limits_are_those_of_known_distributions() {
+        // Scenario: 900 latencies of exactly 1 ms, 80 of 3 ms, 15 of 20 ms, 5 of 100 ms; 1 000 more were never sent; 20 000 seeded
+        // exponential ones with a mean of 2 ms. Expected: the shares; half of everything is over any; e^(-limit / mean) +- 1 %.
+        let known = || Histogram::<u64>::new(3).unwrap();
+        let (mut known, mut drawn) = (known(), known());
+        for (milliseconds, count) in [(1, 900), (3, 80), (20, 15), (100, 5)] {
+            known.record_n(milliseconds * 1_000_000, count).unwrap();
+        }
+        assert_eq!(over(&known, 0), [0.1, 0.1, 0.02, 0.02, 0.02, 0.005, 0.005]);
+        assert_eq!(over(&known, 1000)[6], 0.5025);
+        let mut random = fastrand::Rng::with_seed(3);
+        for _ in 0..20_000 {
+            let drawn_s = -(1.0 - random.f64()).ln() * 2e-3;
+            let nanoseconds = Duration::from_secs_f64(drawn_s).as_nanos();
+            drawn.record(u64::try_from(nanoseconds).unwrap()).unwrap();
+        }
+        for (limit, share) in [1.0_f64, 2.0, 4.0, 8.0].iter().zip(over(&drawn, 0)) {
+            assert!((share - (-limit / 2.0).exp()).abs() < 0.01, "{limit} ms: {share}");
+        }
     }
 
     #[test]

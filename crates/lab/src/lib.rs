@@ -1,7 +1,7 @@
 //! Studies: a device measured through the engine's own backends and through the baselines that they are compared with,
 //! and reports of it that a reader can trust.
 //!
-//! What a study is: `study` and `studies`. What reads: `strategies`, over the loops of `drive`, from a `job`. What is
+//! A daemon that a study asks: `served`; what vectors are scored for: `questions`. What a study is: `study` and `studies`. What reads: `strategies`, over the loops of `drive`, from a `job`. What is
 //! read: `material`. In which order: `runner`, recorded in a `journal`. What is refused: `honesty`. What is told:
 //! `facts`, `stats`, `report`.
 #![forbid(unsafe_code)]
@@ -16,8 +16,10 @@ mod journal;
 mod material;
 pub mod part_file;
 pub mod quantity;
+mod questions;
 mod report;
 mod runner;
+mod served;
 mod stats;
 mod strategies;
 mod studies;
@@ -25,7 +27,10 @@ mod study;
 pub mod table;
 mod walk;
 
-pub use args::{BlockSize, Calibrate, Common, Lab, LabCommand, Objects, OfBlocks, Strategies};
+pub use args::{
+    Act, BlockSize, Calibrate, Common, FlipArgs, Lab, LabCommand, Objects, OfBlocks, OfDaemon, Rescore,
+    Strategies,
+};
 pub use error::LabError;
 pub use job::Sample;
 pub use report::{Advice, Beside, Claim, Plot, Report, ReportRow};
@@ -35,6 +40,7 @@ use crate::journal::{Header, Journal};
 use crate::material::Material;
 use crate::quantity::{approximate, size};
 use crate::runner::Runner;
+use crate::served::Served;
 use crate::study::{Cell, Key, Rows, Study};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::Write;
@@ -50,6 +56,8 @@ pub struct Context {
     pub stop: Arc<AtomicBool>,
     /// Print JSON rather than tables.
     pub json: bool,
+    /// The admin address of the daemon that `flip` switches.
+    pub admin: String,
     /// As it was typed, for the report.
     pub command_line: String,
 }
@@ -84,6 +92,17 @@ pub fn run(lab: &Lab, context: &Context, out: &mut dyn Write) -> Result<(), LabE
             let sizes = studies::objects::sizes(args)?.into_iter();
             let made = sizes.map(|(count, bytes)| Material::many(&args.common.path, count, bytes, progress));
             studies::objects::plan(args, made.collect::<Result<_, _>>()?)
+        }),
+        LabCommand::Act(args) => runs.study(&args.common, |progress| {
+            let mut material = Material::one(&args.common.path, args.size, progress)?;
+            material.served = Served::find(&args.daemon)?.map(Arc::new);
+            studies::act::plan(args, material)
+        }),
+        LabCommand::Rescore(args) => runs.study(&args.common, |progress| {
+            studies::rescore::plan(args, studies::rescore::material(args, progress)?)
+        }),
+        LabCommand::Flip(args) => runs.study(&args.common, |_progress| {
+            studies::flip::plan(args, &context.admin)
         }),
         LabCommand::Calibrate(args) => studies::calibrate::run(args, runs),
         LabCommand::Compare { first, second } => {
@@ -168,15 +187,24 @@ fn measured(
         seed: common.seed,
         stop,
     };
-    runner.probe(&mut study)?;
     let (bar, mut rows) = (runner::bar(), Rows::default());
-    while !study.cells.is_empty() && !stop.load(Ordering::Relaxed) {
-        rows.0.extend(runner.run(&mut study, &mut journal, &bar)?.0);
-        study.cells = then(&mut study, &rows);
+    let mut steps = || {
+        runner.probe(&mut study)?;
+        while !study.cells.is_empty() && !stop.load(Ordering::Relaxed) {
+            rows.0.extend(runner.run(&mut study, &mut journal, &bar)?.0);
+            study.cells = then(&mut study, &rows);
+        }
+        Ok(())
+    };
+    let outcome = steps();
+    match (outcome, study.measure.end()) {
+        (Err(problem), Err(left)) => return Err(LabError::Failed(format!("{problem}; {left}"))),
+        (outcome, ended) => ended.and(outcome)?,
     }
+    let done = bar.position();
     bar.finish_and_clear();
     let stopped = stop.load(Ordering::Relaxed).then(|| {
-        let (done, steps, shown) = (bar.position(), bar.length().unwrap_or(0), directory.display());
+        let (steps, shown) = (bar.length().unwrap_or(0), directory.display());
         format!("stopped after {done} of {steps} steps; --resume --out {shown} goes on")
     });
     let mut known = facts::host();

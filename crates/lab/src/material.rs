@@ -6,6 +6,8 @@
 use crate::error::LabError;
 use crate::facts::Place;
 use crate::quantity::{approximate, exact_size, size};
+use crate::questions::Questions;
+use crate::served::{Items, Served};
 use ringfetch_pattern as pattern;
 use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
@@ -13,6 +15,7 @@ use std::fs::{self, File};
 use std::io::{IoSliceMut, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where made data lies below the directory that was given.
@@ -48,6 +51,10 @@ pub(crate) struct Material {
     pub(crate) directory: PathBuf,
     pub(crate) place: Place,
     pub(crate) is_device: bool,
+    /// The daemon that reads it, for strategies that ask one.
+    pub(crate) served: Option<Arc<Served>>,
+    /// Of vectors: what they are scored for.
+    pub(crate) questions: Option<Questions>,
 }
 
 /// Called with bytes made so far; false stops.
@@ -107,6 +114,63 @@ impl Material {
         Self::of(vec![file], directory, false)
     }
 
+    /// What lies at a path, whatever it is and however large: only looked at.
+    ///
+    /// # Errors
+    /// One line that names the option.
+    pub(crate) fn found(path: &Path) -> Result<Self, LabError> {
+        let meta = metadata(path)?;
+        let data = meta.is_file().then(|| DataFile {
+            path: path.to_owned(),
+            name: String::new(),
+            length_bytes: meta.len(),
+            seed: None,
+        });
+        let is_device = meta.file_type().is_block_device();
+        Self::of(data.into_iter().collect(), path.to_owned(), is_device)
+    }
+
+    /// One file below a directory, which `write` makes unless it is there, of this length. Nothing is left of one that was
+    /// not finished.
+    ///
+    /// # Errors
+    /// One line that names the option.
+    pub(crate) fn made(
+        path: &Path,
+        name: &str,
+        bytes: u64,
+        write: impl FnOnce(&mut dyn std::io::Write) -> std::io::Result<()>,
+    ) -> Result<Self, LabError> {
+        if !metadata(path)?.is_dir() {
+            let problem = "this study makes its data: name a directory";
+            return Err(LabError::Usage(format!("--path: {}: {problem}", path.display())));
+        }
+        // Where they are already, the disk may be read-only.
+        let made = path.join(DIRECTORY).join(name);
+        if !made.exists() {
+            let directory = below(path)?;
+            room_for(&directory, bytes)?;
+            let part = made.with_extension("part");
+            let written = File::create(&part).and_then(|file| {
+                let mut out = std::io::BufWriter::with_capacity(1 << 20, file);
+                write(&mut out)?;
+                out.into_inner()?.sync_all()?;
+                fs::rename(&part, &made)
+            });
+            if let Err(error) = written {
+                // The error that led here is the one to report.
+                let _removed = fs::remove_file(&part);
+                return Err(at_path(&made, &error));
+            }
+        }
+        let material = Self::found(&made)?;
+        if material.length_bytes() != bytes {
+            let problem = "is not a file that this command made; move it away";
+            return Err(LabError::Usage(format!("--path: {} {problem}", made.display())));
+        }
+        Ok(material)
+    }
+
     /// `count` files of `file_bytes` each, made below a directory.
     ///
     /// # Errors
@@ -156,6 +220,8 @@ impl Material {
             files,
             directory,
             is_device,
+            served: None,
+            questions: None,
         };
         material.recognise()?;
         Ok(material)
@@ -179,6 +245,12 @@ impl Material {
         Ok(())
     }
 
+    /// Whether somebody else reads it and its page cache is left alone.
+    pub(crate) fn is_looked_at(&self) -> bool {
+        let items = self.served.as_ref().map(|served| &served.items);
+        items.is_some_and(|items| !matches!(items, Items::Ranges))
+    }
+
     /// Bytes of all files.
     pub(crate) fn length_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.length_bytes).sum()
@@ -186,7 +258,7 @@ impl Material {
 
     /// The share of the bytes that have no blocks on a device.
     pub(crate) fn holes_share(&self) -> f64 {
-        if self.is_device {
+        if self.is_device || self.files.is_empty() {
             return 0.0;
         }
         let stored = |file: &DataFile| fs::metadata(&file.path).map_or(0, |meta| meta.blocks() * 512);

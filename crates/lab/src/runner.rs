@@ -5,7 +5,7 @@
 //! Invariant: a step that was stopped leaves nothing.
 
 use crate::error::LabError;
-use crate::job::{Amount, Heat, Job, Sample};
+use crate::job::{Amount, Heat, Job, Sample, Setup};
 use crate::journal::Journal;
 use crate::study::{Cell, Row, Rows, Study};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -98,8 +98,11 @@ impl Runner<'_> {
         let mut broken: Vec<usize> = Vec::new();
         'steps: for repetition in 0..self.repetitions {
             let mut order: Vec<usize> = (0..cells.len()).collect();
-            // Its own order each time, the same when the run goes on.
-            fastrand::Rng::with_seed(self.seed ^ (u64::from(repetition) << 32)).shuffle(&mut order);
+            // An order of its own, then the same swapped; when the run goes on they are the same.
+            fastrand::Rng::with_seed(self.seed ^ (u64::from(repetition / 2) << 32)).shuffle(&mut order);
+            if repetition % 2 == 1 {
+                order.reverse();
+            }
             for index in order {
                 let (Some(cell), Some(row)) = (cells.get(index), rows.get_mut(index)) else {
                     continue;
@@ -145,14 +148,37 @@ impl Runner<'_> {
         Ok(Rows(whole.map(|(_, row)| row).collect()))
     }
 
-    /// One step: the page cache as it should be, the reads, what the device says of them.
+    /// One step, of as many runs as the study makes of it.
     fn step(&self, study: &Study, cell: &Cell, seed: u64, check_whole: bool) -> Result<Sample, String> {
+        let mut once = |setup: Setup| {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err("stopped".to_owned());
+            }
+            self.once(
+                study,
+                &Cell {
+                    setup,
+                    ..cell.clone()
+                },
+                seed,
+                check_whole,
+            )
+        };
+        if check_whole {
+            return once(cell.setup);
+        }
+        study.measure.step(cell, &mut once)
+    }
+
+    /// One run: the page cache as it should be, the reads, what the device says of them.
+    fn once(&self, study: &Study, cell: &Cell, seed: u64, check_whole: bool) -> Result<Sample, String> {
         let material = study.materials.get(cell.material).ok_or("no such data")?;
         let (files, window) = (cell.setup.files(), cell.setup.window_bytes());
         let prepared = match cell.setup.heat {
             Heat::Direct | Heat::Cold => material.make_cold(files),
             Heat::Warm if material.resident_share(files, window) == Some(1.0) => Ok(()),
             Heat::Warm => material.make_warm(files, window, self.stop),
+            Heat::AsFound => Ok(()),
         };
         prepared.map_err(|error| error.to_string())?;
         let resident_before = material.resident_share(files, window);
@@ -163,7 +189,12 @@ impl Runner<'_> {
         sample.resident_before = resident_before;
         let device = device_before.zip(material.place.counted());
         sample.device_share = device.map(|(before, after)| {
-            let read = crate::quantity::approximate(after.since(&before));
+            // A daemon's reads are not this process's.
+            let read = match cell.strategy.name {
+                "daemon" => after.by_anybody(&before),
+                _ => after.since(&before),
+            };
+            let read = crate::quantity::approximate(read);
             read / crate::quantity::approximate(sample.bytes.max(1))
         });
         Ok(sample)

@@ -1,11 +1,14 @@
 //! What a study is: data. Axes become cells, each a strategy with its settings; what the cells came to is judged by a
 //! function of the study.
 
+use crate::error::LabError;
 use crate::job::{Sample, Setup};
 use crate::material::Material;
 use crate::report::Report;
+use crate::served::Flip;
 use crate::stats::Summary;
 use crate::strategies::Strategy;
+use crate::studies::act::Search;
 use std::sync::Arc;
 
 /// Buffers of one step, at most; what needs more is left out.
@@ -51,6 +54,39 @@ pub(crate) struct Needs {
     pub(crate) warm_option: &'static str,
 }
 
+/// One run of a setup, whenever it is called.
+pub(crate) type Once<'a> = &'a mut dyn FnMut(Setup) -> Result<Sample, String>;
+
+/// What one step of a cell is.
+#[derive(Debug)]
+pub(crate) enum Measure {
+    /// One run of its setup.
+    Once,
+    /// A search for the highest rate, of many runs.
+    Highest(Search),
+    /// One run, after a daemon was switched to the cell's backend.
+    Flipped(Flip),
+}
+
+impl Measure {
+    /// Makes a step.
+    pub(crate) fn step(&self, cell: &Cell, once: Once<'_>) -> Result<Sample, String> {
+        match self {
+            Self::Once => once(cell.setup),
+            Self::Highest(search) => search.highest(cell.setup, once),
+            Self::Flipped(flip) => crate::studies::flip::step(flip, cell, once),
+        }
+    }
+
+    /// Whatever became of the study: a daemon gets its backend back.
+    pub(crate) fn end(&self) -> Result<(), LabError> {
+        match self {
+            Self::Flipped(flip) => flip.back(),
+            Self::Once | Self::Highest(_) => Ok(()),
+        }
+    }
+}
+
 /// A study, planned for given data.
 #[derive(Debug)]
 pub(crate) struct Study {
@@ -67,6 +103,7 @@ pub(crate) struct Study {
     pub(crate) needs: Needs,
     /// Measures in tables, by their names in [`crate::report::MEASURES`].
     pub(crate) columns: &'static [&'static str],
+    pub(crate) measure: Measure,
     /// Adds claims, tables, plots and notes.
     pub(crate) judge: fn(&mut Report, &Rows),
 }
@@ -75,7 +112,9 @@ impl Study {
     /// Plans a cell, unless its strategy cannot be so deep or its buffers would be too large.
     pub(crate) fn plan(&mut self, cell: Cell) {
         let material = self.materials.get(cell.material);
-        let bytes = material.map_or(0, |material| cell.setup.read_bytes(material) as u64);
+        let bytes = material.map_or(0, |material| {
+            (cell.setup.read_bytes(material) * cell.setup.group(material)) as u64
+        });
         let buffers = bytes.saturating_mul(cell.setup.depth as u64);
         if cell.setup.depth > cell.strategy.depth_max {
             return;
@@ -199,6 +238,9 @@ pub(crate) mod tests {
             resident_before: Some(0.0),
             own_memory_bytes: 9 << 20,
             note: None,
+            over: None,
+            missed: 0,
+            multiple: None,
         }
     }
 

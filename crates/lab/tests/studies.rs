@@ -28,6 +28,7 @@ fn run(words: &str, directory: &Path, stopped: bool) -> Result<String, LabError>
     let context = Context {
         stop: Arc::new(AtomicBool::new(stopped)),
         json: false,
+        admin: "http://127.0.0.1:1".to_owned(),
         command_line: words,
     };
     let mut out = Vec::new();

@@ -124,7 +124,8 @@ impl SlowDisk {
             disk.workers
                 .push(builder.spawn(move || device.serve()).map_err(mount_error)?);
         }
-        let session = fuser::spawn_mount(files, &disk.mountpoint, &config()).map_err(mount_error)?;
+        let session =
+            fuser::spawn_mount(files, &disk.mountpoint, &config(&options.parameters)).map_err(mount_error)?;
         disk.session = Some(session);
         Ok(disk)
     }
@@ -221,11 +222,18 @@ impl Drop for SlowDisk {
     }
 }
 
-fn config() -> Config {
+/// The mount's source says how slow the disk is, so that whoever reads from it can tell.
+fn config(parameters: &Parameters) -> Config {
+    let latency = humantime::format_duration(parameters.latency).to_string();
+    let source = format!(
+        "slowdisk:{}:{}-concurrent",
+        latency.replace(' ', "+"),
+        parameters.concurrency
+    );
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::RO,
-        MountOption::FSName("slowdisk".to_owned()),
+        MountOption::FSName(source),
         MountOption::Subtype("slowdisk".to_owned()),
         MountOption::DefaultPermissions,
     ];

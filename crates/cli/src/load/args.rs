@@ -6,6 +6,7 @@ use crate::args::SEED;
 use crate::quantity::{parse_duration, parse_size};
 use crate::score::MetricName;
 use clap::{ArgGroup, Args, ValueEnum};
+use ringfetch_pace::{Arrivals, Ramp};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -101,8 +102,8 @@ pub(crate) struct Load {
           help_heading = "Open loop")]
     pub(crate) ramp: Option<Ramp>,
     /// How an open loop's requests are spaced.
-    #[arg(long, value_enum, default_value_t = ArrivalsArg::Constant, requires = "open", help_heading = "Open loop")]
-    pub(crate) arrivals: ArrivalsArg,
+    #[arg(long, value_enum, default_value_t = Arrivals::Constant, requires = "open", help_heading = "Open loop")]
+    pub(crate) arrivals: Arrivals,
     /// Raise the rate, from --rate on, until the objective is broken, and report the highest rate that held.
     #[arg(long, requires = "rate", requires = "objective", conflicts_with_all = ["requests", "csv"],
           help_heading = "Open loop")]
@@ -178,19 +179,6 @@ impl Batch {
     }
 }
 
-/// Requests a second at the start and at the end.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Ramp {
-    pub(crate) from: f64,
-    pub(crate) to: f64,
-}
-
-impl Ramp {
-    pub(crate) fn constant(rate: f64) -> Self {
-        Self { from: rate, to: rate }
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum PatternArg {
     Uniform,
@@ -199,15 +187,6 @@ pub(crate) enum PatternArg {
     Zipfian(f64),
     /// A fraction of the items and their share of the reads, both between 0 and 1, exclusive.
     Hotspot(f64, f64),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ArrivalsArg {
-    /// Evenly.
-    Constant,
-    /// Independently of one another, as many callers' are.
-    Poisson,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -231,15 +210,6 @@ impl std::fmt::Display for TransportArg {
                 .as_ref()
                 .map_or("", |value| value.get_name()),
         )
-    }
-}
-
-impl std::fmt::Display for ArrivalsArg {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Constant => "constant",
-            Self::Poisson => "Poisson",
-        })
     }
 }
 

@@ -3,13 +3,13 @@
 //! Invariant: a request is measured if it starts inside the window, and then it is waited for, so that a stall at the
 //! end is not lost.
 
-use super::alarm::Alarm;
 use super::args::{Load, TransportArg};
-use super::pacer::{Gate, Pacer};
 use super::recorder::Recorder;
 use super::transport::{Endpoints, RequestError, Transport};
 use super::workload::{Choice, Workload};
 use crate::outcome::Failure;
+use ringfetch_pace::Alarm;
+use ringfetch_pace::{Gate, Pacer};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -177,7 +177,7 @@ impl Driver {
                 self.thread,
                 self.threads,
                 self.seed,
-                Alarm::new(),
+                Alarm::precise(),
             );
             run_slots(Arc::clone(&context), pacer, gate, self.slots, self.seed).await;
             let _ = self.ready.send(Ok(())).await;
@@ -240,10 +240,10 @@ pub(super) fn check(args: &Load) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::{ArrivalsArg, Ramp};
     use super::super::recorder::Tally;
     use super::super::transport::fake::Fake;
     use super::*;
+    use ringfetch_pace::{Arrivals, Ramp};
     use std::time::Duration;
     use tokio::time::Instant;
 
@@ -258,7 +258,7 @@ mod tests {
     }
 
     /// 10 s against a server that takes 2 ms and stalls from 4 s to 5 s.
-    async fn through_a_stall(open: Option<(Ramp, ArrivalsArg)>, slots: u32) -> (Tally, u64) {
+    async fn through_a_stall(open: Option<(Ramp, Arrivals)>, slots: u32) -> (Tally, u64) {
         let begin = Instant::now();
         let stall = Some((begin + ms(4000), begin + ms(5000)));
         let recorder = Arc::new(Recorder::default());
@@ -278,7 +278,7 @@ mod tests {
         // Scenario: 1000 requests a second for 10 s, 100 slots, and a server that stalls for 1 s.
         // Expected: all 10 000 are sent. About 1000 of them waited, evenly between 0 and 1 s: 100 in their slots, about
         // 900 that found no slot; so p99 is near 0.9 s, and p90 below it begins to show. Nothing is missed.
-        let open = Some((Ramp::constant(1000.0), ArrivalsArg::Constant));
+        let open = Some((Ramp::constant(1000.0), Arrivals::Constant));
         let (tally, missed) = through_a_stall(open, 100).await;
         assert_eq!((tally.requests, missed), (10_000, 0));
         let slow = |percentile: f64| tally.latency.percentile(percentile).unwrap() / 1e6;

@@ -1,5 +1,5 @@
-//! `ringfetch load` and `load-merge`. Which items: `workload`, `choice`, `trace`. How they travel: `transport`. When:
-//! `pacer`. By whom: `driver`. What is measured: `recorder`, `histogram`, and on the other side `counters` and `cpu`.
+//! `ringfetch load` and `load-merge`. Which items: `workload`, `choice`. How they travel: `transport`. When:
+//! ringfetch-pace. By whom: `driver`. What is measured: `recorder`, `histogram`, and on the other side `counters` and `cpu`.
 //! Its results: `report`, `text`, `series`. Conditions on them: `require`, `knee`.
 //!
 //! Invariant: closed loop or open, a request that starts inside the window is measured and waited for.
@@ -9,7 +9,6 @@ macro_rules! add_fields {
     ($mine:ident += $other:ident: $($field:ident),+) => { $($mine.$field += $other.$field;)+ };
 }
 
-mod alarm;
 pub(crate) mod args;
 mod choice;
 mod counters;
@@ -17,15 +16,12 @@ mod cpu;
 mod driver;
 mod histogram;
 mod knee;
-mod pacer;
 mod recorder;
 mod report;
 mod require;
-mod schedule;
 mod scores;
 mod series;
 mod text;
-mod trace;
 mod transport;
 mod watch;
 mod workload;
@@ -33,11 +29,11 @@ mod workload;
 use crate::args::Global;
 use crate::daemon::client;
 use crate::outcome::Failure;
-use args::{Load, Merge, Ramp, TransportArg};
+use args::{Load, Merge, TransportArg};
 use driver::LoadThreads;
-use pacer::Pacer;
 use report::{Knee, Report};
 use require::{Figure, Requirement};
+use ringfetch_pace::{Pacer, Ramp};
 use std::io::IsTerminal as _;
 use std::path::Path;
 use std::sync::Arc;

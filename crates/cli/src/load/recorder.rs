@@ -2,9 +2,9 @@
 //! latency; an item that failed is no read.
 
 use super::histogram::Durations;
-use super::pacer::Permit;
 use super::transport::{Body, RequestError, Response};
 use super::workload::{Choice, Workload};
+use ringfetch_pace::Permit;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -1,15 +1,16 @@
 //! All numbers of a run, as they are written to JSON, read from it and merged. `text` prints them for people.
 
-use super::args::{ArrivalsArg, Load, Ramp};
+use super::args::Load;
 use super::counters::Counted;
 use super::cpu::Snapshot;
 use super::histogram::Durations;
-use super::pacer::{Pacer, per_second};
 use super::recorder::{Tally, add_errors};
 use super::require::Figure;
 use super::workload::Workload;
 use crate::outcome::Failure;
 use crate::quantity::{approximate, grouped};
+use ringfetch_pace::Arrivals;
+use ringfetch_pace::{Pacer, per_second};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -91,7 +92,7 @@ pub(crate) struct LatencyMicros {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct OpenLoop {
     /// constant or poisson.
-    pub(crate) arrivals_kind: ArrivalsArg,
+    pub(crate) arrivals_kind: Arrivals,
     /// Requests a second at the start and at the end of the window.
     pub(crate) rate_from: f64,
     pub(crate) rate_to: f64,
@@ -167,7 +168,7 @@ impl Report {
         threads: u32,
         workload: &Workload,
         pacer: &Pacer,
-        rates: Option<Ramp>,
+        rates: Option<ringfetch_pace::Ramp>,
         measured: Measured,
     ) -> Self {
         let Measured {

@@ -4,7 +4,6 @@
 use super::counters::{Counted, Page};
 use super::cpu::{Process, Snapshot};
 use super::driver::LoadThreads;
-use super::pacer::{Pacer, per_second};
 use super::recorder::Tally;
 use super::report::{BothSides, Measured};
 use super::series::Series;
@@ -12,6 +11,7 @@ use super::transport::RequestError;
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::{latency, rate};
+use ringfetch_pace::{Pacer, per_second};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};

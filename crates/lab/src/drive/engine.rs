@@ -1,14 +1,15 @@
 //! The engine, through the calls that the daemon makes: batches submitted on its cores.
 
-use crate::job::{Job, Lane, ReadAt, Shape};
+use crate::job::{Group, Job, Lane, ReadAt, Shape};
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile, PartialTail};
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_host::View;
+use ringfetch_pace::Gate;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -66,7 +67,13 @@ pub(crate) fn drive(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
 }
 
 async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
-    let batch = choice.batch.clamp(1, job.setup.depth.max(1));
+    // Arrivals come one by one, and a slot has a query.
+    let alone = job.is_open() || job.setup.group(&job.material) > 1;
+    let batch = if alone {
+        1
+    } else {
+        choice.batch.clamp(1, job.setup.depth.max(1))
+    };
     let slots = job.setup.depth.max(1).div_ceil(batch);
     let dataset = Arc::new(dataset(job)?);
     let engine = Engine::start(&configuration(job, choice)).map_err(|error| error.to_string())?;
@@ -78,19 +85,17 @@ async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     });
     engine.introduce(&source.dataset);
     let (done, mut ended) = mpsc::channel::<()>(1);
-    // A core's slots share a lane: they run on one thread.
-    let lanes: Vec<_> = (0..engine.core_count().max(1))
-        .map(|_| Arc::new(Mutex::new(job.lane())))
-        .collect();
     job.begin();
-    for (core, lane) in lanes.iter().enumerate().cycle().take(slots) {
+    let cores = engine.core_count().max(1);
+    let lanes: Vec<_> = (0..cores).map(|_| Arc::new(Core::of(job))).collect();
+    for (core, shared) in lanes.iter().enumerate().cycle().take(slots) {
         let (job, source, done) = (Arc::clone(job), Arc::clone(&source), done.clone());
-        let lane = Arc::clone(lane);
+        let shared = Arc::clone(shared);
         engine.spawn_on(core, move || async move {
-            if let Err(problem) = source.slot(&job, &lane).await {
+            if let Err(problem) = source.slot(&job, &shared, (core, cores)).await {
                 job.fail(problem);
             }
-            drop((lane, done));
+            drop((shared, done));
         });
     }
     drop((lanes, done));
@@ -111,6 +116,22 @@ async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     Ok(())
 }
 
+/// What the slots of a core share: they run on one thread.
+struct Core {
+    lane: Mutex<Lane>,
+    /// Of an open loop.
+    gate: OnceLock<Option<Arc<Gate>>>,
+}
+
+impl Core {
+    fn of(job: &Arc<Job>) -> Self {
+        Self {
+            lane: Mutex::new(job.lane()),
+            gate: OnceLock::new(),
+        }
+    }
+}
+
 struct Source {
     engine: Engine,
     dataset: Arc<Dataset>,
@@ -121,17 +142,18 @@ struct Source {
 
 impl Source {
     /// One batch in flight, again and again.
-    async fn slot(&self, job: &Arc<Job>, lane: &Mutex<Lane>) -> Result<(), String> {
-        let mut reads: Vec<ReadAt> = Vec::with_capacity(self.batch);
-        loop {
-            let started = Instant::now();
-            reads.clear();
-            reads.extend(std::iter::from_fn(|| job.next()).take(self.batch));
-            if reads.is_empty() {
-                return Ok(());
+    async fn slot(&self, job: &Arc<Job>, core: &Core, place: (usize, usize)) -> Result<(), String> {
+        let number = |count: usize| u32::try_from(count).unwrap_or(1);
+        let gate = core
+            .gate
+            .get_or_init(|| job.gate(number(place.0), number(place.1)));
+        let mut group = Group::default();
+        while let Some(started) = job.turn(gate.as_deref()).await {
+            if !job.group(self.batch, &mut group) {
+                break;
             }
-            let mut batch = Batch::new(Arc::clone(&self.dataset), reads.len());
-            for read in &reads {
+            let mut batch = Batch::new(Arc::clone(&self.dataset), group.reads.len());
+            for read in &group.reads {
                 self.push(job, &mut batch, read).await?;
             }
             let ticket = self.engine.submit(batch, SubmitOptions::default());
@@ -147,18 +169,20 @@ impl Source {
             let copy = (!job.setup.pooled).then(|| fetched.data.to_vec());
             let mut rest: &[u8] = copy.as_deref().unwrap_or(&fetched.data);
             // No code panics under this lock.
-            let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
-            for read in &reads {
+            let mut lane = core.lane.lock().unwrap_or_else(PoisonError::into_inner);
+            for read in &group.reads {
                 let (data, after) = rest.split_at(read.length.min(rest.len()));
-                lane.done(read, started, data);
+                lane.read_of(&group, read, started, data);
                 rest = after;
             }
+            lane.ranked(&group);
         }
+        Ok(())
     }
 
     async fn push(&self, job: &Arc<Job>, batch: &mut Batch, read: &ReadAt) -> Result<(), String> {
-        if let Shape::Blocks { block_bytes, .. } = job.setup.shape {
-            batch.push_block(read.offset / (block_bytes as u64).max(1));
+        if !matches!(job.setup.shape, Shape::Files { .. }) {
+            batch.push_range(read.offset, read.length as u64);
             return Ok(());
         }
         let object = match self.opened.get(&read.file) {
@@ -192,7 +216,9 @@ fn dataset(job: &Job) -> Result<Dataset, String> {
         DirectIo::Off
     };
     match job.setup.shape {
-        Shape::Blocks { block_bytes, .. } => blocks(&job.path(0).unwrap_or_default(), block_bytes, direct_io),
+        Shape::Blocks { .. } | Shape::Queries { .. } | Shape::Items { .. } => {
+            blocks(&job.path(0).unwrap_or_default(), job.read_bytes(), direct_io)
+        }
         Shape::Files { .. } => {
             let kind = KindSpec::Objects {
                 max_open_files: OBJECTS_OPEN_MAX,
@@ -223,13 +249,14 @@ fn opened_as(path: &Path, kind: KindSpec, direct_io: DirectIo) -> Result<Dataset
 }
 
 fn configuration(job: &Job, choice: Choice) -> EngineConfig {
+    let group = job.setup.group(&job.material);
     let depth = u32::try_from(job.setup.depth).unwrap_or(u32::MAX).clamp(1, 4096);
-    // A read that is not whole pages takes them, and up to as much again of scratch memory.
+    // A read that is not whole pages takes them, and scratch memory for those that it touches: one more.
     let bytes = job.read_bytes() as u64;
-    let read = bytes.next_multiple_of(4096) * if bytes.is_multiple_of(4096) { 1 } else { 2 };
+    let read = bytes.next_multiple_of(4096) * if bytes.is_multiple_of(4096) { 1 } else { 3 };
     // A batch may have a quarter; 12 reads of 16 MiB get 240 MiB.
-    let batches = read.saturating_mul(4 * choice.batch as u64);
-    let memory = batches.max(read.saturating_mul(job.setup.depth as u64) / 4 * 5);
+    let batches = read.saturating_mul(4 * group.max(choice.batch) as u64);
+    let memory = batches.max(read.saturating_mul((group * job.setup.depth) as u64) / 4 * 5);
     let memory = memory.next_multiple_of(1 << 20);
     let mut config = EngineConfig {
         backend: choice.backend,

@@ -1,5 +1,6 @@
-//! The loops that strategies share: threads that block, one thread with a queue, the engine.
+//! The loops that strategies share: threads that block, one thread with a queue, the engine, a daemon.
 
+pub(crate) mod daemon;
 pub(crate) mod engine;
 pub(crate) mod queue;
 pub(crate) mod threads;

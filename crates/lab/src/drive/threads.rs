@@ -1,6 +1,6 @@
 //! Threads that each make one read at a time.
 
-use crate::job::Job;
+use crate::job::{Group, Job};
 use ringfetch_baselines::Buffer;
 use std::fs::File;
 use std::io;
@@ -43,26 +43,29 @@ fn one(
     mut buffer: Buffer,
     read: &(impl Fn(&File, &mut [u8], u64) -> io::Result<usize> + Sync),
 ) -> io::Result<()> {
-    let mut lane = job.lane();
-    while let Some(at) = job.next() {
-        let started = Instant::now();
-        let file = job.file(at.file)?;
-        if !job.setup.pooled {
-            buffer = Buffer::zeroed(at.length)?;
-        }
-        let Some(place) = buffer.get_mut(..at.length) else {
-            return Err(io::ErrorKind::InvalidInput.into());
-        };
-        let mut filled = 0;
-        while let Some(rest) = place.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match read(&file, rest, at.offset + filled as u64) {
-                Ok(0) => break,
-                Ok(bytes) => filled += bytes,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+    let (mut lane, mut group) = (job.lane(), Group::default());
+    while job.group(1, &mut group) {
+        for at in &group.reads {
+            let started = Instant::now();
+            let file = job.file(at.file)?;
+            if !job.setup.pooled {
+                buffer = Buffer::zeroed(at.length)?;
             }
+            let Some(place) = buffer.get_mut(..at.length) else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
+            let mut filled = 0;
+            while let Some(rest) = place.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+                match read(&file, rest, at.offset + filled as u64) {
+                    Ok(0) => break,
+                    Ok(bytes) => filled += bytes,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            lane.read_of(&group, at, started, place.get(..filled).unwrap_or_default());
         }
-        lane.done(&at, started, place.get(..filled).unwrap_or_default());
+        lane.ranked(&group);
     }
     Ok(())
 }

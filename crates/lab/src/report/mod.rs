@@ -36,6 +36,15 @@ fn micros(value: f64) -> String {
     latency(value * 1e3)
 }
 
+/// Of one core.
+pub(crate) fn cpu_percent(sample: &Sample) -> f64 {
+    sample.cpu_us_per_read * reads_per_second(sample) / 1e4
+}
+
+fn percent(value: f64) -> String {
+    format!("{:.2} %", value * 100.0)
+}
+
 fn two(value: f64) -> String {
     format!("{value:.2}")
 }
@@ -54,11 +63,13 @@ const fn measure(name: &'static str, title: &'static str, of: Of, show: Show) ->
 
 const MIB: f64 = 1_048_576.0;
 const DEPTH: Show = |value| format!("{value:.1}");
+const TIMES: Show = |value| format!("{value:.0}x");
+const WHOLE: Show = |value| format!("{value:.0}");
 const TIME: Show = |value| latency(value * 1e9);
 const NONE: f64 = f64::NAN;
 
 /// Everything that is summarised of a row. What a sample has not is no number, and is left out.
-pub(crate) const MEASURES: [Measure; 13] = [
+pub(crate) const MEASURES: [Measure; 18] = [
     measure("reads_per_second", "reads/s", reads_per_second, rate),
     measure("mib_per_second", "MiB/s", |s| bytes_per_second(s) / MIB, rate),
     measure("step_seconds", "time", |s| s.seconds, TIME),
@@ -70,6 +81,26 @@ pub(crate) const MEASURES: [Measure; 13] = [
     measure("max_us", "max", |s| s.max_us, micros),
     measure("depth_achieved", "in flight", |s| s.depth_achieved, DEPTH),
     measure("cpu_us_per_read", "CPU us/read", |s| s.cpu_us_per_read, two),
+    measure("cpu_percent", "CPU %", cpu_percent, WHOLE),
+    measure("multiple", "N", |s| s.multiple.unwrap_or(NONE), TIMES),
+    measure(
+        "over_1ms",
+        "> 1 ms",
+        |s| s.over.map_or(NONE, |over| over[0]),
+        percent,
+    ),
+    measure(
+        "over_8ms",
+        "> 8 ms",
+        |s| s.over.map_or(NONE, |over| over[3]),
+        percent,
+    ),
+    measure(
+        "over_64ms",
+        "> 64 ms",
+        |s| s.over.map_or(NONE, |over| over[6]),
+        percent,
+    ),
     measure(
         "device_share",
         "from device",
@@ -175,6 +206,17 @@ impl Claim {
                 ("refuted", format!("the reverse holds here: {times}"))
             }
             Some((_, times)) => ("undecided", format!("no difference beyond the spread: {times}")),
+        };
+        Self::of(claim, told)
+    }
+
+    /// That something is at least so many times something else: of their ratio.
+    pub(crate) fn at_least(claim: String, least: f64, ratio: Option<Summary>) -> Self {
+        let told = match ratio.map(|ratio| (ratio, ratio.times())) {
+            None => Self::untested(),
+            Some((ratio, times)) if ratio.low >= least => ("confirmed", times),
+            Some((ratio, times)) if ratio.high < least => ("refuted", times),
+            Some((_, times)) => ("undecided", times),
         };
         Self::of(claim, told)
     }
@@ -452,6 +494,7 @@ pub(crate) mod tests {
                 warm_option: "",
             },
             columns: &["reads_per_second", "p99_us"],
+            measure: crate::study::Measure::Once,
             judge: |report, rows| {
                 let lines = series(rows, &[], "strategy", "depth", reads_per_second);
                 let (name, title) = ("plot".to_owned(), "a <plot>".to_owned());

@@ -3,6 +3,7 @@
 //! Those of the engine are the engine itself; the others are the baselines that it is compared with.
 
 mod aio;
+mod daemon;
 mod engine_auto;
 mod engine_mmap;
 mod engine_mmap_plain;
@@ -36,7 +37,7 @@ pub(crate) struct Strategy {
 }
 
 /// All of them, in the order of tables.
-pub(crate) static ALL: [&Strategy; 13] = [
+pub(crate) static ALL: [&Strategy; 14] = [
     &pread::STRATEGY,
     &threaded_pread::STRATEGY,
     &preadv2_hipri::STRATEGY,
@@ -50,6 +51,7 @@ pub(crate) static ALL: [&Strategy; 13] = [
     &engine_mmap::STRATEGY,
     &engine_mmap_plain::STRATEGY,
     &engine_pread::STRATEGY,
+    &daemon::STRATEGY,
 ];
 
 /// The strategy of this name.

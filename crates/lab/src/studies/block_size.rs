@@ -8,7 +8,7 @@ use crate::job::{Amount, Heat, Sample, Setup, Shape};
 use crate::material::Material;
 use crate::quantity::{exact_size, latency};
 use crate::report::{Beside, Claim, Plot, Report, series};
-use crate::study::{Cell, Needs, Rows, Study, bytes_per_second};
+use crate::study::{Cell, Measure, Needs, Rows, Study, bytes_per_second};
 use std::sync::Arc;
 
 const NAMES: [&str; 8] = [
@@ -71,6 +71,7 @@ pub(crate) fn plan(args: &BlockSize, material: Material) -> Result<Study, LabErr
             "max_us",
             "mib_per_second",
         ],
+        measure: Measure::Once,
         judge,
     };
     for bytes in small {

@@ -395,6 +395,7 @@ fn plan(args: &Calibrate, material: Arc<Material>, subject: &Subject, reason: St
             "depth_achieved",
             "cpu_us_per_read",
         ],
+        measure: crate::study::Measure::Once,
         judge: |_, _| {},
     }
 }

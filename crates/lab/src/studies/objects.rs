@@ -12,7 +12,7 @@ use crate::material::Material;
 use crate::quantity::{exact_size, size};
 use crate::report::{Beside, Claim, Plot, Report, series};
 use crate::stats::Summary;
-use crate::study::{Cell, Needs, Rows, Study};
+use crate::study::{Cell, Measure, Needs, Rows, Study};
 use std::sync::Arc;
 
 const NAMES: [&str; 3] = ["threaded-pread", "ring", "uring"];
@@ -75,6 +75,7 @@ pub(crate) fn plan(args: &Objects, materials: Vec<Material>) -> Result<Study, La
             "depth_achieved",
             "cpu_us_per_read",
         ],
+        measure: Measure::Once,
         judge,
     };
     let strategies = chosen(&NAMES, &args.common.only)?;

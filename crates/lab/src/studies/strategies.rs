@@ -11,7 +11,7 @@ use crate::job::{Amount, Heat, Setup, Shape};
 use crate::material::Material;
 use crate::quantity::size;
 use crate::report::{Beside, Claim, Plot, Report, series};
-use crate::study::{Cell, Needs, Rows, Study, reads_per_second};
+use crate::study::{Cell, Measure, Needs, Rows, Study, reads_per_second};
 use std::sync::Arc;
 
 const NAMES: [&str; 13] = [
@@ -78,6 +78,7 @@ pub(crate) fn plan(args: &Strategies, material: Material) -> Result<Study, LabEr
             "depth_achieved",
             "cpu_us_per_read",
         ],
+        measure: Measure::Once,
         judge,
     };
     let strategies = chosen(&NAMES, &args.common.only)?;

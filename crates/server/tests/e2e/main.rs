@@ -29,6 +29,7 @@ mod drains;
 mod flip;
 mod garbage;
 mod handbook;
+mod lab;
 mod listing;
 mod long_objects;
 mod misconfigured;

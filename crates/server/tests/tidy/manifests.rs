@@ -3,7 +3,7 @@
 use super::tree::{Source, hold};
 
 /// Our crates, and the crates of ours that each may stand on.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("ringfetch-proto", &[]),
     ("ringfetch-command", &[]),
     ("ringfetch-host", &[]),
@@ -22,15 +22,19 @@ const ARROWS: [(&str, &[&str]); 13] = [
         ],
     ),
     ("ringfetch-client", &["ringfetch-proto"]),
+    ("ringfetch-pace", &[]),
     ("ringfetch-baselines", &[]),
     (
         "ringfetch-lab",
         &[
             "ringfetch-baselines",
+            "ringfetch-client",
             "ringfetch-command",
             "ringfetch-engine",
             "ringfetch-host",
+            "ringfetch-pace",
             "ringfetch-pattern",
+            "ringfetch-score",
         ],
     ),
     (
@@ -41,6 +45,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "ringfetch-engine",
             "ringfetch-host",
             "ringfetch-lab",
+            "ringfetch-pace",
             "ringfetch-pattern",
             "ringfetch-score",
         ],
@@ -117,7 +122,7 @@ fn arrows_between_our_crates_point_one_way() {
     let manifest = |body: &str| Source::new("crates/x/Cargo.toml", body);
     hold(
         "A crate may stand only on those below it (engine -> host; pattern -> engine; server -> engine, proto; client -> proto; \
-         cli -> client, engine, lab; lab -> engine, pattern, baselines), \
+         cli -> client, engine, lab, pace; lab -> client, engine, pace, pattern, baselines), \
          so that the engine can be read, tested and replaced without the network, and a client carries no server.",
         rule,
         &[

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 /// One waiter at a time.
 #[derive(Debug)]
-pub(crate) enum Alarm {
+pub enum Alarm {
     /// timerfd_create(2): an hrtimer, without the slack of poll's timeouts.
     Precise(AsyncFd<OwnedFd>),
     /// Tokio's timer: milliseconds, and what a test's paused clock moves.
@@ -25,7 +25,7 @@ impl Alarm {
         deprecated,
         reason = "its successor is unsafe, for types whose descriptor may change; an OwnedFd's does not"
     )]
-    pub(crate) fn new() -> Self {
+    pub fn precise() -> Self {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         timerfd_create(TimerfdClockId::Monotonic, flags)
             .ok()
@@ -34,7 +34,7 @@ impl Alarm {
     }
 
     /// Returns at about `instant`, possibly earlier: the caller looks at the clock and comes again.
-    pub(crate) async fn wait(&self, instant: Instant) {
+    pub async fn wait(&self, instant: Instant) {
         let Self::Precise(timer) = self else {
             return tokio::time::sleep_until(instant).await;
         };
@@ -66,7 +66,7 @@ mod tests {
     #[tokio::test]
     async fn an_alarm_goes_off_and_goes_off_again() {
         // Twenty alarms in a row, 300 us apart, and one in the past.
-        let alarm = Alarm::new();
+        let alarm = Alarm::precise();
         assert!(matches!(alarm, Alarm::Precise(_)));
         let begin = Instant::now();
         for step in 1..=20 {

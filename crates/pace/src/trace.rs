@@ -6,18 +6,18 @@ const ENTRIES_MAX: usize = 1 << 24;
 
 /// What the numbers in a trace mean, and how far they may go.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TraceShape {
+pub struct TraceShape {
     /// A single number is the index of one of so many items, unless `range_bytes` is set.
-    pub(crate) items: u64,
+    pub items: u64,
     /// Single numbers are byte offsets of ranges of this length.
-    pub(crate) range_bytes: Option<u64>,
+    pub range_bytes: Option<u64>,
     /// Bytes that `OFFSET LENGTH` may reach; `None` where there is no common address space.
-    pub(crate) length_bytes: Option<u64>,
+    pub length_bytes: Option<u64>,
 }
 
 /// What a trace lists.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum TraceEntries {
+pub enum TraceEntries {
     /// Indices of items.
     Items(Vec<u64>),
     /// Offset and length of each range.
@@ -28,7 +28,7 @@ pub(crate) enum TraceEntries {
 ///
 /// # Errors
 /// What is wrong, with the number of its line.
-pub(crate) fn parse(text: &str, meaning: TraceShape) -> Result<TraceEntries, String> {
+pub fn parse(text: &str, meaning: TraceShape) -> Result<TraceEntries, String> {
     let (mut items, mut ranges) = (Vec::new(), Vec::new());
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();

@@ -5,10 +5,9 @@
 //! stall is seen by every request that it would have kept waiting (no coordinated omission). Invariant: every arrival
 //! of the measured window is either sent or counted as missed.
 
-use super::alarm::Alarm;
-use super::args::{ArrivalsArg, Ramp};
-use super::schedule::{Profile, Schedule, Spacing};
-use crate::quantity::approximate;
+use crate::alarm::Alarm;
+use crate::approximate;
+use crate::schedule::{Arrivals, Profile, Ramp, Schedule, Spacing};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -25,12 +24,12 @@ const STOP_CHECK: Duration = Duration::from_millis(100);
 /// Arrivals closer than this are sent together: a system call for the timer and one for the socket for each call cost
 /// as much CPU as all the rest of it, on a machine that the server may share (ADR 0012). A request waits at most so
 /// long for those after it, its latency counts from its own arrival, and the report has the lateness.
-/// [`Arrivals::take`] decides.
+/// [`Queue::take`] decides.
 const TOGETHER: Duration = Duration::from_micros(100);
 
 /// The clock of one measurement, shared by all slots of all threads.
 #[derive(Debug)]
-pub(crate) struct Pacer {
+pub struct Pacer {
     begin: Instant,
     measure_from: Instant,
     until: Option<Instant>,
@@ -39,29 +38,29 @@ pub(crate) struct Pacer {
     /// When the run was ended from outside.
     stopped: OnceLock<Instant>,
     /// Of an open loop.
-    open: Option<(Profile, ArrivalsArg)>,
+    open: Option<(Profile, Arrivals)>,
     /// Arrivals of the window that were never sent.
     missed: AtomicU64,
 }
 
 /// Leave to send one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Permit {
+pub struct Permit {
     /// From when its latency counts: now, or its arrival in an open loop.
-    pub(crate) start: Instant,
+    pub start: Instant,
     /// Whether it is inside the measured window.
-    pub(crate) measured: bool,
+    pub measured: bool,
     /// Whether it arrived when all slots were busy.
-    pub(crate) late: bool,
+    pub late: bool,
 }
 
 impl Pacer {
     /// Warms up from `begin` on, then measures for a time or for a number of requests. `open`: how requests arrive.
-    pub(crate) fn new(
+    pub fn new(
         begin: Instant,
         warmup: Duration,
         window: Result<Duration, u64>,
-        open: Option<(Ramp, ArrivalsArg)>,
+        open: Option<(Ramp, Arrivals)>,
     ) -> Self {
         let measure_from = begin + warmup;
         let window_s = window.ok().map(|window| window.as_secs_f64());
@@ -78,26 +77,27 @@ impl Pacer {
     }
 
     /// Ends the run now; what is in flight is waited for.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         let _ = self.stopped.set(Instant::now());
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
+    /// Whether it was.
+    pub fn is_stopped(&self) -> bool {
         self.stopped.get().is_some()
     }
 
     /// When the warm-up begins.
-    pub(crate) fn begin(&self) -> Instant {
+    pub fn begin(&self) -> Instant {
         self.begin
     }
 
     /// When the measured window begins.
-    pub(crate) fn measure_from(&self) -> Instant {
+    pub fn measure_from(&self) -> Instant {
         self.measure_from
     }
 
     /// When it ended, or would have: at its end, or when it was stopped. None yet for a number of requests.
-    pub(crate) fn end(&self) -> Option<Instant> {
+    pub fn end(&self) -> Option<Instant> {
         [self.until, self.stopped.get().copied()]
             .into_iter()
             .flatten()
@@ -105,7 +105,7 @@ impl Pacer {
     }
 
     /// How long has been measured so far.
-    pub(crate) fn measured(&self) -> Duration {
+    pub fn measured(&self) -> Duration {
         let now = Instant::now();
         self.end()
             .map_or(now, |end| end.min(now))
@@ -113,12 +113,12 @@ impl Pacer {
     }
 
     /// Whether requests arrive by a schedule.
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
     /// Requests a second that arrive now, in an open loop that has not ended.
-    pub(crate) fn rate_now(&self) -> Option<f64> {
+    pub fn rate_now(&self) -> Option<f64> {
         let (profile, _) = self.open.as_ref()?;
         let now = Instant::now();
         let over = self.end().is_some_and(|end| now >= end + GRACE);
@@ -126,12 +126,12 @@ impl Pacer {
     }
 
     /// Arrivals of the window that were never sent.
-    pub(crate) fn missed(&self) -> u64 {
+    pub fn missed(&self) -> u64 {
         self.missed.load(Ordering::Relaxed)
     }
 
     /// What a slot waits after an error: the server's hint, if it gave one, but not past the end.
-    pub(crate) async fn pause(&self, hint: Option<Duration>) {
+    pub async fn pause(&self, hint: Option<Duration>) {
         if self.open.is_some() {
             return;
         }
@@ -159,15 +159,15 @@ impl Pacer {
 
 /// One thread's way to its turns.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub struct Gate {
     pacer: Arc<Pacer>,
     /// Of an open loop. The slot that holds the lock waits for the next arrival, the others for the lock; it is fair,
     /// so the slot that has been free longest comes first.
-    arrivals: Option<Mutex<Arrivals>>,
+    arrivals: Option<Mutex<Queue>>,
 }
 
 #[derive(Debug)]
-struct Arrivals {
+struct Queue {
     schedule: Schedule,
     alarm: Alarm,
     /// When the first request of the last group was sent.
@@ -185,7 +185,7 @@ enum Next {
     Over,
 }
 
-impl Arrivals {
+impl Queue {
     /// Takes the next arrival if it is to be sent at `now`. What had arrived when the last group began belongs to that
     /// group; a new group begins when something has arrived, and no sooner than [`TOGETHER`] after the last one. Looks
     /// at no clock: it may be asked at any time and any number of times.
@@ -212,17 +212,17 @@ impl Arrivals {
 
 impl Gate {
     /// The gate of thread `thread` of `threads`, each of which gets an even share of the arrivals.
-    pub(crate) fn new(pacer: Arc<Pacer>, thread: u32, threads: u32, seed: u64, alarm: Alarm) -> Self {
+    pub fn new(pacer: Arc<Pacer>, thread: u32, threads: u32, seed: u64, alarm: Alarm) -> Self {
         let arrivals = pacer.open.map(|(profile, arrivals)| {
             let spacing = match arrivals {
-                ArrivalsArg::Constant => Spacing::Constant { next: thread.into() },
-                ArrivalsArg::Poisson => Spacing::Poisson {
+                Arrivals::Constant => Spacing::Constant { next: thread.into() },
+                Arrivals::Poisson => Spacing::Poisson {
                     sum: 0.0,
                     random: fastrand::Rng::with_seed(seed),
                 },
             };
             let schedule = Schedule::new(pacer.begin, profile, spacing, threads.into());
-            Mutex::new(Arrivals {
+            Mutex::new(Queue {
                 schedule,
                 alarm,
                 group: pacer.begin,
@@ -232,7 +232,7 @@ impl Gate {
     }
 
     /// The next request of a slot that has been free since `free_since`; `None`: the run is over.
-    pub(crate) async fn next(&self, free_since: Instant) -> Option<Permit> {
+    pub async fn next(&self, free_since: Instant) -> Option<Permit> {
         let pacer = &*self.pacer;
         let Some(arrivals) = &self.arrivals else {
             let now = Instant::now();
@@ -270,7 +270,7 @@ impl Gate {
 }
 
 /// A number of arrivals as a rate over some time.
-pub(crate) fn per_second(count: u64, time: Duration) -> f64 {
+pub fn per_second(count: u64, time: Duration) -> f64 {
     if time.is_zero() {
         0.0
     } else {
@@ -316,7 +316,7 @@ mod tests {
     async fn a_count_is_of_measured_requests() {
         // Scenario: two requests to be measured; three turns in the warm-up, then three after it; closed and open.
         // Expected: the first three are free, then two are measured, then it is over.
-        for open in [None, Some((Ramp::constant(3.0), ArrivalsArg::Constant))] {
+        for open in [None, Some((Ramp::constant(3.0), Arrivals::Constant))] {
             let begin = Instant::now();
             let gate = gate(Pacer::new(begin, ms(1000), Err(2), open));
             let mut measured = Vec::new();
@@ -336,11 +336,11 @@ mod tests {
     }
 
     /// Arrivals at a constant rate from `begin` on.
-    fn constant(begin: Instant, rate: f64) -> Arrivals {
+    fn constant(begin: Instant, rate: f64) -> Queue {
         let profile = Profile::new(0.0, Ramp::constant(rate), None);
         let schedule = Schedule::new(begin, profile, Spacing::Constant { next: 0.0 }, 1.0);
         let (alarm, group) = (Alarm::Coarse, begin);
-        Arrivals {
+        Queue {
             schedule,
             alarm,
             group,
@@ -349,7 +349,7 @@ mod tests {
 
     /// What is sent when asked at these microseconds, as often as there is something to send: arrivals by the time of
     /// their sending, and until when to wait after each.
-    fn groups(arrivals: &mut Arrivals, asked: impl IntoIterator<Item = u64>) -> Vec<(u64, Vec<u128>, u128)> {
+    fn groups(arrivals: &mut Queue, asked: impl IntoIterator<Item = u64>) -> Vec<(u64, Vec<u128>, u128)> {
         let begin = arrivals.schedule.begin;
         let after = |instant: Instant| (instant - begin).as_micros();
         let mut groups = Vec::new();
@@ -431,7 +431,7 @@ mod tests {
         // Expected: arrivals at 0 and 100 in time; 200, 300 and 400 late, each with its own start; 500 in time; the
         // four after that, which were never sent, are missed.
         let begin = Instant::now();
-        let open = Some((Ramp::constant(10.0), ArrivalsArg::Constant));
+        let open = Some((Ramp::constant(10.0), Arrivals::Constant));
         let gate = gate(Pacer::new(begin, ms(0), Ok(ms(1000)), open));
         let (mut free, mut turns) = (begin, Vec::new());
         for permit in 0..6 {

@@ -1,19 +1,55 @@
 //! When the requests of an open loop arrive: evenly or by chance, at a constant rate or along a ramp.
 
-use super::args::Ramp;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tokio::time::Instant;
+
+/// Requests a second at the start and at the end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ramp {
+    /// At the start.
+    pub from: f64,
+    /// At the end.
+    pub to: f64,
+}
+
+impl Ramp {
+    /// One rate from the start to the end.
+    pub fn constant(rate: f64) -> Self {
+        Self { from: rate, to: rate }
+    }
+}
+
+/// How requests arrive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arrivals {
+    /// Evenly.
+    Constant,
+    /// Independently of one another, as many callers' are.
+    Poisson,
+}
+
+impl std::fmt::Display for Arrivals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Constant => "constant",
+            Self::Poisson => "Poisson",
+        })
+    }
+}
 
 /// How many requests arrive until when: a constant rate while warming up, then a straight line from one rate to
 /// another.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Profile {
-    pub(super) warmup_s: f64,
+pub(crate) struct Profile {
+    pub(crate) warmup_s: f64,
     /// Requests a second.
-    pub(super) from: f64,
-    pub(super) to: f64,
+    pub(crate) from: f64,
+    pub(crate) to: f64,
     /// `None`: for ever, and then both rates are the same.
-    pub(super) window_s: Option<f64>,
+    pub(crate) window_s: Option<f64>,
 }
 
 impl Profile {
@@ -32,7 +68,7 @@ impl Profile {
     }
 
     /// Requests a second that arrive so long after the beginning.
-    pub(super) fn rate_at(&self, seconds: f64) -> f64 {
+    pub(crate) fn rate_at(&self, seconds: f64) -> f64 {
         let into = (seconds - self.warmup_s).clamp(0.0, self.window_s.unwrap_or(f64::MAX));
         self.from + self.acceleration() * into
     }
@@ -60,8 +96,8 @@ impl Profile {
 
 /// When one thread's requests arrive.
 #[derive(Debug)]
-pub(super) struct Schedule {
-    pub(super) begin: Instant,
+pub(crate) struct Schedule {
+    pub(crate) begin: Instant,
     profile: Profile,
     spacing: Spacing,
     threads: f64,
@@ -70,7 +106,7 @@ pub(super) struct Schedule {
 }
 
 #[derive(Debug)]
-pub(super) enum Spacing {
+pub(crate) enum Spacing {
     /// Arrival `next` of all threads' is this thread's next one.
     Constant { next: f64 },
     /// A Poisson process at rate 1, stretched to the profile (time rescaling: Brown et al., Neural Computation 14,
@@ -79,7 +115,7 @@ pub(super) enum Spacing {
 }
 
 impl Schedule {
-    pub(super) fn new(begin: Instant, profile: Profile, spacing: Spacing, threads: f64) -> Self {
+    pub(crate) fn new(begin: Instant, profile: Profile, spacing: Spacing, threads: f64) -> Self {
         let due = None;
         let mut schedule = Self {
             begin,
@@ -93,17 +129,17 @@ impl Schedule {
     }
 
     /// The next arrival; `None`: there are no more.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
     /// There are no more.
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.due = None;
     }
 
     /// Takes the next arrival off.
-    pub(super) fn advance(&mut self) {
+    pub(crate) fn advance(&mut self) {
         let arrivals = match &mut self.spacing {
             Spacing::Constant { next } => {
                 let arrivals = *next;
@@ -123,7 +159,7 @@ impl Schedule {
     }
 
     /// Counts what is left between two instants, and forgets it.
-    pub(super) fn give_up(&mut self, from: Instant, end: Option<Instant>) -> u64 {
+    pub(crate) fn give_up(&mut self, from: Instant, end: Option<Instant>) -> u64 {
         let mut missed = 0;
         while let Some(due) = self.due.take().filter(|due| end.is_some_and(|end| *due < end)) {
             missed += u64::from(due >= from);
@@ -135,19 +171,19 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::ArrivalsArg;
+
     use super::*;
-    use crate::quantity::approximate;
+    use crate::approximate;
 
     fn profile(warmup_s: f64, from: f64, to: f64, window_s: Option<f64>) -> Profile {
         Profile::new(warmup_s, Ramp { from, to }, window_s)
     }
 
-    fn arrivals(profile: Profile, arrivals: ArrivalsArg, thread: u32, threads: u32) -> Vec<f64> {
+    fn arrivals(profile: Profile, arrivals: Arrivals, thread: u32, threads: u32) -> Vec<f64> {
         let begin = Instant::now();
         let spacing = match arrivals {
-            ArrivalsArg::Constant => Spacing::Constant { next: thread.into() },
-            ArrivalsArg::Poisson => Spacing::Poisson {
+            Arrivals::Constant => Spacing::Constant { next: thread.into() },
+            Arrivals::Poisson => Spacing::Poisson {
                 sum: 0.0,
                 random: fastrand::Rng::with_seed(11 + u64::from(thread)),
             },
@@ -167,7 +203,7 @@ mod tests {
         // Expected: 3000 arrivals, exactly 1 ms apart when they are put together.
         let profile = profile(1.0, 1000.0, 1000.0, Some(2.0));
         let mut all: Vec<f64> = (0..3)
-            .flat_map(|thread| arrivals(profile, ArrivalsArg::Constant, thread, 3))
+            .flat_map(|thread| arrivals(profile, Arrivals::Constant, thread, 3))
             .collect();
         all.sort_by(f64::total_cmp);
         assert_eq!(all.len(), 3000);
@@ -184,7 +220,7 @@ mod tests {
         // counts whose variance is their mean, 100, +- 15 %.
         let profile = profile(0.0, 1000.0, 1000.0, Some(100.0));
         let mut all: Vec<f64> = (0..2)
-            .flat_map(|thread| arrivals(profile, ArrivalsArg::Poisson, thread, 2))
+            .flat_map(|thread| arrivals(profile, Arrivals::Poisson, thread, 2))
             .collect();
         all.sort_by(f64::total_cmp);
         let count = |length: usize| approximate(u64::try_from(length).unwrap());
@@ -216,13 +252,13 @@ mod tests {
         // Expected: 5000 each (from 0 on, the falling one 5000 but for the last, which never comes), and 100 + 800;
         // half the rate's area after sqrt(1/2) of the rising time; the rate on the way.
         let rising = profile(0.0, 0.0, 1000.0, Some(10.0));
-        let up = arrivals(rising, ArrivalsArg::Constant, 0, 1);
+        let up = arrivals(rising, Arrivals::Constant, 0, 1);
         assert_eq!(up.len(), 5000);
         assert!((up[2500] - 10.0 * 0.5f64.sqrt()).abs() < 1e-6);
         let falling = profile(0.0, 1000.0, 0.0, Some(10.0));
-        assert_eq!(arrivals(falling, ArrivalsArg::Constant, 0, 1).len(), 5000);
+        assert_eq!(arrivals(falling, Arrivals::Constant, 0, 1).len(), 5000);
         let third = profile(1.0, 100.0, 300.0, Some(4.0));
-        assert_eq!(arrivals(third, ArrivalsArg::Constant, 0, 1).len(), 900);
+        assert_eq!(arrivals(third, Arrivals::Constant, 0, 1).len(), 900);
         let rates = [0.5, 1.0, 3.0, 9.0].map(|seconds| third.rate_at(seconds));
         assert_eq!(rates, [100.0, 100.0, 200.0, 300.0]);
     }

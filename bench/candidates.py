@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Makes the candidates of the study `ringfetch lab rescore`: for each query the nearest vectors of a quantised copy (int8), by
+faiss, and the scores that the best of them have with the vectors themselves. Needs numpy and faiss-cpu.
+
+    python3 bench/candidates.py DIR/ringfetch-lab-data/vectors-5000000x768.f32
+
+The result lies beside the vectors, under the same name with the ending `.candidates` (crates/lab/src/questions.rs).
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+
+CHUNK = 1 << 15
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("vectors", help="the file that `ringfetch lab rescore` has made")
+    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--limit", type=int, default=100, help="results of a query")
+    parser.add_argument("--oversampling", default="1,4", help="candidates for each result")
+    parser.add_argument("--seed", type=int, default=7, help="of the queries")
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
+    name = re.fullmatch(r"vectors-(\d+)x(\d+)\.f32", os.path.basename(args.vectors))
+    if not name:
+        sys.exit("candidates: the file's name is not vectors-COUNTxDIM.f32")
+    import faiss
+    import numpy as np
+
+    count, dim = (int(number) for number in name.groups())
+    over = [int(word) for word in args.oversampling.split(",")]
+    candidates = args.limit * max(over)
+    vectors = np.memmap(args.vectors, dtype="<f4", mode="r", shape=(count, dim))
+    if candidates > count:
+        sys.exit(f"candidates: {candidates} for each query are more than {count} vectors")
+    # Near a vector, but none of them.
+    random = np.random.default_rng(args.seed)
+    near = vectors[np.sort(random.choice(count, args.queries, replace=False))].astype("<f4")
+    queries = near + random.normal(0, 0.3 / dim**0.5, near.shape).astype("<f4")
+    queries = np.ascontiguousarray(queries / np.linalg.norm(queries, axis=1, keepdims=True), dtype="<f4")
+
+    index = faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
+    index.train(np.ascontiguousarray(vectors[:: max(1, count // CHUNK)]))
+    for begin in range(0, count, CHUNK):
+        index.add(np.ascontiguousarray(vectors[begin : begin + CHUNK]))
+        print(f"\rquantised {index.ntotal} of {count}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    _, ids = index.search(queries, candidates)
+
+    head = {
+        "format": "ringfetch-lab-candidates/1",
+        "dim": dim,
+        "count": count,
+        "queries": args.queries,
+        "limit": args.limit,
+        "oversampling": over,
+        "made_by": f"faiss {faiss.__version__}, int8 scalar quantiser, inner product, query seed {args.seed}",
+    }
+    path = os.path.splitext(args.vectors)[0] + ".candidates"
+    with open(path + ".part", "wb") as out:
+        out.write(json.dumps(head).encode() + b"\n")
+        for query, near in zip(queries, ids):
+            scores = vectors[near].astype("f8") @ query.astype("f8")
+            out.write(query.tobytes() + near.astype("<u4").tobytes())
+            for each in over:
+                best = np.sort(scores[: args.limit * each])[::-1][: args.limit]
+                out.write(best.astype("<f4").tobytes())
+        out.flush()
+        os.fsync(out.fileno())
+    os.rename(path + ".part", path)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+//! A daemon, through the client: as many calls in flight as the depth, from a few threads with connections of their own.
+
+use crate::job::{Group, Job};
+use crate::served::Served;
+use ringfetch_client::Client;
+use ringfetch_pace::Gate;
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+const THREADS_MAX: usize = 4;
+/// A call that takes longer has failed.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Asks with `depth` requests in flight.
+pub(crate) fn drive(job: &Arc<Job>) -> Result<(), String> {
+    let served = job.material.served.clone().ok_or("no daemon was named")?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let depth = job.setup.depth.max(1);
+    let threads = (cpus / 2).clamp(1, THREADS_MAX).min(depth);
+    let ready = Barrier::new(threads);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (served, ready) = (&served, &ready);
+            let share = depth / threads + usize::from(thread < depth % threads);
+            scope.spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                let client = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
+                    let client = runtime.block_on(served.connect(TIMEOUT));
+                    client
+                        .map(|client| (runtime, client))
+                        .map_err(|error| error.to_string())
+                });
+                // Everybody comes here, also who cannot go on.
+                ready.wait();
+                match client {
+                    Ok((runtime, client)) => {
+                        job.begin();
+                        runtime.block_on(slots(job, served, &client, share, (thread, threads)));
+                    }
+                    Err(problem) => job.fail(problem),
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+async fn slots(
+    job: &Arc<Job>,
+    served: &Arc<Served>,
+    client: &Client,
+    slots: usize,
+    (thread, threads): (usize, usize),
+) {
+    let number = |count: usize| u32::try_from(count).unwrap_or(1);
+    let gate = job.gate(number(thread), number(threads));
+    let mut all = JoinSet::new();
+    for _ in 0..slots {
+        let (job, served, client, gate) = (Arc::clone(job), Arc::clone(served), client.clone(), gate.clone());
+        all.spawn(async move {
+            if let Err(problem) = slot(&job, &served, &client, gate.as_deref()).await {
+                job.fail(problem);
+            }
+        });
+    }
+    while all.join_next().await.is_some() {}
+}
+
+async fn slot(job: &Arc<Job>, served: &Served, client: &Client, gate: Option<&Gate>) -> Result<(), String> {
+    let (mut lane, mut group) = (job.lane(), Group::default());
+    let most = job.setup.group(&job.material);
+    while let Some(started) = job.turn(gate).await {
+        if !job.group(most, &mut group) {
+            break;
+        }
+        let failed = |error: ringfetch_client::Error| format!("--server: {error}");
+        if let (Some(query), Some(questions)) = (group.query, &job.material.questions) {
+            let request = served.scores(questions.query(query), &group.reads, questions.limit());
+            let scores = client.score_vectors(request).await.map_err(failed)?;
+            let ranking = scores.results.first().ok_or("no scores")?;
+            if let Some(error) = ranking.errors.first() {
+                return Err(error.to_string());
+            }
+            for read in &group.reads {
+                lane.counted(read.length, started);
+            }
+            let mut scores = ranking.best.iter().map(|(_, score)| *score).collect();
+            lane.ranking(query, &mut scores);
+            continue;
+        }
+        let answer = client.fetch(served.request(&group.reads)).await.map_err(failed)?;
+        for (read, item) in group.reads.iter().zip(answer.items().iter()) {
+            let data = item.map_err(|error| format!("--server: {error}"))?;
+            if read.length == 0 {
+                lane.counted(data.len(), started);
+            } else {
+                lane.done(read, started, &data);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,270 @@
+//! A running daemon that reads a study's data: found, asked, and switched between its backends.
+
+use crate::args::OfDaemon;
+use crate::error::LabError;
+use crate::job::ReadAt;
+use ringfetch_client::{
+    AdminClient, Backend, ByteRange, Client, Code, Dataset, DatasetStatus, Error, Kind, Metric, ObjectPart,
+    Request, RetryPolicy, ScoreRequest,
+};
+use ringfetch_pace::trace::TraceEntries;
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Names of objects that are read: the first ones.
+pub(crate) const OBJECTS_MAX: usize = 10_000;
+/// For everything that is not measured.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What one item of a request is.
+#[derive(Debug)]
+pub(crate) enum Items {
+    /// Byte ranges, as the read says.
+    Ranges,
+    /// Blocks or vectors by number, as the dataset has them.
+    Numbers,
+    /// Objects by name.
+    Objects(Vec<String>),
+    /// What a trace lists, in its order.
+    Trace(TraceEntries),
+}
+
+/// A dataset of a daemon.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) url: String,
+    pub(crate) dataset: Dataset,
+    pub(crate) items: Items,
+    pid: Option<u32>,
+}
+
+impl Served {
+    /// The dataset that the arguments name; `None`: they name no daemon.
+    ///
+    /// # Errors
+    /// One line that names the option.
+    pub(crate) fn find(args: &OfDaemon) -> Result<Option<Self>, LabError> {
+        let (Some(url), Some(name)) = (&args.server, &args.dataset) else {
+            return Ok(None);
+        };
+        let found = wait(async { client(url, TIMEOUT)?.get_dataset(name).await })?;
+        let dataset = found.map_err(|error| told("server", url, &error))?;
+        let served = Self {
+            url: url.clone(),
+            dataset,
+            items: Items::Ranges,
+            pid: args.server_pid,
+        };
+        if let (Some(pid), None) = (args.server_pid, served.cpu()) {
+            return Err(LabError::Usage(format!(
+                "--server-pid: there is no process {pid}"
+            )));
+        }
+        Ok(Some(served))
+    }
+
+    /// Names of its objects.
+    pub(crate) fn objects(&self) -> Result<Vec<String>, LabError> {
+        use futures_util::TryStreamExt as _;
+        let names = wait(async {
+            let objects = client(&self.url, TIMEOUT)?.list_objects(&self.dataset.name);
+            let mut objects = std::pin::pin!(objects);
+            let mut names = Vec::new();
+            while let Some(object) = objects.try_next().await? {
+                names.push(object.name);
+                if names.len() == OBJECTS_MAX {
+                    break;
+                }
+            }
+            Ok(names)
+        })?;
+        names.map_err(|error| told("server", &self.url, &error))
+    }
+
+    /// For the report and to recognise a run.
+    pub(crate) fn shown(&self) -> String {
+        format!(
+            "{} of {}, kind {}",
+            self.dataset.name,
+            self.url,
+            self.dataset.kind.as_str()
+        )
+    }
+
+    /// A client with a connection.
+    pub(crate) async fn connect(&self, timeout: Duration) -> Result<Client, LabError> {
+        let failed = |error| told("server", &self.url, &error);
+        let client = client(&self.url, timeout).map_err(failed)?;
+        client.get_dataset(&self.dataset.name).await.map_err(failed)?;
+        Ok(client)
+    }
+
+    /// A call for these reads.
+    pub(crate) fn request(&self, reads: &[ReadAt]) -> Request {
+        let name = self.dataset.name.as_str();
+        let numbers = || reads.iter().map(|read| read.offset);
+        let places = || numbers().map(|number| usize::try_from(number).unwrap_or(usize::MAX));
+        let range = |(offset, length): (u64, u64)| ByteRange::new(offset, length);
+        let ranges = |ranges: Vec<ByteRange>| Request::ranges(name, ranges);
+        let by_number = |numbers: Vec<u64>| match self.dataset.kind {
+            Kind::Vectors => Request::vectors(name, numbers),
+            Kind::Blocks | Kind::Objects | Kind::Unknown | _ => Request::blocks(name, numbers),
+        };
+        match &self.items {
+            Items::Ranges => ranges(
+                reads
+                    .iter()
+                    .map(|read| range((read.offset, read.length as u64)))
+                    .collect(),
+            ),
+            Items::Numbers => by_number(numbers().collect()),
+            Items::Trace(TraceEntries::Items(items)) => {
+                by_number(places().filter_map(|place| items.get(place).copied()).collect())
+            }
+            Items::Trace(TraceEntries::Ranges(listed)) => ranges(
+                places()
+                    .filter_map(|place| listed.get(place).copied().map(range))
+                    .collect(),
+            ),
+            Items::Objects(names) => {
+                let parts = places().filter_map(|place| names.get(place).map(ObjectPart::whole));
+                Request::objects(name, parts.collect::<Vec<_>>())
+            }
+        }
+    }
+
+    /// A call for the scores of one query.
+    pub(crate) fn scores(&self, query: &[f32], reads: &[ReadAt], limit: usize) -> ScoreRequest {
+        let ids: Vec<u64> = reads
+            .iter()
+            .map(|read| read.offset / read.length.max(1) as u64)
+            .collect();
+        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        ScoreRequest::new(&self.dataset.name, Metric::Dot, limit).query(query, ids)
+    }
+
+    /// CPU time of the daemon so far, user and system. `None`: its process is not known.
+    pub(crate) fn cpu(&self) -> Option<Duration> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid?)).ok()?;
+        // The command, in parentheses, may have any bytes; the state follows, then the fields of proc_pid_stat(5) from 4.
+        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        let ticks = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        let ticks = ticks(14)?.saturating_add(ticks(15)?);
+        let tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+        Some(Duration::from_nanos(ticks.saturating_mul(tick)))
+    }
+}
+
+/// A daemon whose dataset is switched between backends. It gets back what it had: by [`Flip::back`], or when this is
+/// dropped.
+#[derive(Debug)]
+pub(crate) struct Flip {
+    admin: String,
+    dataset: String,
+    /// Of the dataset's own; `None`: it had the engine's.
+    had: Option<Backend>,
+    flipped: AtomicBool,
+}
+
+impl Flip {
+    /// Learns what there is to return to.
+    ///
+    /// # Errors
+    /// One line that names the option.
+    pub(crate) fn prepare(admin: &str, dataset: &str) -> Result<Self, LabError> {
+        let status = wait(async { AdminClient::from(client(admin, TIMEOUT)?).status().await })?;
+        let status = status.map_err(|error| told("admin", admin, &error))?;
+        let named =
+            |status: &&DatasetStatus| status.dataset.as_ref().is_some_and(|known| known.name == dataset);
+        let path = status
+            .datasets
+            .iter()
+            .find(named)
+            .and_then(|status| status.read_path.clone());
+        let path = path.ok_or_else(|| {
+            LabError::Usage(format!(
+                "--admin: {admin} does not serve {dataset}: is it the daemon of --server?"
+            ))
+        })?;
+        Ok(Self {
+            admin: admin.to_owned(),
+            dataset: dataset.to_owned(),
+            had: path.own_backend.then_some(path.requested),
+            flipped: AtomicBool::new(false),
+        })
+    }
+
+    /// Has the dataset read by a backend; says what reads it then.
+    pub(crate) fn to(&self, backend: Backend) -> Result<Backend, String> {
+        self.flipped.store(true, Ordering::Relaxed);
+        self.set(Some(backend)).map_err(|error| error.to_string())
+    }
+
+    /// Returns the dataset to what it had.
+    ///
+    /// # Errors
+    /// What failed, with the command that does it by hand.
+    pub(crate) fn back(&self) -> Result<(), LabError> {
+        if !self.flipped.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let by_hand = match self.had {
+            Some(backend) => format!("set {backend}"),
+            None => "clear".to_owned(),
+        };
+        let (admin, dataset) = (&self.admin, &self.dataset);
+        self.set(self.had).map(drop).map_err(|error| {
+            LabError::Failed(format!(
+                "{error}; the daemon still has the last backend: \
+                 ringfetch backend {by_hand} --dataset {dataset} --admin {admin}"
+            ))
+        })
+    }
+
+    fn set(&self, backend: Option<Backend>) -> Result<Backend, LabError> {
+        let switched = wait(async {
+            let admin = AdminClient::from(client(&self.admin, TIMEOUT)?);
+            match backend {
+                Some(backend) => admin.set_backend(backend, Some(&self.dataset)).await,
+                None => admin.clear_backend(&self.dataset).await,
+            }
+        })?;
+        let switched = switched.map_err(|error| told("admin", &self.admin, &error))?;
+        Ok(switched.backend)
+    }
+}
+
+impl Drop for Flip {
+    fn drop(&mut self) {
+        // Whoever could be told was told by `back`.
+        let _returned = self.back();
+    }
+}
+
+/// Must be called within a runtime.
+fn client(url: &str, timeout: Duration) -> Result<Client, Error> {
+    Client::builder(url)
+        .timeout(timeout)
+        .retry(RetryPolicy::none())
+        .connect_lazy()
+}
+
+/// On a runtime of its own.
+fn wait<T>(call: impl Future<Output = Result<T, Error>>) -> Result<Result<T, Error>, LabError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    Ok(runtime
+        .map_err(|error| LabError::at("a runtime", error))?
+        .block_on(call))
+}
+
+fn told(option: &str, url: &str, error: &Error) -> LabError {
+    if let Error::Transport { message, .. } = error {
+        let problem = format!("--{option}: cannot reach {url} ({message}); is ringfetchd there?");
+        return LabError::Failed(problem);
+    }
+    if error.code() == Some(Code::NotFound) {
+        return LabError::Usage(format!("--dataset: {url}: {error}"));
+    }
+    LabError::Usage(format!("--{option}: {url}: {error}"))
+}

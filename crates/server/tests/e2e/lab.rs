@@ -1,0 +1,256 @@
+//! The studies of `ringfetch lab` that ask a daemon, small and forced.
+
+use crate::daemon::{Daemon, PATIENCE, Setup, eventually};
+use clap::Parser as _;
+use ringfetch_lab::{Context, Lab, Report};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    lab: Lab,
+}
+
+/// A directory on a disk (temporary ones are often memory, which may have no direct I/O), and who is asked.
+struct Bed {
+    directory: tempfile::TempDir,
+    daemon: Option<Daemon>,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let program = std::env::current_exe().unwrap();
+        let directory = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+        Self {
+            directory,
+            daemon: None,
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Serves a file as the dataset `data`, in place of what was served before.
+    async fn serve(&mut self, kind: &str, file: &str) -> &Daemon {
+        self.stop().await;
+        let (line, path) = (
+            format!("kind: {kind}"),
+            format!("path: {}", self.path(file).display()),
+        );
+        let shape: &[&str] = match kind {
+            "vectors" => &["dim: 768", "dtype: f32", "layout: raw"],
+            _ => &["block_bytes: 4KiB"],
+        };
+        let lines = [&["name: data", line.as_str(), path.as_str()], shape].concat();
+        self.daemon.insert(Setup::new("pread").dataset(&lines).start())
+    }
+
+    async fn stop(&mut self) {
+        if let Some(daemon) = self.daemon.take() {
+            daemon.stop().await;
+        }
+    }
+
+    /// Runs a study, or, `stopped`, until its first step is made; its report, or what is wrong.
+    async fn run(&self, words: &str, stopped: bool) -> Result<Report, String> {
+        let of = |port: fn(&Daemon) -> std::net::SocketAddr| {
+            let address = self.daemon.as_ref().map(|daemon| port(daemon).to_string());
+            format!("http://{}", address.unwrap_or_else(|| "127.0.0.1:1".to_owned()))
+        };
+        let words = words.replace("DIR", &self.path("").display().to_string());
+        let out = self.path(&format!("out-{}", fs::read_dir(self.path("")).unwrap().count()));
+        let shown = out.display();
+        let words = format!("{words} --out {shown} --repetitions 2 --force")
+            .replace("SERVER", &of(|daemon| daemon.grpc));
+        let line = Line::parse_from(["lab"].into_iter().chain(words.split_ascii_whitespace()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let context = Context {
+            stop: Arc::clone(&stop),
+            json: false,
+            admin: of(|daemon| daemon.admin),
+            command_line: words,
+        };
+        if stopped {
+            let samples = out.join("samples.jsonl");
+            std::thread::spawn(move || {
+                eventually("a first step", PATIENCE, || {
+                    let made = fs::read_to_string(&samples).is_ok_and(|text| text.lines().count() > 1);
+                    made.then(|| stop.store(true, Ordering::Relaxed))
+                });
+            });
+        }
+        let ran = move || ringfetch_lab::run(&line.lab, &context, &mut std::io::sink());
+        let ran = tokio::task::spawn_blocking(ran).await.unwrap();
+        ran.map_err(|error| error.to_string())?;
+        Ok(serde_json::from_slice(&fs::read(out.join("report.json")).unwrap()).unwrap())
+    }
+
+    async fn report(&self, words: &str) -> Report {
+        self.run(words, false).await.unwrap()
+    }
+
+    /// What is wrong with a study that must fail, and has to begin with the option.
+    async fn refused(&self, words: &str, option: &str) -> String {
+        let problem = self.run(words, false).await.unwrap_err();
+        assert!(problem.starts_with(option), "{words}: {problem}");
+        problem
+    }
+}
+
+/// Rows of this strategy or backend.
+fn rows(report: &Report, name: &str) -> usize {
+    let of = |row: &&ringfetch_lab::ReportRow| row.key.iter().any(|(_, value)| value == name);
+    report.rows.iter().filter(of).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs direct I/O"]
+async fn act_is_measured_over_grpc_and_in_process() {
+    // Scenario: the daemon reads the file that the study has made; no such dataset; no daemon; another file of the same length.
+    // Expected: an N for both ways, and its shares; an error that names the option, each; wrong bytes.
+    let mut bed = Bed::new();
+    let act = "act --path DIR --size 4MiB --hold 100ms --step 50ms --most 2";
+    let alone = bed.report(&format!("{act} --only engine-pread")).await;
+    assert_eq!(rows(&alone, "engine-pread"), 1);
+    let pid = bed
+        .serve("blocks", "ringfetch-lab-data/blocks-4MiB.dat")
+        .await
+        .pid();
+    let asking = format!("{act} --server SERVER --dataset data");
+    let both = format!(
+        "{asking} --only engine-pread,daemon --server-pid {}",
+        pid.as_raw_nonzero()
+    );
+    let report = bed.report(&both).await;
+    for name in ["multiple", "over_1ms", "over_64ms"] {
+        let has = |row: &&ringfetch_lab::ReportRow| row.measures.iter().any(|(known, _)| known == name);
+        assert_eq!(report.rows.iter().filter(has).count(), 2, "{name}");
+    }
+    bed.refused(&asking.replace("dataset data", "dataset other"), "--dataset")
+        .await;
+    bed.stop().await;
+    bed.refused(&asking, "--server: cannot reach http://127.0.0.1:1")
+        .await;
+    fs::write(bed.path("other"), vec![7; 4 << 20]).unwrap();
+    bed.serve("blocks", "other").await;
+    let wrong = bed.refused(&format!("{asking} --only daemon"), "").await;
+    assert!(wrong.contains("wrong bytes"), "{wrong}");
+    bed.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_gets_back_the_backend_that_it_had() {
+    // Scenario: a study of two backends, with random items and with a trace at a rate; one that is stopped in its second step; one
+    // of a dataset with a backend of its own; a trace that is past the end. Expected: a verdict; each time the backend that
+    // there was; an error that names the option.
+    let mut bed = Bed::new();
+    fs::write(bed.path("data"), vec![7; 2 << 20]).unwrap();
+    fs::write(bed.path("trace"), "3\n1\n511\n").unwrap();
+    fs::write(bed.path("beyond"), "1\n512\n").unwrap();
+    bed.serve("blocks", "data").await;
+    let read_by = async || {
+        let path = bed.daemon.as_ref().unwrap().read_path("data").await;
+        (path.backend(), path.own_backend)
+    };
+    let before = read_by().await;
+    let flip = "flip --path DIR/data --server SERVER --dataset data --only mmap,pread --step 30ms --batch 4";
+    for more in ["", "--trace DIR/trace --rate 200"] {
+        let report = bed.report(&format!("{flip} {more}")).await;
+        assert!(report.notes[0].starts_with("verdict: "), "{:?}", report.notes);
+        assert_eq!((rows(&report, "mmap"), rows(&report, "pread")), (1, 1));
+        assert_eq!(read_by().await, before);
+    }
+    let slow = flip.replace("30ms", "1s");
+    let stopped = bed.run(&slow, true).await.unwrap_err();
+    assert!(stopped.contains("stopped after 1 of 4 steps"), "{stopped}");
+    assert_eq!(read_by().await, before);
+    let beyond = bed
+        .refused(&format!("{flip} --trace DIR/beyond"), "--trace")
+        .await;
+    assert!(beyond.contains("line 2"), "{beyond}");
+
+    let (daemon, mmap) = (bed.daemon.as_ref().unwrap(), ringfetch_proto::v1::Backend::Mmap);
+    crate::flip::set(daemon, mmap, Some("data")).await.unwrap();
+    bed.report(flip).await;
+    assert_eq!(read_by().await, (mmap, true));
+    bed.stop().await;
+}
+
+/// Writes candidates for vectors of 768 f32 as bench/candidates.py does: 6 queries, 5 results, oversampling 1 and 4; every
+/// best score is off by `off`.
+fn candidates(vectors: &Path, off: f32) -> PathBuf {
+    let bytes = fs::read(vectors).unwrap();
+    let words = bytes.as_chunks::<4>().0.iter();
+    let elements: Vec<f32> = words.map(|word| f32::from_le_bytes(*word)).collect();
+    let all: Vec<&[f32]> = elements.chunks(768).collect();
+    let head = serde_json::json!({ "format": "ringfetch-lab-candidates/1", "dim": 768, "count": all.len(), "queries": 6,
+        "limit": 5, "oversampling": [1, 4], "made_by": "a test" });
+    let mut out = format!("{head}\n").into_bytes();
+    for query in 0..6_u32 {
+        let vector = all[query as usize * 7];
+        let ids: Vec<u32> = (0..20).map(|place| (query * 131 + place * 37) % 1000).collect();
+        let dot = |id: &u32| {
+            vector
+                .iter()
+                .zip(all[*id as usize])
+                .map(|(a, b)| a * b)
+                .sum::<f32>()
+        };
+        out.extend(vector.iter().flat_map(|element| element.to_le_bytes()));
+        out.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+        for count in [5, 20] {
+            let mut scores: Vec<f32> = ids[..count].iter().map(dot).collect();
+            scores.sort_by(|one, other| other.total_cmp(one));
+            out.extend(scores[..5].iter().flat_map(|score| (score + off).to_le_bytes()));
+        }
+    }
+    let path = vectors.with_extension("candidates");
+    fs::write(&path, out).unwrap();
+    path
+}
+
+async fn rescored(strategies: &[&str]) {
+    let (mut bed, file) = (Bed::new(), "ringfetch-lab-data/vectors-1000x768.f32");
+    let rescore = "rescore --path DIR --vectors 1000 --buffered";
+    let missing = bed.refused(rescore, "--path").await;
+    assert!(missing.contains("python3 bench/candidates.py "), "{missing}");
+    candidates(&bed.path(file), 0.0);
+    bed.serve("vectors", file).await;
+    let asking = format!("{rescore} --server SERVER --dataset data --only");
+    let all = format!("{asking} {}", strategies.join(","));
+    let report = bed.report(&all).await;
+    for strategy in strategies {
+        assert_eq!(rows(&report, strategy), 4, "{strategy}: {:?}", report.left_out);
+    }
+    bed.refused(&format!("{all} --oversampling 2"), "--oversampling: 2")
+        .await;
+    candidates(&bed.path(file), 0.01);
+    for strategy in strategies {
+        let wrong = bed.refused(&format!("{asking} {strategy}"), "").await;
+        assert!(wrong.contains("wrong bytes: query"), "{strategy}: {wrong}");
+    }
+    let path = candidates(&bed.path(file), 0.0);
+    fs::write(&path, &fs::read(&path).unwrap()[..5000]).unwrap();
+    assert!(bed.refused(&all, "--path").await.contains("cut short"));
+    candidates(&bed.path(file), 0.0);
+    bed.serve("blocks", file).await;
+    assert!(bed.refused(&all, "--dataset").await.contains("kind blocks"));
+    bed.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rescoring_gives_the_right_scores() {
+    // Scenario: candidates that are missing, whole, wrong, cut short; oversampling that was not prepared; a dataset of another
+    // kind. Expected: every strategy and the daemon give the scores that are stored; errors name the option and the remedy.
+    rescored(&["mmap-plain", "mmap", "engine-pread", "daemon"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs io_uring"]
+async fn rescoring_with_a_ring_gives_the_right_scores() {
+    rescored(&["uring", "auto"]).await;
+}
