@@ -66,7 +66,7 @@ def main():
     path = os.path.splitext(args.vectors)[0] + ".candidates"
     with open(path + ".part", "wb") as out:
         out.write(json.dumps(head).encode() + b"\n")
-        for query, near in zip(queries, ids):
+        for query, near in zip(queries, ids, strict=True):
             scores = vectors[near].astype("f8") @ query.astype("f8")
             out.write(query.tobytes() + near.astype("<u4").tobytes())
             for each in over:
