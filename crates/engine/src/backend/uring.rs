@@ -402,7 +402,8 @@ impl Backend for UringBackend {
             return 0;
         }
         // The only read in flight is left to the runtime, which submits what is in the queue when the thread parks: a
-        // system call less for who reads one by one. Should the thread not park, see `submit_left`.
+        // system call less for clients that read one by one. Should the thread not park, see `submit_left`; should the kernel
+        // refuse (ENOMEM), the next park tries again, after a tick of the core's connections or a sweep at the latest.
         if self.in_flight == 1 && leave(ring) {
             self.unsubmitted = 0;
             return 1;

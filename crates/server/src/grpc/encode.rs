@@ -294,6 +294,46 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn frames_hold_the_messages_in_order_and_are_bounded(
+            lengths in prop::collection::vec(
+                prop_oneof![0usize..40, 1_000usize..1_050, 4_096usize..4_097, 60_000usize..70_000],
+                1..150,
+            ),
+        ) {
+            // Messages of any sizes, in as few frames as take them: together the bytes of all messages in order. A frame of
+            // several messages has at most 64 KiB and few parts, and large data is in it uncopied.
+            let (mut sent, mut expected) = (Vec::new(), Vec::new());
+            let mut buffer = FrameBuffer::default();
+            let mut messages = 0;
+            let mut send = |frame: FrameParts, messages: usize| {
+                let mut frame = frame;
+                assert!(messages == 1 || frame.remaining() <= RUN_BYTES_MAX);
+                assert!(frame.count() <= RUN_PARTS_MAX + 2);
+                sent.extend_from_slice(&frame.copy_to_bytes(frame.remaining()));
+            };
+            for (i, length) in lengths.into_iter().enumerate() {
+                let data = Bytes::from(vec![u8::try_from(i % 251).unwrap(); length]);
+                let message = EncodedMessage::unary(&FetchRangesResponse::default(), data.clone()).unwrap();
+                expected.extend(joined(&message));
+                if let Err(refused) = buffer.push(message) {
+                    send(std::mem::take(&mut buffer).into_frame(), messages);
+                    messages = 0;
+                    prop_assert!(buffer.push(refused).is_ok(), "an empty buffer has room");
+                }
+                messages += 1;
+                if length > COPIED_BYTES_MAX {
+                    let uncopied = buffer.bytes.is_empty();
+                    prop_assert!(uncopied, "its data is a part of its own");
+                }
+                prop_assert!(!buffer.is_empty());
+            }
+            send(buffer.into_frame(), messages);
+            prop_assert!(sent == expected);
+        }
+    }
+
     #[test]
     fn a_message_longer_than_grpc_can_say_is_refused() {
         // 4 GiB do not fit the prefix: a status, and no wrapped length.
