@@ -4,7 +4,9 @@
 use crate::error::Error;
 use bytes::{Buf, BufMut as _, Bytes, BytesMut};
 use prost::Message;
+use ringfetch_proto::v1 as wire;
 use std::collections::VecDeque;
+use wire::fetch_stream_request::Request as WireRequest;
 
 /// One byte that says whether the message is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
@@ -12,15 +14,13 @@ const PREFIX_BYTES: usize = 5;
 /// Longest detail of a `google.rpc.Status` that is decoded.
 const DETAIL_BYTES_MAX: usize = 4 << 10;
 
+/// Most bytes that precede what a stream's request asks for: the prefix, the id and the deadline, each behind its key.
+const HEAD_BYTES: usize = PREFIX_BYTES + 11 + 6;
+
 /// A message behind its prefix.
 pub(crate) fn frame(message: &impl Message) -> Result<Bytes, Error> {
     let length = message.encoded_len();
-    let on_wire = u32::try_from(length).map_err(|_| {
-        Error::invalid(
-            "request",
-            format!("is {length} bytes long, more than a message may have"),
-        )
-    })?;
+    let on_wire = length_on_wire(length)?;
     let mut out = BytesMut::with_capacity(PREFIX_BYTES + length);
     out.put_u8(0);
     out.put_u32(on_wire);
@@ -29,6 +29,53 @@ pub(crate) fn frame(message: &impl Message) -> Result<Bytes, Error> {
         .encode(&mut out)
         .map_err(|error| Error::protocol(error.to_string()))?;
     Ok(out.freeze())
+}
+
+fn length_on_wire(length: usize) -> Result<u32, Error> {
+    u32::try_from(length).map_err(|_| {
+        Error::invalid(
+            "request",
+            format!("is {length} bytes long, more than a message may have"),
+        )
+    })
+}
+
+/// A stream's request, encoded before its id is known: room for the head, then what it asks for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StreamRequest(Vec<u8>);
+
+impl StreamRequest {
+    pub(crate) fn encode(request: &WireRequest) -> Result<Self, Error> {
+        let length = HEAD_BYTES + request.encoded_len();
+        length_on_wire(length)?;
+        // Exactly as long as needed: `Bytes` takes it as it is.
+        let mut out = Vec::with_capacity(length);
+        out.resize(HEAD_BYTES, 0);
+        request.encode(&mut out);
+        Ok(Self(out))
+    }
+
+    /// The message behind its prefix.
+    pub(crate) fn frame(mut self, id: u64, deadline_ms: u32) -> Result<Bytes, Error> {
+        let fields = wire::FetchStreamRequest {
+            id,
+            request: None,
+            deadline_ms,
+        };
+        let fields_length = fields.encoded_len();
+        let begin = HEAD_BYTES - PREFIX_BYTES - fields_length;
+        let on_wire = length_on_wire(self.0.len() - HEAD_BYTES + fields_length)?;
+        let mut head = &mut self.0[begin..HEAD_BYTES];
+        head.put_u8(0);
+        head.put_u32(on_wire);
+        // The head has room, so this does not fail.
+        fields
+            .encode(&mut head)
+            .map_err(|error| Error::protocol(error.to_string()))?;
+        let mut out = Bytes::from(self.0);
+        out.advance(begin);
+        Ok(out)
+    }
 }
 
 /// The bytes of an answer's items, in the pieces that the transport delivered.
@@ -154,34 +201,52 @@ pub(crate) struct Encoded(Chunks);
 impl Encoded {
     /// The message without its `data`, and its `data`.
     pub(crate) fn decode<M: Message + Default>(self) -> Result<(M, Data), Error> {
-        let mut chunks = self.0;
-        let message = M::decode(&mut chunks).map_err(|error| Error::protocol(error.to_string()))?;
-        Ok((message, chunks.taken))
+        let mut message = M::default();
+        let data = self.decode_into(&mut message)?;
+        Ok((message, data))
+    }
+
+    /// The same into an empty message, which stays where it is.
+    pub(crate) fn decode_into(self, message: &mut impl Message) -> Result<Data, Error> {
+        let mut reader = Reader {
+            chunks: self.0,
+            taken: Data::default(),
+        };
+        message
+            .merge(&mut reader)
+            .map_err(|error| Error::protocol(error.to_string()))?;
+        Ok(reader.taken)
     }
 }
 
 /// Bytes in pieces, read from the front.
 #[derive(Debug, Default)]
 struct Chunks {
-    chunks: VecDeque<Bytes>,
+    /// Empty only if there are none.
+    front: Bytes,
+    rest: VecDeque<Bytes>,
     left: usize,
-    /// The last field of type `bytes` that was decoded.
-    taken: Data,
 }
 
 impl Chunks {
     fn push(&mut self, chunk: Bytes) {
-        if !chunk.is_empty() {
-            self.left += chunk.len();
-            self.chunks.push_back(chunk);
+        self.left += chunk.len();
+        if self.front.is_empty() {
+            self.front = chunk;
+        } else if !chunk.is_empty() {
+            self.rest.push_back(chunk);
         }
     }
 
+    fn pop(&mut self) -> Bytes {
+        std::mem::replace(&mut self.front, self.rest.pop_front().unwrap_or_default())
+    }
+
     fn peek<const N: usize>(&self) -> Option<[u8; N]> {
-        if let Some(front) = self.chunks.front().and_then(|front| front.first_chunk()) {
+        if let Some(front) = self.front.first_chunk() {
             return Some(*front);
         }
-        let mut bytes = self.chunks.iter().flatten();
+        let mut bytes = self.front.iter().chain(self.rest.iter().flatten());
         let mut out = [0; N];
         for byte in &mut out {
             *byte = *bytes.next()?;
@@ -192,16 +257,25 @@ impl Chunks {
     /// Takes pieces off the front until they are `length` bytes, which there must be.
     fn take(&mut self, mut length: usize, mut to: impl FnMut(Bytes)) {
         self.left -= length;
-        while length > 0 {
-            let Some(front) = self.chunks.front_mut() else {
-                return;
-            };
-            if front.len() > length {
-                to(front.split_to(length));
+        while length > self.front.len() {
+            if self.front.is_empty() {
                 return;
             }
-            length -= front.len();
-            self.chunks.pop_front().into_iter().for_each(&mut to);
+            length -= self.front.len();
+            to(self.pop());
+        }
+        to(self.front.split_to(length));
+        if self.front.is_empty() {
+            self.pop();
+        }
+    }
+
+    fn advance(&mut self, count: usize) {
+        if count < self.front.len() {
+            self.left -= count;
+            self.front.advance(count);
+        } else {
+            self.take(count, drop);
         }
     }
 
@@ -215,34 +289,29 @@ impl Chunks {
     }
 }
 
-/// As prost reads it. It asks for owned bytes only where a field is of type `bytes`: those are kept aside.
-impl Buf for Chunks {
+/// A message as prost reads it. It asks for owned bytes only where a field is of type `bytes`: those are kept aside.
+struct Reader {
+    chunks: Chunks,
+    /// The last field of type `bytes` that was decoded.
+    taken: Data,
+}
+
+impl Buf for Reader {
     fn remaining(&self) -> usize {
-        self.left
+        self.chunks.left
     }
 
     fn chunk(&self) -> &[u8] {
-        self.chunks.front().map_or(&[], |front| front)
+        &self.chunks.front
     }
 
-    fn advance(&mut self, mut count: usize) {
-        self.left -= count;
-        while count > 0 {
-            let Some(front) = self.chunks.front_mut() else {
-                return;
-            };
-            if front.len() > count {
-                front.advance(count);
-                return;
-            }
-            count -= front.len();
-            self.chunks.pop_front();
-        }
+    fn advance(&mut self, count: usize) {
+        self.chunks.advance(count);
     }
 
     fn copy_to_bytes(&mut self, length: usize) -> Bytes {
         let mut data = Data::default();
-        self.take(length, |piece| data.push(piece));
+        self.chunks.take(length, |piece| data.push(piece));
         // The details of a status are of type `bytes` too, and few.
         let small = if length <= DETAIL_BYTES_MAX {
             data.slice(0, length)
@@ -257,7 +326,6 @@ impl Buf for Chunks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfetch_proto::v1 as wire;
 
     fn incoming(chunks: &[Bytes]) -> Incoming {
         let mut incoming = Incoming::new(1 << 20);
@@ -352,6 +420,29 @@ mod tests {
                 .unwrap()
                 .is_none()
         );
+    }
+
+    #[test]
+    fn a_streams_request_is_the_message_that_prost_writes() {
+        // The shortest and the longest head; each is also sent again with another one.
+        let request = WireRequest::Blocks(wire::FetchBlocksRequest {
+            dataset: "blocks".into(),
+            indices: vec![1, 300, u64::MAX],
+            ..Default::default()
+        });
+        let encoded = StreamRequest::encode(&request).unwrap();
+        for (id, deadline_ms) in [(0, 0), (1, 0), (0, 1), (300, 5000), (u64::MAX, u32::MAX)] {
+            let whole = frame(&wire::FetchStreamRequest {
+                id,
+                request: Some(request.clone()),
+                deadline_ms,
+            });
+            let mut sent = encoded.clone().frame(id, deadline_ms).unwrap();
+            sent.advance(PREFIX_BYTES);
+            let decoded = wire::FetchStreamRequest::decode(sent).unwrap();
+            let whole = whole.unwrap().slice(PREFIX_BYTES..);
+            assert_eq!(decoded, wire::FetchStreamRequest::decode(whole).unwrap());
+        }
     }
 
     #[test]

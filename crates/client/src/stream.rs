@@ -7,7 +7,7 @@ use crate::connection::{Endpoint, Method};
 use crate::core::Core;
 use crate::error::Error;
 use crate::items::{Blocks, Items};
-use crate::message::{Data, Incoming, frame};
+use crate::message::{Data, Incoming, StreamRequest};
 use crate::pool::Avoid;
 use crate::request::{Answer, ByteRange, ObjectPart, Request, RequestKind, other_kind};
 use crate::retry::Retries;
@@ -54,7 +54,7 @@ impl Drop for Sending {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Told when a request is no longer in flight.
+    /// Told when as many as may be were in flight, and one no longer is.
     room: Notify,
 }
 
@@ -67,8 +67,15 @@ struct State {
     broken: Option<Arc<Error>>,
 }
 
+/// An answer as it came. It stays where it was decoded until its request takes it apart.
+#[derive(Debug, Default)]
+struct StreamAnswer {
+    message: wire::FetchStreamResponse,
+    data: Data,
+}
+
 /// Who waits for an answer.
-type Waiting = oneshot::Sender<Result<(WireAnswer, Data), Error>>;
+type Waiting = oneshot::Sender<Result<Box<StreamAnswer>, Error>>;
 
 /// A hash of numbers that this side counts up: nobody can choose them to collide.
 #[derive(Debug, Default)]
@@ -162,20 +169,22 @@ impl FetchStream {
     pub async fn send(&self, request: Request) -> Result<Answer, Error> {
         let (request, expected) = request.into_wire(self.0.options.fail_fast)?;
         let kind = RequestKind::of(&request);
+        let encoded = StreamRequest::encode(&request)?;
+        // Freed while it is in the CPU's cache, not when the answer comes.
+        drop(request);
         let check = |answer, data| {
             let answer = Answer::from_wire(&expected, answer, data)?;
             answer.fits(kind).then_some(answer).ok_or_else(other_kind)
         };
-        self.retried(request, check).await
+        self.retried(encoded, check).await
     }
 
     /// Sends a request, with retries, until `check` accepts its answer.
     async fn retried<T>(
         &self,
-        request: WireRequest,
+        mut request: StreamRequest,
         check: impl Fn(WireAnswer, Data) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let mut request = Some(request);
         let timeout = self.0.options.timeout();
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut retries = Retries::new(&self.0.core.retry, &self.0.core.tokens, deadline);
@@ -190,7 +199,10 @@ impl FetchStream {
                     None => attempt.await,
                 }
             };
-            let outcome = outcome.and_then(|(answer, data)| check(answer, data));
+            let outcome = outcome.and_then(|answer| match answer.message.response {
+                Some(response) => check(response, answer.data),
+                None => Err(Error::protocol("an answer without content")),
+            });
             if let Some(answer) = retries.after(outcome).await? {
                 return Ok(answer);
             }
@@ -216,7 +228,8 @@ impl FetchStream {
             | WireAnswer::Ranges(_)
             | WireAnswer::Objects(_) => Err(other_kind()),
         };
-        self.retried(WireRequest::Scores(request), check).await
+        let encoded = StreamRequest::encode(&WireRequest::Scores(request))?;
+        self.retried(encoded, check).await
     }
 
     /// As [`crate::Client::fetch_blocks`], on this stream.
@@ -271,9 +284,9 @@ impl FetchStream {
     /// Sends the request and waits for its answer.
     async fn attempt(
         &self,
-        request: Option<WireRequest>,
+        request: StreamRequest,
         (deadline, late): (Option<Instant>, Option<Instant>),
-    ) -> Result<(WireAnswer, Data), Error> {
+    ) -> Result<Box<StreamAnswer>, Error> {
         let (answer, answered) = oneshot::channel();
         let mut attempt = QueuedRequest {
             answer,
@@ -324,7 +337,7 @@ impl FetchStream {
 /// A request that waits for room.
 struct QueuedRequest {
     answer: Waiting,
-    request: Option<WireRequest>,
+    request: StreamRequest,
     /// Its deadline, if some of its time has gone by.
     late: Option<Instant>,
     has_waited: bool,
@@ -340,7 +353,7 @@ impl State {
     fn send(
         &mut self,
         waiting: Waiting,
-        request: Option<WireRequest>,
+        request: StreamRequest,
         deadline_ms: u32,
     ) -> Result<Result<(), Error>, Error> {
         if let Some(cause) = &self.broken {
@@ -349,11 +362,7 @@ impl State {
             });
         }
         let id = self.next_id;
-        let framed = frame(&wire::FetchStreamRequest {
-            id,
-            request,
-            deadline_ms,
-        })?;
+        let framed = request.frame(id, deadline_ms)?;
         self.next_id += 1;
         self.pending.insert(id, waiting);
         Ok(self.send_side.send(framed))
@@ -366,20 +375,26 @@ impl Shared {
     }
 
     /// Hands an answer to its request.
-    fn answer(&self, message: wire::FetchStreamResponse, data: Data) -> Result<(), Error> {
-        let id = message.id;
+    fn answer(&self, answer: Box<StreamAnswer>, max_in_flight: usize) -> Result<(), Error> {
+        let id = answer.message.id;
         // Before the request is removed, so that it fails with the stream.
-        let answer = message
-            .response
-            .ok_or_else(|| Error::protocol("an answer without content"))?;
-        let Some(waiting) = self.lock().pending.remove(&id) else {
+        if answer.message.response.is_none() {
+            return Err(Error::protocol("an answer without content"));
+        }
+        let mut state = self.lock();
+        let was_full = state.pending.len() >= max_in_flight;
+        let Some(waiting) = state.pending.remove(&id) else {
             return Err(Error::protocol(format!(
                 "an answer to request {id}, which is not in flight"
             )));
         };
+        drop(state);
         // The receiver is gone if the caller gave up.
-        let _ = waiting.send(Ok((answer, data)));
-        self.room.notify_one();
+        let _ = waiting.send(Ok(answer));
+        // Where there was room, nobody waits but those that the request woken before them wakes.
+        if was_full {
+            self.room.notify_one();
+        }
         Ok(())
     }
 
@@ -426,9 +441,10 @@ async fn serve(core: &Core, options: &CallOptions, shared: &Shared) -> Result<()
     let mut incoming = Incoming::new(core.max_answer_bytes);
     while let Some(chunk) = body.data().await {
         incoming.push(release(&mut body, chunk?)?);
-        while let Some(answer) = incoming.next()? {
-            let (message, data) = answer.decode()?;
-            shared.answer(message, data)?;
+        while let Some(encoded) = incoming.next()? {
+            let mut answer = Box::<StreamAnswer>::default();
+            answer.data = encoded.decode_into(&mut answer.message)?;
+            shared.answer(answer, core.max_in_flight)?;
         }
     }
     end(&mut body).await?.map_or(Ok(()), Err)
