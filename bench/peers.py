@@ -13,7 +13,7 @@ import tempfile
 import urllib.parse
 
 import link
-from processes import RunFailed, Server, accepts, free_port, run, run_counting_cpu
+from processes import RunFailed, Server, accepts, free_port, run_counting_cpu
 
 # Latency from before the submission, as ours is; fio's usual percentiles leave the submission out.
 FIO_REPORT = ["--lat_percentiles=1", "--clat_percentiles=0", "--percentile_list=50:99", "--output-format=json"]
