@@ -47,11 +47,6 @@ pub(crate) fn check_elements(
     }
 }
 
-/// The seed of one object's bytes.
-pub(crate) fn object_seed(seed: u64, name: &str) -> u64 {
-    pattern::object_seed(seed, name)
-}
-
 fn compare(expected: &[u8], got: &[u8]) -> Option<Mismatch> {
     let pairs = expected.iter().zip(got).enumerate();
     let mut differences = pairs.filter(|(_, (expected, got))| expected != got);
@@ -67,17 +62,9 @@ fn compare(expected: &[u8], got: &[u8]) -> Option<Mismatch> {
 
 /// The engine's word for the client's type: the two crates know nothing of each other.
 pub(crate) fn engine_dtype(dtype: Dtype) -> EngineDtype {
-    match dtype {
-        Dtype::F32 => EngineDtype::F32,
-        Dtype::F16 => EngineDtype::F16,
-        Dtype::U8 => EngineDtype::U8,
-        Dtype::I8 => EngineDtype::I8,
-        Dtype::I32 => EngineDtype::I32,
-        Dtype::Bf16 => EngineDtype::Bf16,
-        Dtype::F64 => EngineDtype::F64,
-        // One of a later client: its bytes are not the pattern's, and are reported as wrong.
-        _ => EngineDtype::U8,
-    }
+    let same = |engine: &EngineDtype| engine.as_str() == dtype.as_str();
+    // One of a later client: its bytes are not the pattern's, and are reported as wrong.
+    EngineDtype::ALL.into_iter().find(same).unwrap_or(EngineDtype::U8)
 }
 
 #[cfg(test)]

@@ -3,18 +3,20 @@
 
 use crate::args::{Global, Verify};
 use crate::daemon::{client, grpc_failure};
-use crate::expected::{Mismatch, check_elements, check_stream, object_seed};
+use crate::expected::{Mismatch, check_elements, check_stream};
 use crate::outcome::Failure;
 use crate::quantity::{grouped, size};
 use crate::{progress, sink};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use ringfetch_client::{Client, Dataset, Error, ItemError, Kind, ObjectInfo, ObjectPart};
+use ringfetch_pattern::object_seed;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::io::Write as _;
 
 /// Bytes asked for in one request, and requests in flight: enough to keep a disk busy, far below any limit.
 const REQUEST_BYTES: u64 = 1 << 20;
-const REQUEST_ITEMS: u64 = 256;
+const REQUEST_ITEMS: usize = 256;
 const REQUESTS_IN_FLIGHT: usize = 8;
 
 pub(crate) async fn run(global: &Global, args: &Verify) -> Result<(), Failure> {
@@ -73,43 +75,18 @@ impl From<Error> for VerifyError {
     }
 }
 
-/// Which items to check, in ascending order.
-enum Selection {
-    All(u64),
-    Sample(Vec<u64>),
-}
-
-impl Selection {
-    fn new(args: &Verify, count: u64) -> Self {
-        if args.all || args.sample >= count {
-            return Self::All(count);
-        }
-        // Drawn with the seed, so that a failure can be seen again. Repeats are dropped and drawn again.
-        let mut random = fastrand::Rng::with_seed(args.seed);
-        let mut chosen = std::collections::BTreeSet::new();
-        while u64::try_from(chosen.len()).is_ok_and(|drawn| drawn < args.sample) {
-            chosen.insert(random.u64(0..count));
-        }
-        Self::Sample(chosen.into_iter().collect())
+/// Which items to check: how many, and their numbers in ascending order.
+fn selection(args: &Verify, count: u64) -> (u64, Box<dyn Iterator<Item = u64>>) {
+    if args.all || args.sample >= count {
+        return (count, Box::new(0..count));
     }
-
-    fn len(&self) -> u64 {
-        match self {
-            Self::All(count) => *count,
-            Self::Sample(chosen) => u64::try_from(chosen.len()).unwrap_or(u64::MAX),
-        }
+    // Drawn with the seed, so that a failure can be seen again. Repeats are dropped and drawn again.
+    let mut random = fastrand::Rng::with_seed(args.seed);
+    let mut chosen = BTreeSet::new();
+    while (chosen.len() as u64) < args.sample {
+        chosen.insert(random.u64(0..count));
     }
-
-    /// Numbers `from..to` of the choice.
-    fn part(&self, from: u64, to: u64) -> Vec<u64> {
-        match self {
-            Self::All(_) => (from..to).collect(),
-            Self::Sample(chosen) => {
-                let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(chosen.len());
-                chosen.get(place(from)..place(to)).unwrap_or_default().to_vec()
-            }
-        }
-    }
+    (args.sample, Box::new(chosen.into_iter()))
 }
 
 /// Blocks or vectors: items of one length.
@@ -130,20 +107,17 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
     // Only the first bytes: the items that begin in them, and of the last one only what is asked for.
     let bytes_end = args.length.unwrap_or(u64::MAX);
     let count = dataset.count.min(bytes_end.div_ceil(item_bytes));
-    let choice = Selection::new(args, count);
-    let per_request = (REQUEST_BYTES / item_bytes).clamp(1, REQUEST_ITEMS);
-    let bar = progress::items(choice.len(), "items");
-    let requests = choice.len().div_ceil(per_request);
-    let mut answers = stream::iter(0..requests)
-        .map(|n| {
-            let numbers = choice.part(n * per_request, ((n + 1) * per_request).min(choice.len()));
-            async move {
-                let items = match shape {
-                    Some(_) => (*client.fetch_vectors(name, &numbers).await?).clone(),
-                    None => (*client.fetch_blocks(name, &numbers).await?).clone(),
-                };
-                Ok::<_, Error>((numbers, items))
-            }
+    let (items, chosen) = selection(args, count);
+    let per_request = (REQUEST_BYTES / item_bytes).clamp(1, REQUEST_ITEMS as u64);
+    let bar = progress::items(items, "items");
+    let mut answers = stream::iter(chosen)
+        .chunks(usize::try_from(per_request).unwrap_or(REQUEST_ITEMS))
+        .map(|numbers| async move {
+            let items = match shape {
+                Some(_) => (*client.fetch_vectors(name, &numbers).await?).clone(),
+                None => (*client.fetch_blocks(name, &numbers).await?).clone(),
+            };
+            Ok::<_, Error>((numbers, items))
         })
         .buffered(REQUESTS_IN_FLIGHT);
     let mut checked = Checked {
@@ -184,8 +158,7 @@ async fn records(client: &Client, dataset: &Dataset, args: &Verify) -> Result<Ch
 async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, VerifyError> {
     let listed: Vec<ObjectInfo> = client.list_objects(name).try_collect().await?;
     let count = u64::try_from(listed.len()).unwrap_or(u64::MAX);
-    let choice = Selection::new(args, count);
-    let chosen = choice.part(0, choice.len()).into_iter();
+    let (items, chosen) = selection(args, count);
     let chosen = chosen.filter_map(|n| listed.get(usize::try_from(n).ok()?));
     let requests = batches(chosen, args.length.unwrap_or(u64::MAX));
     let bar = progress::items(u64::try_from(requests.len()).unwrap_or(u64::MAX), "requests");
@@ -196,7 +169,7 @@ async fn objects(client: &Client, name: &str, args: &Verify) -> Result<Checked, 
         })
         .buffered(REQUESTS_IN_FLIGHT);
     let mut checked = Checked {
-        items: choice.len(),
+        items,
         of: count,
         bytes: 0,
     };
@@ -229,8 +202,7 @@ fn batches<'a>(objects: impl Iterator<Item = &'a ObjectInfo>, length_max: u64) -
     let (mut batch, mut batch_bytes) = (Vec::new(), 0);
     let mut push = |part: ObjectPart| {
         let bytes = part.length.unwrap_or(0);
-        let full =
-            batch_bytes + bytes > REQUEST_BYTES || u64::try_from(batch.len()).unwrap_or(0) >= REQUEST_ITEMS;
+        let full = batch_bytes + bytes > REQUEST_BYTES || batch.len() >= REQUEST_ITEMS;
         if full && !batch.is_empty() {
             batches.push(std::mem::take(&mut batch));
             batch_bytes = 0;
@@ -278,17 +250,17 @@ mod tests {
             all: false,
             length,
         };
-        let choice = Selection::new(&args, 60);
-        let chosen = choice.part(0, choice.len());
-        assert_eq!(chosen.len(), 50);
+        let (items, chosen) = selection(&args, 60);
+        let chosen: Vec<u64> = chosen.collect();
+        assert_eq!((items, chosen.len()), (50, 50));
         assert!(
             chosen.is_sorted_by(|one, next| one < next) && chosen[49] < 60,
             "{chosen:?}"
         );
         args.all = true;
-        assert_eq!(Selection::new(&args, 60).part(58, 60), [58, 59]);
+        assert!(selection(&args, 60).1.eq(0..60));
         (args.all, args.sample) = (false, 100);
-        assert_eq!(Selection::new(&args, 60).len(), 60);
+        assert_eq!(selection(&args, 60).0, 60);
     }
 
     #[test]

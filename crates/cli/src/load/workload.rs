@@ -6,11 +6,12 @@ use super::choice::Chooser;
 use super::scores::{Ranking, Scoring};
 use crate::args::Global;
 use crate::daemon::grpc_failure;
-use crate::expected::{Mismatch, check_elements, check_stream, object_seed};
+use crate::expected::{Mismatch, check_elements, check_stream};
 use crate::outcome::Failure;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use ringfetch_client::{Client, Dtype, Kind};
 use ringfetch_pace::trace::{self, TraceEntries, TraceShape};
+use ringfetch_pattern::object_seed;
 use std::path::Path;
 
 /// More names than these are not kept: chosen at random, a million are as good as all.

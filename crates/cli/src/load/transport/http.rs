@@ -12,7 +12,7 @@ use hyper::client::conn::http1::{Connection, SendRequest, handshake};
 use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RANGE, RETRY_AFTER};
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::future::{Future, poll_fn};
@@ -290,7 +290,8 @@ fn request(part: &Part, items: &[u64], host: &HeaderValue) -> Result<Request<Ful
     } else {
         head.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         head.insert(ACCEPT, HeaderValue::from_static("application/octet-stream"));
-        let (kind, json) = batch(part.target(), items);
+        let (kind, json) =
+            batch(part.target(), items).map_err(|error| RequestError::protocol(error.to_string()))?;
         path.push('/');
         path.push_str(kind);
         path.push_str(":batchFetch");
@@ -307,38 +308,26 @@ fn request(part: &Part, items: &[u64], host: &HeaderValue) -> Result<Request<Ful
 }
 
 /// The kind in a batch's path, and its JSON.
-fn batch(target: &Target, items: &[u64]) -> (&'static str, String) {
-    let number = |json: &mut String, item: u64| write!(json, "{item}");
-    let range = |json: &mut String, item: u64| {
-        let (offset, length) = target.extent(item).unwrap_or_default();
-        write!(json, "{{\"offset\":{offset},\"length\":{length}}}")
-    };
-    let quoted = |json: &mut String, item: u64| {
-        let Target::Objects { names } = target else {
-            return Ok(());
-        };
-        write!(json, "{}", serde_json::Value::from(name(names, item)))
-    };
-    type WriteItem<'a> = &'a dyn Fn(&mut String, u64) -> std::fmt::Result;
-    let (kind, field, write_item): (_, _, WriteItem<'_>) = match target {
-        Target::Blocks { .. } => ("blocks", "indices", &number),
-        Target::Vectors { .. } => ("vectors", "ids", &number),
-        Target::Ranges { .. } | Target::Extents(_) => ("ranges", "ranges", &range),
-        Target::Objects { .. } => ("objects", "names", &quoted),
-    };
-    let mut json = String::with_capacity(32 + items.len() * 12);
-    json.push_str("{\"");
-    json.push_str(field);
-    json.push_str("\":[");
-    for (i, &item) in items.iter().enumerate() {
-        if i > 0 {
-            json.push(',');
-        }
-        // Writing to a string does not fail.
-        let _ = write_item(&mut json, item);
+fn batch(target: &Target, items: &[u64]) -> serde_json::Result<(&'static str, String)> {
+    #[derive(Serialize)]
+    struct Range {
+        offset: u64,
+        length: u64,
     }
-    json.push_str("]}");
-    (kind, json)
+    let extents = items.iter().filter_map(|&item| target.extent(item));
+    let (kind, field, list) = match target {
+        Target::Blocks { .. } => ("blocks", "indices", serde_json::to_string(items)?),
+        Target::Vectors { .. } => ("vectors", "ids", serde_json::to_string(items)?),
+        Target::Ranges { .. } | Target::Extents(_) => {
+            let ranges: Vec<_> = extents.map(|(offset, length)| Range { offset, length }).collect();
+            ("ranges", "ranges", serde_json::to_string(&ranges)?)
+        }
+        Target::Objects { names } => {
+            let names: Vec<&str> = items.iter().map(|&item| name(names, item)).collect();
+            ("objects", "names", serde_json::to_string(&names)?)
+        }
+    };
+    Ok((kind, format!("{{\"{field}\":{list}}}")))
 }
 
 /// Percent-encodes what a path may not contain; `/` stays.
@@ -488,7 +477,7 @@ mod tests {
             ),
             (Target::Objects { names }, "objects", r#"{"names":["a","b\"c"]}"#),
         ] {
-            assert_eq!(batch(&target, &[0, 1]), (kind, json.to_owned()));
+            assert_eq!(batch(&target, &[0, 1]).unwrap(), (kind, json.to_owned()));
         }
     }
 
