@@ -117,6 +117,7 @@ impl State {
 }
 
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "the files are small")]
 mod tests {
     use super::*;
     use crate::config::DirectIo;

@@ -59,7 +59,7 @@ fn one_read_allocates_little() {
         each <= ALLOCATIONS_MAX,
         "{each} allocations for each read, at most {ALLOCATIONS_MAX} expected: see {report}"
     );
-    println!("{each} allocations for each read");
+    eprintln!("{each} allocations for each read");
 }
 
 /// One core with a ring, and one dataset of blocks.

@@ -56,7 +56,7 @@ async fn assert_few(backend: &str, limit: f64) {
     };
     let found: Vec<_> = many.keys().map(|name| (name.as_str(), each(name))).collect();
     let found: Vec<_> = found.iter().filter(|(_, each)| *each > 0.02).collect();
-    println!("{backend}: {found:?}");
+    eprintln!("{backend}: {found:?}");
     assert!(
         each("total") <= limit,
         "{backend}: {} calls a read, at most {limit} expected: {found:?}",
@@ -90,6 +90,6 @@ async fn a_warm_read_takes_few_system_calls() {
 #[ignore = "needs strace and io_uring"]
 async fn a_warm_read_of_a_mapping_takes_few_system_calls() {
     // Scenario: blocks that were just written are read one at a time from a dataset that a mapping serves; the cores have
-    // rings, for a switch. Expectation: 6.5 to 7 calls, since the core copies them itself; by way of a shard's thread 13.
-    assert_few("mmap", 7.5).await;
+    // rings, for a switch. Expectation: 6.5 to 7.2 calls, since the core copies them itself; by way of a shard's thread 13.
+    assert_few("mmap", 8.0).await;
 }
