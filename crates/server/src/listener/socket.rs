@@ -17,7 +17,7 @@ use super::close::{CloseDecision, CloseReason};
 use super::progress::Progress;
 
 /// Time for the peer to close its side.
-const LINGER: Duration = Duration::from_secs(2);
+pub(super) const LINGER: Duration = Duration::from_secs(2);
 /// Bytes discarded per read.
 const DISCARD_BYTES: usize = 16 << 10;
 
@@ -32,6 +32,16 @@ impl Socket {
     /// Counts reads and writes in `progress`.
     pub(super) fn new(stream: TcpStream, progress: Arc<Progress>) -> Self {
         Self { stream, progress }
+    }
+
+    /// Ready once there is something to read, or the peer is gone.
+    pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.stream.poll_read_ready(cx).map(|_readable_or_gone| ())
+    }
+
+    /// The socket, without its runtime.
+    pub(super) fn into_std(self) -> io::Result<std::net::TcpStream> {
+        self.stream.into_std()
     }
 
     /// Closes the socket once the peer has closed its side, or after [`LINGER`].

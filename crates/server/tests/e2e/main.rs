@@ -46,5 +46,6 @@ mod shortcuts;
 mod slow_readers;
 mod supervised;
 mod surfaces;
+mod tls;
 mod vanishing;
 mod versions;
