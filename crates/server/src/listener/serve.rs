@@ -150,11 +150,11 @@ impl PortServer {
                     Next::Event(ConnectionEvent::Close(decision)) => {
                         count(decision);
                         if decision.closes() {
-                            return;
+                            return flusher.with_io(|io| io.inner_mut().say_goodbye());
                         }
                     }
                     Next::Event(ConnectionEvent::Drain) => drained = Some(Box::pin(progress.drained())),
-                    Next::Drained => return,
+                    Next::Drained => return flusher.with_io(|io| io.inner_mut().say_goodbye()),
                 }
                 connection.as_mut().graceful_shutdown();
             };

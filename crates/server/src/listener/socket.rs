@@ -39,6 +39,11 @@ impl Socket {
         self.stream.poll_read_ready(cx).map(|_readable_or_gone| ())
     }
 
+    /// Writes at once or not at all, and is not counted.
+    pub(super) fn writer_now(&self) -> impl io::Write {
+        WriterNow(&self.stream)
+    }
+
     /// The socket, without its runtime.
     pub(super) fn into_std(self) -> io::Result<std::net::TcpStream> {
         self.stream.into_std()
@@ -57,6 +62,18 @@ impl Socket {
         };
         // An error means that the connection is gone.
         let _closed_or_late = tokio::time::timeout(LINGER, until_the_peer_closes).await;
+    }
+}
+
+struct WriterNow<'a>(&'a TcpStream);
+
+impl io::Write for WriterNow<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

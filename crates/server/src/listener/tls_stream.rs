@@ -69,6 +69,18 @@ impl Stream {
         socket.map_or(Poll::Ready(()), |socket| socket.poll_read_ready(cx))
     }
 
+    /// Before a connection is dropped: ends TLS as far as the socket takes it now, so that clients do not see a truncation.
+    pub(super) fn say_goodbye(&mut self) {
+        if let Self::Tls(stream) = self {
+            let (socket, session) = stream.get_mut();
+            session.send_close_notify();
+            if let Ok(socket) = socket.here() {
+                let mut now = socket.writer_now();
+                while session.wants_write() && session.write_tls(&mut now).is_ok_and(|written| written > 0) {}
+            }
+        }
+    }
+
     /// Says goodbye and closes the socket once the peer has closed its side, or is late.
     ///
     /// # Cancel safety

@@ -12,11 +12,14 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, ProtocolVersion, RootCertStore, crypto, version};
+use tokio_rustls::rustls::{
+    ClientConfig, ProtocolVersion, RootCertStore, SupportedProtocolVersion, crypto, version,
+};
 
 /// An authority that signs certificates.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -55,10 +58,73 @@ impl Authority {
         self.signs(name, 2200)
     }
 
+    /// Handshakes by hand, to choose versions and protocols.
+    fn connector(&self, versions: &[&'static SupportedProtocolVersion], alpn: &[&str]) -> TlsConnector {
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_slice(self.pem().as_bytes()).unwrap())
+            .unwrap();
+        let provider = Arc::new(crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(versions);
+        let mut config = builder
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+        TlsConnector::from(Arc::new(config))
+    }
+
     /// What a client needs to trust it.
     pub(crate) fn trusted(&self, own: Option<&Pair>) -> Tls {
         let own = own.map(|pair| (pair.chain.as_bytes(), pair.key.as_bytes()));
         Tls::new(Some(self.pem().as_bytes()), own).unwrap()
+    }
+}
+
+/// A port without TLS in front of one that has it. Closed when dropped.
+pub(crate) struct Door {
+    _open: oneshot::Sender<()>,
+}
+
+impl Door {
+    /// The door to a port, and its address.
+    pub(crate) fn open(port: SocketAddr, authority: &Authority, is_http2: bool) -> (Self, SocketAddr) {
+        let alpn = if is_http2 { "h2" } else { "http/1.1" };
+        let connector = authority.connector(&[&version::TLS13], &[alpn]);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_open, closed) = oneshot::channel::<()>();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let listener = TcpListener::from_std(listener).unwrap();
+                let accepting = async {
+                    while let Ok((stream, _)) = listener.accept().await {
+                        tokio::spawn(pass(stream, port, connector.clone()));
+                    }
+                };
+                tokio::select! {
+                    _dropped = closed => {}
+                    () = accepting => {}
+                }
+            });
+        });
+        (Self { _open }, address)
+    }
+}
+
+/// Connections that fail are closed, as they would be without the door.
+async fn pass(mut stream: TcpStream, port: SocketAddr, connector: TlsConnector) {
+    let Ok(behind) = TcpStream::connect(port).await else {
+        return;
+    };
+    let nodelay = stream.set_nodelay(true).and_then(|()| behind.set_nodelay(true));
+    if let (Ok(()), Ok(mut behind)) = (
+        nodelay,
+        connector.connect(ServerName::from(port.ip()), behind).await,
+    ) {
+        let _ended = tokio::io::copy_bidirectional(&mut stream, &mut behind).await;
     }
 }
 
@@ -111,22 +177,12 @@ async fn metric(daemon: &Daemon, tls: &Tls, line: &str) -> bool {
 async fn handshake(
     address: SocketAddr,
     authority: &Authority,
-    versions: &[&'static tokio_rustls::rustls::SupportedProtocolVersion],
+    versions: &[&'static SupportedProtocolVersion],
     alpn: &[&str],
 ) -> std::io::Result<(ProtocolVersion, Option<String>, CertificateDer<'static>)> {
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap())
-        .unwrap();
-    let provider = Arc::new(crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(versions)
-        .unwrap();
-    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
     let stream = TcpStream::connect(address).await.unwrap();
     let name = ServerName::from(address.ip());
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+    let stream = authority.connector(versions, alpn).connect(name, stream).await?;
     let session = stream.get_ref().1;
     let alpn = session
         .alpn_protocol()
@@ -207,6 +263,35 @@ async fn every_port_speaks_tls_and_nothing_else() {
         .unwrap();
     assert!(checked.status.success(), "{checked:?}");
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_drain_ends_tls_in_order() {
+    // Scenario: connections that are idle after an answer, one over each protocol, when the daemon drains. Expectation: each
+    // sees the end of TLS, not of the socket alone, which would be a truncation; the drain is clean.
+    let authority = Authority::new();
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = with_tls(setup, &authority.pair("daemon")).start();
+    let mut idle = Vec::new();
+    for (alpn, words) in [
+        ("http/1.1", &b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"[..]),
+        ("h2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"),
+    ] {
+        let connector = authority.connector(&[&version::TLS13], &[alpn]);
+        let stream = TcpStream::connect(daemon.http).await.unwrap();
+        let mut stream = connector
+            .connect(ServerName::from(daemon.http.ip()), stream)
+            .await
+            .unwrap();
+        stream.write_all(words).await.unwrap();
+        assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+        idle.push(stream);
+    }
+    let hear_out = async |mut stream: tokio_rustls::client::TlsStream<TcpStream>| {
+        stream.read_to_end(&mut Vec::new()).await.unwrap();
+    };
+    let [first, second] = <[_; 2]>::try_from(idle).unwrap();
+    tokio::join!(daemon.stop(), hear_out(first), hear_out(second));
 }
 
 #[tokio::test]
