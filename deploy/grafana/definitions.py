@@ -172,8 +172,8 @@ def engine():
         [series("Page faults", "Faults a second. major: waited for the device; with mmap these are reads of the device "
                 "that the announcement did not foresee.", "ops", THIRD,
                 target(f"sum by (kind) ({rate('ringfetch_page_faults_total')})", "{{kind}}")),
-         series("Resident reads", "Share of reads that backend auto copied from the page cache instead of sending them to "
-                "the device. 0 with every other backend.", "percentunit", THIRD,
+         series("Resident reads", "Share of reads copied from the page cache without waiting: by backend auto, and of "
+                "single small reads with mmap.", "percentunit", THIRD,
                 target(quotient(rate(RESIDENT), CARRIED_OUT, "instance"), "{{instance}}"), max=1),
          series("CPU time a read", "CPU time of the whole process for each item answered.", "s", THIRD,
                 target(quotient(rate(CPU), rate(READS), "instance"), "{{instance}}"))],

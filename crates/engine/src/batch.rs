@@ -7,6 +7,7 @@ use crate::dataset::{Dataset, Kind, OpenFile};
 use crate::error::{ItemError, ReadError};
 use crate::geometry::{self, Extent, VectorGrid};
 use bytes::Bytes;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -21,8 +22,8 @@ pub struct Batch {
     pub(crate) objects: Vec<Arc<OpenFile>>,
     /// Index into `objects` by object id: a request may name thousands.
     object_places: HashMap<u64, usize>,
-    pub(crate) segments: Vec<Segment>,
-    pub(crate) items: Vec<Item>,
+    pub(crate) segments: SmallVec<[Segment; 1]>,
+    pub(crate) items: SmallVec<[Item; 1]>,
     pub(crate) errors: Vec<ItemError>,
     data_bytes: u64,
 }
@@ -58,8 +59,8 @@ impl Batch {
             dataset,
             objects: Vec::new(),
             object_places: HashMap::new(),
-            segments: Vec::with_capacity(items),
-            items: Vec::with_capacity(items),
+            segments: SmallVec::with_capacity(items),
+            items: SmallVec::with_capacity(items),
             errors: Vec::new(),
             data_bytes: 0,
         }
@@ -234,7 +235,7 @@ pub(crate) fn file_of<'a>(
 }
 
 /// A batch of over 4 GiB would not fit `target`; the engine refuses one by `data_bytes` before it looks here.
-fn push_segment(segments: &mut Vec<Segment>, file: usize, item: u32, part: Extent, target: u64) {
+fn push_segment(segments: &mut SmallVec<[Segment; 1]>, file: usize, item: u32, part: Extent, target: u64) {
     segments.push(Segment {
         file: u32::try_from(file).unwrap_or(u32::MAX),
         item,

@@ -3,6 +3,7 @@
 mod switch;
 
 use self::switch::show;
+use crate::at_once::CoreReads;
 use crate::batch::{Batch, Fetched};
 use crate::buffer::{Arena, PAGE_BYTES};
 use crate::config::{BackendKind, EngineConfig};
@@ -21,6 +22,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::task::{Context, Poll, ready};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
@@ -146,16 +148,30 @@ impl std::fmt::Debug for Inner {
 /// their memory returns to the pool.
 #[derive(Debug)]
 pub struct Ticket {
-    answer: oneshot::Receiver<Result<Fetched, ReadError>>,
+    answer: Answer,
+}
+
+#[derive(Debug)]
+enum Answer {
+    Awaited(oneshot::Receiver<Result<Fetched, ReadError>>),
+    /// There at once; `None` when it is taken.
+    Made(Option<Fetched>),
 }
 
 impl Future for Ticket {
     type Output = Result<Fetched, ReadError>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<Self::Output> {
-        Pin::new(&mut self.answer)
-            .poll(cx)
-            .map(|answer| answer.unwrap_or(Err(ReadError::ShardFailed)))
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.answer {
+            Answer::Awaited(answer) => Pin::new(answer)
+                .poll(cx)
+                .map(|answer| answer.unwrap_or(Err(ReadError::ShardFailed))),
+            Answer::Made(fetched) => {
+                // A task with many requests gives way to others, as it does when their answers come from a shard.
+                ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
+                Poll::Ready(fetched.take().ok_or(ReadError::ShardFailed))
+            }
+        }
     }
 }
 
@@ -165,7 +181,10 @@ impl Ticket {
     /// # Errors
     /// As the future's output.
     pub fn wait(self) -> Result<Fetched, ReadError> {
-        self.answer.blocking_recv().unwrap_or(Err(ReadError::ShardFailed))
+        match self.answer {
+            Answer::Awaited(answer) => answer.blocking_recv().unwrap_or(Err(ReadError::ShardFailed)),
+            Answer::Made(fetched) => fetched.ok_or(ReadError::ShardFailed),
+        }
     }
 }
 
@@ -291,6 +310,14 @@ impl Engine {
         }
         let routes = inner.routes.load();
         let route = routes.of(batch.dataset.name());
+        let share = account.map(Account::memory);
+        if let Some(core) = cores::current()
+            && let Some(reads) = route.group.at_once.get(core)
+            && let Some(fetched) = reads.fetch(&batch, &inner.arena, share, options.deadline)
+        {
+            let answer = Answer::Made(Some(fetched));
+            return Ok(Ticket { answer });
+        }
         let shard = inner.choose_shard(&route.group).ok_or(ReadError::ShardFailed)?;
         // Not `Overloaded`, which means that a retry makes sense: this memory would never be available.
         let fits = |plan: &plan::Plan| {
@@ -300,7 +327,6 @@ impl Engine {
         };
         // Planning is most of the cost of a refusal, so check for room first.
         let mut turn = inner.charge_reads(plan::expected_reads(&batch, route.rules), account)?;
-        let share = account.map(Account::memory);
         inner.arena.grants(batch.data_bytes(), share)?;
         let plan = plan::plan_within(&batch, route.rules, fits);
         if let (Some(turn), Some(share)) = (&mut turn, account.map(Account::reads)) {
@@ -347,7 +373,9 @@ impl Engine {
             reply,
         };
         match shard.inbox.deliver(Box::new(work)) {
-            Ok(()) => Ok(Ticket { answer }),
+            Ok(()) => Ok(Ticket {
+                answer: Answer::Awaited(answer),
+            }),
             Err(SendError::Full) => refuse(ReadError::Overloaded {
                 resource: Resource::QueuedReads,
             }),
@@ -385,6 +413,7 @@ impl Engine {
     /// time after a dataset was removed or replaced; a shard that is too busy is asked again by the next call.
     pub fn sweep(&self) {
         for group in self.inner.groups() {
+            group.at_once.iter().for_each(CoreReads::sweep);
             for shard in &group.shards {
                 // A full inbox, or a shard that has ended: the next call tries again.
                 shard.inbox.try_command(Control::Sweep);

@@ -5,6 +5,7 @@
     reason = "reads land in memory that the kernel writes to; nobody else may"
 )]
 
+pub(crate) mod at_once;
 pub(crate) mod backend;
 pub mod batch;
 #[cfg(feature = "bench")]

@@ -6,6 +6,7 @@
 //! Invariant: no two in-place reads overlap in memory, and none reaches beyond `data_bytes`.
 
 use crate::batch::{Batch, Segment};
+use smallvec::SmallVec;
 
 /// Constraints of the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,11 +66,11 @@ pub(crate) struct Piece {
     pub(crate) length: u32,
 }
 
-/// All reads of a batch.
+/// All reads of a batch. One of each is in place: a request for one item is the most frequent.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Plan {
-    pub(crate) reads: Vec<PlannedRead>,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) reads: SmallVec<[PlannedRead; 1]>,
+    pub(crate) pieces: SmallVec<[Piece; 1]>,
     /// Offset of item 0 in the response buffer: not 0 only if a lone unaligned range is read in place.
     pub(crate) lead_bytes: u32,
     /// Bytes the response buffer must have.
@@ -209,8 +210,8 @@ pub(crate) fn plan(batch: &Batch, rules: PlanRules) -> Plan {
 }
 
 /// Cuts segments into parts that one read of at most `max_read_bytes` covers, at aligned file offsets.
-fn split(batch: &Batch, rules: PlanRules) -> Vec<SegmentPart> {
-    let mut parts = Vec::with_capacity(batch.segments.len());
+fn split(batch: &Batch, rules: PlanRules) -> SmallVec<[SegmentPart; 1]> {
+    let mut parts = SmallVec::with_capacity(batch.segments.len());
     for segment in &batch.segments {
         let file = batch.file(segment.file);
         let (direct, alignment, memory_alignment) = match file {

@@ -11,6 +11,7 @@ use crate::dataset::{Dataset, OpenFile};
 use crate::error::{ItemError, ReadError};
 use crate::plan::{Piece, Place, Plan, PlannedRead};
 use crate::share::Charge;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
@@ -35,7 +36,7 @@ pub(crate) struct PlannedBatch {
     /// Whose turn it takes: caller and connection.
     pub(crate) origin: Option<(u64, u64)>,
     pub(crate) objects: Vec<Arc<OpenFile>>,
-    pub(crate) items: Vec<Item>,
+    pub(crate) items: SmallVec<[Item; 1]>,
     pub(crate) errors: Vec<ItemError>,
     pub(crate) plan: Plan,
     /// None when there is nothing to read.

@@ -236,19 +236,22 @@ impl<B: Backend> Shard<B> {
         let left = active.batch.plan.reads.len() - active.next_read;
         if !in_flight.is_empty() && left <= JOINED_AT_ONCE_MAX && active.shares(&self.backend) {
             let mut reads = std::mem::take(&mut active.batch.plan.reads);
-            let mut waiting = reads.split_off(active.next_read);
-            let before = waiting.len();
-            waiting.retain(|read| {
+            let (before, mut waiting) = (reads.len(), active.next_read);
+            reads.retain(|read| {
+                // Those before it have been started.
+                if let Some(started) = waiting.checked_sub(1) {
+                    waiting = started;
+                    return true;
+                }
                 let index_key = active.index_key(read, in_flight);
                 !index_key
                     .is_some_and(|index_key| active.join(key, read, index_key, Joinable::Covering, in_flight))
             });
             let reads_taken_up = ReadCounts {
                 started: 0,
-                joined: (before - waiting.len()) as u64,
+                joined: (before - reads.len()) as u64,
             };
             active.count_taken_up(reads_taken_up, metrics, now);
-            reads.append(&mut waiting);
             active.planned = reads.len();
             active.batch.plan.reads = reads;
         }

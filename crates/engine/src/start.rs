@@ -2,6 +2,7 @@
 //!
 //! If a step fails, what was started before ends by itself, since its senders are dropped.
 
+use crate::at_once::CoreReads;
 use crate::backend::probe::{self, UringRefusal};
 use crate::backend::{mmap::MmapBackend, pread::PreadBackend};
 use crate::buffer::Arena;
@@ -129,6 +130,8 @@ pub(crate) struct ShardGroup {
     pub(crate) shards: Vec<ShardHandle>,
     /// Whether shard N runs on core N.
     pub(crate) on_cores: bool,
+    /// Of each core, for small requests whose bytes are resident: with `mmap`.
+    pub(crate) at_once: Vec<CoreReads>,
 }
 
 impl ShardGroup {
@@ -226,7 +229,19 @@ impl Starter<'_> {
     ) -> ShardGroup {
         metrics.add_shards(self.shards.iter().map(|shard| Arc::clone(&shard.metrics)));
         threads.extend(self.threads);
+        let cores = if backend == BackendKind::Mmap {
+            self.config.cores.max(1)
+        } else {
+            0
+        };
+        let at_once = self.shards.iter().cycle().zip(0..cores).map(|(shard, _)| {
+            let counted = ShardMetrics::new(shard.metrics.shard, backend, 0);
+            counted.show(backend);
+            metrics.add_core(Arc::clone(&counted));
+            CoreReads::new(counted)
+        });
         ShardGroup {
+            at_once: at_once.collect(),
             backend: if backend.uses_ring() {
                 BackendKind::Uring
             } else {

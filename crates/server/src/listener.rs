@@ -14,6 +14,7 @@ mod dispatch;
 mod frame_parts;
 mod hosts;
 mod progress;
+mod response_future;
 mod serve;
 mod socket;
 mod timeouts;
@@ -49,9 +50,10 @@ use tls_stream::{AcceptedStream, Handshakes};
 pub use bind::{Addresses, BindError, BoundSocket, bind};
 pub use bodies::{AnswerBody, RequestBody};
 pub use connection_limits::ConnectionLimits;
-pub use dispatch::{FastPath, ResponseFuture};
+pub use dispatch::FastPath;
 pub use frame_parts::FrameParts;
 pub use hosts::AllowedHosts;
+pub use response_future::ResponseFuture;
 
 /// TCP keepalive: idle time before the first probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);

@@ -45,7 +45,7 @@ const TRUSTED_ASKS_ONE_IN: u32 = 16;
 pub(crate) struct AutoBackend {
     ring: UringBackend,
     mapped: MmapBackend,
-    histories: Vec<ResidencyHistory>,
+    histories: ResidencyHistories,
     /// Whether something was passed to the mapping without a query.
     unasked: bool,
     fills: Fills,
@@ -63,16 +63,14 @@ impl AutoBackend {
             copied: 0,
             // Resident pages need no announcement.
             mapped: MmapBackend::new(false),
-            histories: vec![ResidencyHistory::default(); REMEMBERED_FILES],
+            histories: ResidencyHistories::default(),
             unasked: false,
         }
     }
 
     /// Whether an attempt's bytes are resident; `None` if they were not queried.
     fn is_resident(&mut self, attempt: &Attempt) -> Option<bool> {
-        let place = usize::try_from(attempt.file.id).unwrap_or(0) % REMEMBERED_FILES;
-        let history = self.histories.get_mut(place)?;
-        history.is_of(attempt.file.id);
+        let history = self.histories.of(attempt.file.id)?;
         match history.guess() {
             Residency::Ask => {}
             Residency::Resident => {
@@ -94,7 +92,8 @@ impl AutoBackend {
             .saturating_sub(attempt.offset)
             .min(u64::from(attempt.length));
         // SAFETY: the shard keeps the attempt's memory for us until it is reported.
-        let read = unsafe { pread_no_wait(attempt) };
+        let read =
+            unsafe { pread_no_wait(&attempt.file, attempt.offset, attempt.destination, attempt.length) };
         match read {
             // Short of the end of the file, the next page was not resident. A truncated file takes the slow path too.
             Ok(bytes) if u64::from(bytes) == wanted => {
@@ -107,8 +106,7 @@ impl AutoBackend {
             }
             // EAGAIN: it is being read. EOPNOTSUPP: the file system always waits.
             Ok(_) | Err(_) => {
-                let place = usize::try_from(attempt.file.id).unwrap_or(0) % REMEMBERED_FILES;
-                if let Some(history) = self.histories.get_mut(place) {
+                if let Some(history) = self.histories.of(attempt.file.id) {
                     history.learn(false);
                 }
                 false
@@ -165,7 +163,10 @@ impl Backend for AutoBackend {
         }
         if faults.is_some_and(|before| major_faults() > before) {
             // Something trusted is no longer resident: query everything again.
-            self.histories.iter_mut().for_each(|file| file.hits_in_a_row = 0);
+            self.histories
+                .0
+                .iter_mut()
+                .for_each(|file| file.hits_in_a_row = 0);
         }
         let from_ring = finished.len();
         let read = self.ring.poll_completions(cx, finished);
@@ -182,8 +183,7 @@ impl Backend for AutoBackend {
     }
 
     fn shares(&self, file: u64, may_copy: bool) -> bool {
-        let place = usize::try_from(file).unwrap_or(0) % REMEMBERED_FILES;
-        let history = self.histories.get(place).filter(|_| may_copy);
+        let history = self.histories.0.get(place_of(file)).filter(|_| may_copy);
         !history.is_some_and(|known| known.file == file && known.hits_in_a_row >= TRUSTED_AFTER)
     }
 
@@ -192,9 +192,32 @@ impl Backend for AutoBackend {
     }
 }
 
+/// The histories of the files read by one thread.
+#[derive(Debug)]
+pub(crate) struct ResidencyHistories(Vec<ResidencyHistory>);
+
+impl Default for ResidencyHistories {
+    fn default() -> Self {
+        Self(vec![ResidencyHistory::default(); REMEMBERED_FILES])
+    }
+}
+
+impl ResidencyHistories {
+    /// The history of a file.
+    pub(crate) fn of(&mut self, file: u64) -> Option<&mut ResidencyHistory> {
+        let history = self.0.get_mut(place_of(file))?;
+        history.is_of(file);
+        Some(history)
+    }
+}
+
+fn place_of(file: u64) -> usize {
+    usize::try_from(file).unwrap_or(0) % REMEMBERED_FILES
+}
+
 /// How often a file was resident recently, and how often it is queried.
 #[derive(Debug, Clone, Copy)]
-struct ResidencyHistory {
+pub(crate) struct ResidencyHistory {
     /// Moving average over some 64 queries.
     hits_per_mille: u32,
     hits_in_a_row: u32,
@@ -205,7 +228,7 @@ struct ResidencyHistory {
 
 /// What is known about a read without a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Residency {
+pub(crate) enum Residency {
     /// Not enough.
     Ask,
     /// Resident, like everything queried recently.
@@ -235,7 +258,8 @@ impl ResidencyHistory {
         }
     }
 
-    fn guess(&mut self) -> Residency {
+    /// What to expect of the next read.
+    pub(crate) fn guess(&mut self) -> Residency {
         let (one_in, otherwise) = if self.hits_in_a_row >= TRUSTED_AFTER {
             (TRUSTED_ASKS_ONE_IN, Residency::Resident)
         } else if self.hits_per_mille < COLD_HITS_PER_MILLE {
@@ -251,7 +275,8 @@ impl ResidencyHistory {
         Residency::Ask
     }
 
-    fn learn(&mut self, hit: bool) {
+    /// Records whether a read's bytes were resident.
+    pub(crate) fn learn(&mut self, hit: bool) {
         self.hits_in_a_row = if hit {
             self.hits_in_a_row.saturating_add(1)
         } else {
@@ -266,29 +291,34 @@ impl ResidencyHistory {
     }
 }
 
-/// Reads what an attempt wants from the page cache, without waiting for the device.
+/// Reads from the page cache, without waiting for the device.
 ///
 /// # Errors
 /// errno; EAGAIN where nothing is there.
 ///
 /// # Safety
-/// As [`Attempt`] promises: `destination` has `length` bytes, which nobody else touches.
-unsafe fn pread_no_wait(attempt: &Attempt) -> Result<u32, i32> {
+/// `destination` has `length` bytes, which nobody else touches.
+pub(crate) unsafe fn pread_no_wait(
+    file: &OpenFile,
+    offset: u64,
+    destination: *mut u8,
+    length: u32,
+) -> Result<u32, i32> {
     let vector = libc::iovec {
-        iov_base: attempt.destination.cast(),
-        iov_len: attempt.length as usize,
+        iov_base: destination.cast(),
+        iov_len: length as usize,
     };
-    let offset = i64::try_from(attempt.offset).map_err(|_| libc::EINVAL)?;
-    let file = attempt.file.buffered_fd().as_raw_fd();
+    let from = i64::try_from(offset).map_err(|_| libc::EINVAL)?;
+    let descriptor = file.buffered_fd().as_raw_fd();
     // SAFETY: one vector, whose memory is valid and exclusive by the caller's promise.
-    let read = unsafe { libc::preadv2(file, &raw const vector, 1, offset, libc::RWF_NOWAIT) };
+    let read = unsafe { libc::preadv2(descriptor, &raw const vector, 1, from, libc::RWF_NOWAIT) };
     let read = u32::try_from(read).map_err(|_| {
         std::io::Error::last_os_error()
             .raw_os_error()
             .unwrap_or(libc::EIO)
     })?;
     // The file may have been truncated in between, and its last page zeroed.
-    attempt.file.kept(attempt.offset, read, false)
+    file.kept_without_waiting(offset, read)
 }
 
 /// `struct cachestat_range` of cachestat(2).
@@ -407,7 +437,7 @@ mod tests {
 
     /// Makes the backend trust a file.
     fn trust(backend: &mut AutoBackend, file: u64) {
-        for history in &mut backend.histories {
+        for history in &mut backend.histories.0 {
             (history.file, history.hits_per_mille) = (file, 1000);
             history.hits_in_a_row = TRUSTED_AFTER;
         }
@@ -433,7 +463,7 @@ mod tests {
             offsets.push(24 << 20);
             for (slot, offset) in (0_u32..).zip(offsets) {
                 // None of them is to be the one in 16 that is asked about.
-                backend.histories.iter_mut().for_each(|file| file.unasked = 0);
+                backend.histories.0.iter_mut().for_each(|file| file.unasked = 0);
                 let route = backend.start(Attempt {
                     slot,
                     file: Arc::clone(&open),
@@ -450,9 +480,9 @@ mod tests {
                 std::future::poll_fn(|cx| backend.poll_completions(cx, &mut finished)).await;
             }
             assert!(finished.iter().all(|finished| finished.result == Ok(PAGE)));
-            assert!(backend.histories.iter().all(|file| file.hits_in_a_row == 0));
+            assert!(backend.histories.0.iter().all(|file| file.hits_in_a_row == 0));
             trust(&mut backend, open.id);
-            let mut shared = backend.histories[0];
+            let mut shared = backend.histories.0[0];
             shared.is_of(open.id + 64);
             assert_eq!(shared.guess(), Residency::Ask);
         });
@@ -476,7 +506,7 @@ mod tests {
             other.begin(0, open.id, 0, PAGE);
             other.begin(1, open.id, 24 << 20, PAGE);
             trust(&mut backend, open.id);
-            backend.histories.iter_mut().for_each(|file| file.unasked = 0);
+            backend.histories.0.iter_mut().for_each(|file| file.unasked = 0);
             let mut memory = vec![0_u8; 2 * PAGE as usize];
             for (slot, offset, route) in [(0, 0, ReadSource::PageCache), (1, 24 << 20, ReadSource::Device)] {
                 let attempt = Attempt {
@@ -491,7 +521,7 @@ mod tests {
                 assert_eq!(backend.start(attempt), route);
             }
             assert_eq!(backend.take_copied(), u64::from(PAGE));
-            assert!(backend.histories.iter().any(|file| file.hits_in_a_row == 0));
+            assert!(backend.histories.0.iter().any(|file| file.hits_in_a_row == 0));
             backend.flush();
             let mut finished = Vec::new();
             while finished.len() < 2 {
@@ -540,7 +570,7 @@ mod tests {
             };
             let first = read(&mut backend, 1 << 20).await;
             let second = read(&mut backend, 1 << 20).await;
-            for history in &mut backend.histories {
+            for history in &mut backend.histories.0 {
                 history.hits_per_mille = 0;
             }
             for number in 0..16_u64 {
@@ -552,7 +582,7 @@ mod tests {
             trust(&mut backend, open.id);
             fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
             let trusted = read(&mut backend, 25 << 20).await;
-            assert!(backend.histories.iter().all(|file| file.hits_in_a_row == 0));
+            assert!(backend.histories.0.iter().all(|file| file.hits_in_a_row == 0));
             (first, second, trusted)
         });
         assert_eq!(

@@ -340,8 +340,18 @@ impl OpenFile {
         } else {
             self.current_length()
         };
-        let end = end.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
-        Ok(u32::try_from(end.saturating_sub(offset)).map_or(bytes, |left| left.min(bytes)))
+        bytes_before(end, offset, bytes)
+    }
+
+    /// As [`Self::kept`] for a read through the page cache that did not wait: nor does this.
+    ///
+    /// # Errors
+    /// errno of statx.
+    pub(crate) fn kept_without_waiting(&self, offset: u64, bytes: u32) -> Result<u32, i32> {
+        if self.is_block_device {
+            return Ok(bytes);
+        }
+        bytes_before(self.known_length(), offset, bytes)
     }
 
     /// Length now as far as this host knows: asks no server and no FUSE daemon, which might take as long as a read.
@@ -370,6 +380,12 @@ impl OpenFile {
     pub(super) fn alignment(&self) -> Alignment {
         self.alignment
     }
+}
+
+/// How many of `bytes` from `offset` are before the file's `end`.
+fn bytes_before(end: io::Result<u64>, offset: u64, bytes: u32) -> Result<u32, i32> {
+    let end = end.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+    Ok(u32::try_from(end.saturating_sub(offset)).map_or(bytes, |left| left.min(bytes)))
 }
 
 enum DirectOutcome {

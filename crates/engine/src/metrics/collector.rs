@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 #[derive(Debug)]
 pub(crate) struct MetricsRegistry {
     shards: RwLock<Vec<Arc<ShardMetrics>>>,
+    /// What cores count themselves; each has the number of a shard of its backend.
+    cores: RwLock<Vec<Arc<ShardMetrics>>>,
     backend: Mutex<BackendStatus>,
     /// Datasets by name, with the backend of each that has one of its own.
     datasets: Mutex<BTreeMap<String, Option<BackendStatus>>>,
@@ -30,6 +32,7 @@ impl MetricsRegistry {
     pub(crate) fn new(backend: BackendStatus) -> Self {
         Self {
             shards: RwLock::default(),
+            cores: RwLock::default(),
             backend: Mutex::new(backend),
             datasets: Mutex::default(),
             retired: Mutex::default(),
@@ -44,7 +47,22 @@ impl MetricsRegistry {
             .extend(shards);
     }
 
-    /// How many there are.
+    /// Adds what a core counts of requests that it answers at once.
+    pub(crate) fn add_core(&self, core: Arc<ShardMetrics>) {
+        self.cores
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(core);
+    }
+
+    /// The counters of shards and cores.
+    fn all(&self) -> Vec<Arc<ShardMetrics>> {
+        let mut all = self.shards();
+        all.extend_from_slice(&self.cores.read().unwrap_or_else(PoisonError::into_inner));
+        all
+    }
+
+    /// How many shards there are.
     pub(crate) fn shard_count(&self) -> u32 {
         u32::try_from(self.shards().len()).unwrap_or(u32::MAX)
     }
@@ -56,7 +74,7 @@ impl MetricsRegistry {
     pub(crate) fn totals(&self) -> Totals {
         let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
         self.drop_unused(&mut dropped);
-        totals(&self.shards(), *dropped)
+        totals(&self.all(), *dropped)
     }
 
     /// Drops the counters of retired datasets without readers. All shards' at once: a sum without one shard's part
@@ -68,7 +86,7 @@ impl MetricsRegistry {
         if retired.is_empty() {
             return;
         }
-        let shards = self.shards();
+        let shards = self.all();
         let mut counters: Vec<_> = shards
             .iter()
             .map(|shard| shard.datasets.lock().unwrap_or_else(PoisonError::into_inner))
@@ -169,7 +187,7 @@ const HELP: [(&str, &str); 16] = [
     ),
     (
         "ringfetch_resident_reads_total",
-        "Reads copied from the page cache by backend auto instead of being sent to the device.",
+        "Reads copied from the page cache without waiting: by backend auto, and of small requests with mmap.",
     ),
     (
         "ringfetch_joined_reads_total",
@@ -306,6 +324,7 @@ impl Collector for EngineCollector {
         let mut by_dataset: BTreeMap<(String, BackendKindOrd), u64> = BTreeMap::new();
         let mut stages: BTreeMap<(BackendKindOrd, &str), HistogramTotal> = BTreeMap::new();
         let mut batches = HistogramTotal::default();
+        let all = self.metrics.all();
         for shard in &self.metrics.shards() {
             let number = shard.shard.to_string();
             let labels = [("shard", number.as_str())];
@@ -318,10 +337,14 @@ impl Collector for EngineCollector {
             depth.histogram(&labels, &seen, &COUNT_BOUNDS, 1.0);
             device_reads.counter(&labels, shard.device_reads.load(Ordering::Relaxed));
             device_bytes.counter(&labels, shard.device_bytes.load(Ordering::Relaxed));
-            resident.counter(&labels, shard.resident_reads.load(Ordering::Relaxed));
+            let same = all.iter().filter(|counted| counted.shard == shard.shard);
+            let copied = same.map(|counted| counted.resident_reads.load(Ordering::Relaxed));
+            resident.counter(&labels, copied.sum());
             joined.counter(&labels, shard.joined_reads.load(Ordering::Relaxed));
             submissions.counter(&labels, shard.submissions.load(Ordering::Relaxed));
             failures.counter(&labels, shard.failures.load(Ordering::Relaxed));
+        }
+        for shard in &all {
             shard.batch_items.merge_into(&mut batches);
             for per_backend in shard
                 .backends

@@ -5,10 +5,12 @@
 //! together are exactly what prost writes.
 
 use super::frame::PREFIX_BYTES;
+use crate::fetch::DatasetHandle;
 use crate::listener::FrameParts;
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
+use prost::{EncodeError, Message};
+use std::cell::RefCell;
 use tonic::Status;
 
 /// The tag of `data` in every response.
@@ -23,6 +25,74 @@ pub(super) struct EncodedMessage {
     pub(super) head: Bytes,
     /// The bytes of `data`.
     pub(super) data: Bytes,
+}
+
+/// Heads up to this size are cut from pieces of memory of [`HEADS_BYTES`], which are used again when all heads in them are sent:
+/// a head that waits for its client holds 1 KiB at most.
+const SMALL_HEAD_BYTES: usize = 128;
+const HEADS_BYTES: usize = 1 << 10;
+
+thread_local! {
+    static HEADS: RefCell<BytesMut> = RefCell::new(BytesMut::new());
+}
+
+/// All of a response but its `data`.
+pub(super) trait ResponseFields {
+    /// Their length.
+    fn encoded_len(&self) -> usize;
+
+    /// Appends them as prost would.
+    ///
+    /// # Errors
+    /// None for a buffer that grows.
+    fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError>;
+}
+
+impl<M: Message> ResponseFields for M {
+    fn encoded_len(&self) -> usize {
+        Message::encoded_len(self)
+    }
+    fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError> {
+        Message::encode(self, buffer)
+    }
+}
+
+/// A message with the dataset's tag as its last field, which is not copied into it.
+#[derive(Debug)]
+pub(super) struct Tagged<M> {
+    pub(super) message: M,
+    /// The field's number: higher than all others of the message. `None`: it has no such field.
+    pub(super) etag_field: Option<u32>,
+    pub(super) dataset: DatasetHandle,
+}
+
+impl<M> Tagged<M> {
+    /// Number and value of the field, if it is not empty.
+    fn etag(&self) -> Option<(u32, &str)> {
+        let etag = self.dataset.etag();
+        self.etag_field
+            .filter(|_| !etag.is_empty())
+            .map(|field| (field, etag))
+    }
+}
+
+impl<M: Message> ResponseFields for Tagged<M> {
+    fn encoded_len(&self) -> usize {
+        let etag = self.etag();
+        let etag = etag.map_or(0, |(field, etag)| {
+            key_len(field) + encoded_len_varint(etag.len() as u64) + etag.len()
+        });
+        self.message.encoded_len() + etag
+    }
+    fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError> {
+        self.message.encode(buffer)?;
+        if let Some((field, etag)) = self.etag() {
+            encode_key(field, WireType::LengthDelimited, buffer);
+            encode_varint(etag.len() as u64, buffer);
+            buffer.put_slice(etag.as_bytes());
+        }
+        Ok(())
+    }
 }
 
 /// Data up to this size is copied behind its head: the system call handles a copy faster than a part of its own.
@@ -113,21 +183,23 @@ impl EncodedMessage {
     ///
     /// # Errors
     /// INTERNAL: more than the 4 GiB of a gRPC message, which `limits.response_bytes` prevents.
-    pub(super) fn unary(message: &impl Message, data: Bytes) -> Result<Self, Status> {
+    pub(super) fn unary(message: &impl ResponseFields, data: Bytes) -> Result<Self, Status> {
         let length = inner_length(message, data.len());
-        let mut head = start(length, PREFIX_BYTES + length - data.len())?;
-        put_inner(&mut head, message, data.len())?;
-        Ok(Self {
-            head: head.freeze(),
-            data,
-        })
+        let head_length = PREFIX_BYTES + length - data.len();
+        let head = head_of(length, head_length, |head| put_inner(head, message, data.len()))?;
+        Ok(Self { head, data })
     }
 
     /// The same response inside the field `tag` of a stream's response with this id.
     ///
     /// # Errors
     /// As for `unary`.
-    pub(super) fn nested(id: u64, tag: u32, message: &impl Message, data: Bytes) -> Result<Self, Status> {
+    pub(super) fn nested(
+        id: u64,
+        tag: u32,
+        message: &impl ResponseFields,
+        data: Bytes,
+    ) -> Result<Self, Status> {
         let inner = inner_length(message, data.len());
         let id_length = if id == 0 {
             0
@@ -135,18 +207,16 @@ impl EncodedMessage {
             key_len(ID_TAG) + encoded_len_varint(id)
         };
         let length = id_length + key_len(tag) + encoded_len_varint(inner as u64) + inner;
-        let mut head = start(length, PREFIX_BYTES + length - data.len())?;
-        if id != 0 {
-            encode_key(ID_TAG, WireType::Varint, &mut head);
-            encode_varint(id, &mut head);
-        }
-        encode_key(tag, WireType::LengthDelimited, &mut head);
-        encode_varint(inner as u64, &mut head);
-        put_inner(&mut head, message, data.len())?;
-        Ok(Self {
-            head: head.freeze(),
-            data,
-        })
+        let head = head_of(length, PREFIX_BYTES + length - data.len(), |head| {
+            if id != 0 {
+                encode_key(ID_TAG, WireType::Varint, head);
+                encode_varint(id, head);
+            }
+            encode_key(tag, WireType::LengthDelimited, head);
+            encode_varint(inner as u64, head);
+            put_inner(head, message, data.len())
+        })?;
+        Ok(Self { head, data })
     }
 
     /// A message without `data`.
@@ -155,19 +225,14 @@ impl EncodedMessage {
     /// As for `unary`.
     pub(super) fn plain(message: &impl Message) -> Result<Self, Status> {
         let length = message.encoded_len();
-        let mut head = start(length, PREFIX_BYTES + length)?;
-        message
-            .encode(&mut head)
-            .map_err(|error| Status::internal(error.to_string()))?;
-        Ok(Self {
-            head: head.freeze(),
-            data: Bytes::new(),
-        })
+        let head = head_of(length, PREFIX_BYTES + length, |head| message.encode(head))?;
+        let data = Bytes::new();
+        Ok(Self { head, data })
     }
 }
 
 /// Encoded length of the message with `data`; an empty `data` is not written at all.
-fn inner_length(message: &impl Message, data_length: usize) -> usize {
+fn inner_length(message: &impl ResponseFields, data_length: usize) -> usize {
     message.encoded_len() + data_field_length(data_length) + data_length
 }
 
@@ -180,23 +245,48 @@ fn data_field_length(data_length: usize) -> usize {
     }
 }
 
-/// A buffer for the head with the gRPC prefix in it.
-fn start(message_length: usize, head_length: usize) -> Result<BytesMut, Status> {
+/// The head of `head_length` bytes: the gRPC prefix, and what `fill` appends.
+fn head_of(
+    message_length: usize,
+    head_length: usize,
+    fill: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
+) -> Result<Bytes, Status> {
+    let prefix = prefix(message_length)?;
+    let put = |head: &mut BytesMut| {
+        head.put_slice(&prefix);
+        fill(head).map_err(|error| Status::internal(error.to_string()))
+    };
+    if head_length > SMALL_HEAD_BYTES {
+        let mut head = BytesMut::with_capacity(head_length);
+        put(&mut head)?;
+        return Ok(head.freeze());
+    }
+    HEADS.with_borrow_mut(|heads| {
+        if heads.capacity() < head_length {
+            heads.reserve(HEADS_BYTES);
+        }
+        put(heads).inspect_err(|_| heads.clear())?;
+        Ok(heads.split().freeze())
+    })
+}
+
+/// The prefix of a message.
+fn prefix(message_length: usize) -> Result<[u8; PREFIX_BYTES], Status> {
     let length = u32::try_from(message_length).map_err(|_| {
         Status::internal(format!(
             "the answer has {message_length} bytes; a message can have 4 GiB"
         ))
     })?;
-    let mut head = BytesMut::with_capacity(head_length);
-    head.put_u8(0);
-    head.put_u32(length);
-    Ok(head)
+    let [a, b, c, d] = length.to_be_bytes();
+    Ok([0, a, b, c, d])
 }
 
-fn put_inner(head: &mut BytesMut, message: &impl Message, data_length: usize) -> Result<(), Status> {
-    message
-        .encode(head)
-        .map_err(|error| Status::internal(error.to_string()))?;
+fn put_inner(
+    head: &mut BytesMut,
+    message: &impl ResponseFields,
+    data_length: usize,
+) -> Result<(), EncodeError> {
+    message.encode(head)?;
     if data_length > 0 {
         encode_key(DATA_TAG, WireType::LengthDelimited, head);
         encode_varint(data_length as u64, head);
@@ -337,7 +427,7 @@ mod tests {
     #[test]
     fn a_message_longer_than_grpc_can_say_is_refused() {
         // 4 GiB do not fit the prefix: a status, and no wrapped length.
-        assert!(start(1 << 32, 5).is_err());
-        assert!(start((1 << 32) - 1, 5).is_ok());
+        assert!(prefix(1 << 32).is_err());
+        assert_eq!(prefix((1 << 32) - 1).unwrap(), [0, 255, 255, 255, 255]);
     }
 }

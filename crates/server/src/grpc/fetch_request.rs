@@ -2,6 +2,8 @@
 //! without the bytes.
 
 use super::convert;
+use super::encode::{ResponseFields, Tagged};
+use super::service::decode_into;
 use super::wire::{FieldValue, RepeatedField, longest_list, visit};
 use crate::fetch::{FetchError, FetchResponse, Fetcher, Items, Kind, RequestContext, ScoreQuery, Scoring};
 use crate::rpc_metrics::GrpcMethod;
@@ -10,12 +12,16 @@ use prost::Message;
 use ringfetch_engine::batch::Lengths;
 use ringfetch_proto::v1;
 use ringfetch_score::Metric;
+use std::cell::RefCell;
 use std::future::Future;
+use std::ops::Deref;
+use std::thread::LocalKey;
+use tonic::Status;
 
 /// A request that is answered once: by a call of its own, or in a stream.
 pub(super) trait UnaryRequest: Message + Default + Send + Sync + 'static {
     /// The response, without the bytes of its `data`.
-    type Answer: Message;
+    type Answer: ResponseFields + Send;
     /// How the metrics name it.
     const METHOD: GrpcMethod;
     /// Its field in `FetchStreamRequest`, and its response's in `FetchStreamResponse`.
@@ -25,6 +31,8 @@ pub(super) trait UnaryRequest: Message + Default + Send + Sync + 'static {
     /// Memory for an item while it is answered, in that for an item of a fetch.
     const ITEM_WEIGHT: usize = 1;
 
+    /// Messages of this thread to decode into.
+    fn spares() -> &'static Spares<Self>;
     /// The items in an encoded request.
     fn count_items(message: &[u8]) -> usize;
     fn fail_fast(&self) -> bool;
@@ -37,11 +45,14 @@ pub(super) trait UnaryRequest: Message + Default + Send + Sync + 'static {
 }
 
 impl<R: FetchRequest> UnaryRequest for R {
-    type Answer = R::Response;
+    type Answer = Tagged<R::Response>;
     const METHOD: GrpcMethod = R::METHOD;
     const STREAM_TAG: u32 = R::STREAM_TAG;
     const ITEMS_FIELD: &'static str = R::ITEMS_FIELD;
 
+    fn spares() -> &'static Spares<R> {
+        R::spares()
+    }
     fn count_items(message: &[u8]) -> usize {
         longest_list(message, R::LISTS)
     }
@@ -52,15 +63,17 @@ impl<R: FetchRequest> UnaryRequest for R {
         &self,
         fetcher: &Fetcher,
         context: &RequestContext,
-    ) -> impl Future<Output = Result<(R::Response, Bytes), FetchError>> + Send {
+    ) -> impl Future<Output = Result<(Tagged<R::Response>, Bytes), FetchError>> + Send {
         run(fetcher, self, context)
     }
 }
 
 /// A request for bytes.
 pub(super) trait FetchRequest: Message + Default + Send + Sync + 'static {
-    /// The response. Its `data` stays empty: `encode` appends the bytes.
+    /// The response. Its `etag` and `data` stay empty: `encode` appends them.
     type Response: Message;
+    /// The response's field for the version of the dataset; `None` if each item has its own.
+    const ETAG_FIELD: Option<u32>;
     /// How the metrics name it.
     const METHOD: GrpcMethod;
     /// Its field in `FetchStreamRequest`, and its response's in `FetchStreamResponse`.
@@ -70,12 +83,20 @@ pub(super) trait FetchRequest: Message + Default + Send + Sync + 'static {
     /// The fields with an entry for each item.
     const LISTS: &'static [RepeatedField];
 
+    /// Messages of this thread to decode into.
+    fn spares() -> &'static Spares<Self>;
     fn dataset(&self) -> &str;
     fn items(&self) -> Items<'_>;
     fn fail_fast(&self) -> bool;
     /// The version required of the dataset; empty: any.
     fn if_match(&self) -> &str;
-    fn response(kind: Kind, etags: Etags, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response;
+    /// `etags`: of the items, for objects.
+    fn response(
+        kind: Kind,
+        etags: Vec<String>,
+        lengths: Lengths,
+        errors: Vec<v1::ItemError>,
+    ) -> Self::Response;
 }
 
 /// Executes a request: the response without its bytes, and the bytes.
@@ -83,25 +104,17 @@ async fn run<C: FetchRequest>(
     fetcher: &Fetcher,
     request: &C,
     context: &RequestContext,
-) -> Result<(C::Response, Bytes), FetchError> {
+) -> Result<(Tagged<C::Response>, Bytes), FetchError> {
     let (dataset, FetchResponse { fetched, etags }) = fetcher
         .fetch(request.dataset(), request.if_match(), &request.items(), context)
         .await?;
     let errors = convert::item_errors(&fetched.errors);
-    let etags = Etags {
-        dataset: dataset.etag(),
-        objects: etags,
+    let response = Tagged {
+        message: C::response(dataset.kind(), etags, fetched.lengths, errors),
+        etag_field: C::ETAG_FIELD,
+        dataset,
     };
-    let response = C::response(dataset.kind(), etags, fetched.lengths, errors);
     Ok((response, fetched.data))
-}
-
-/// The versions that were read.
-#[derive(Debug, Default)]
-pub(super) struct Etags<'a> {
-    dataset: &'a str,
-    /// Of each item, for objects.
-    objects: Vec<String>,
 }
 
 /// The list of lengths, or none where every item has `implied` bytes.
@@ -117,6 +130,70 @@ fn every_length(lengths: Lengths) -> Vec<u32> {
         Lengths::Uniform { item_bytes, items } => vec![item_bytes; items as usize],
         Lengths::Each(lengths) => lengths,
     }
+}
+
+/// Decoded requests of a thread, cleared: their memory is used again.
+pub(super) type Spares<M> = LocalKey<RefCell<Vec<M>>>;
+
+/// Most spare messages of a kind and a thread, and the longest request whose memory is kept: each of its bytes may be a number.
+const SPARES_MAX: usize = 64;
+const SPARE_BYTES_MAX: usize = 512;
+
+/// A decoded request.
+pub(super) struct Decoded<M: UnaryRequest> {
+    message: M,
+    is_small: bool,
+}
+
+impl<M: UnaryRequest> Decoded<M> {
+    /// Decodes a message as `decode` does.
+    ///
+    /// # Errors
+    /// As `decode`.
+    pub(super) fn of(bytes: Bytes) -> Result<Self, Status> {
+        let is_small = bytes.len() <= SPARE_BYTES_MAX;
+        let spare = if is_small {
+            M::spares().with_borrow_mut(Vec::pop)
+        } else {
+            None
+        };
+        let message = decode_into(spare.unwrap_or_default(), bytes)?;
+        Ok(Self { message, is_small })
+    }
+}
+
+impl<M: UnaryRequest> Deref for Decoded<M> {
+    type Target = M;
+
+    fn deref(&self) -> &M {
+        &self.message
+    }
+}
+
+impl<M: UnaryRequest> Drop for Decoded<M> {
+    fn drop(&mut self) {
+        if self.is_small {
+            let mut message = std::mem::take(&mut self.message);
+            message.clear();
+            M::spares().with_borrow_mut(|spares| {
+                if spares.len() < SPARES_MAX {
+                    spares.push(message);
+                }
+            });
+        }
+    }
+}
+
+/// Declares the spare messages of a request.
+macro_rules! spares {
+    ($message:ty) => {
+        fn spares() -> &'static Spares<Self> {
+            thread_local! {
+                static SPARES: RefCell<Vec<$message>> = const { RefCell::new(Vec::new()) };
+            }
+            &SPARES
+        }
+    };
 }
 
 /// Fields that the requests have in common, for [`FetchRequest`].
@@ -139,16 +216,18 @@ macro_rules! common_fields {
 
 impl FetchRequest for v1::FetchBlocksRequest {
     type Response = v1::FetchBlocksResponse;
+    const ETAG_FIELD: Option<u32> = Some(4);
     const METHOD: GrpcMethod = GrpcMethod::FetchBlocks;
     const STREAM_TAG: u32 = 2;
     const ITEMS_FIELD: &'static str = "indices";
     const LISTS: &'static [RepeatedField] = &[RepeatedField::varints(2)];
 
     common_fields!(if_match);
+    spares!(v1::FetchBlocksRequest);
     fn items(&self) -> Items<'_> {
         Items::Blocks(&self.indices)
     }
-    fn response(kind: Kind, etags: Etags, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {
+    fn response(kind: Kind, _: Vec<String>, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {
         let block_bytes = match kind {
             Kind::Blocks { block_bytes, .. } => block_bytes,
             Kind::Vectors { .. } | Kind::Objects => 0,
@@ -157,24 +236,25 @@ impl FetchRequest for v1::FetchBlocksRequest {
             block_bytes,
             lengths: lengths_unless(lengths, block_bytes),
             errors,
-            etag: etags.dataset.to_owned(),
-            data: Bytes::new(),
+            ..Default::default()
         }
     }
 }
 
 impl FetchRequest for v1::FetchVectorsRequest {
     type Response = v1::FetchVectorsResponse;
+    const ETAG_FIELD: Option<u32> = Some(5);
     const METHOD: GrpcMethod = GrpcMethod::FetchVectors;
     const STREAM_TAG: u32 = 3;
     const ITEMS_FIELD: &'static str = "ids";
     const LISTS: &'static [RepeatedField] = &[RepeatedField::varints(2)];
 
     common_fields!(if_match);
+    spares!(v1::FetchVectorsRequest);
     fn items(&self) -> Items<'_> {
         Items::Vectors(&self.ids)
     }
-    fn response(kind: Kind, etags: Etags, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {
+    fn response(kind: Kind, _: Vec<String>, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {
         let (dim, dtype, vector_bytes) = match kind {
             Kind::Vectors {
                 dim,
@@ -189,38 +269,39 @@ impl FetchRequest for v1::FetchVectorsRequest {
             dtype: dtype.into(),
             lengths: lengths_unless(lengths, vector_bytes),
             errors,
-            etag: etags.dataset.to_owned(),
-            data: Bytes::new(),
+            ..Default::default()
         }
     }
 }
 
 impl FetchRequest for v1::FetchRangesRequest {
     type Response = v1::FetchRangesResponse;
+    const ETAG_FIELD: Option<u32> = Some(3);
     const METHOD: GrpcMethod = GrpcMethod::FetchRanges;
     const STREAM_TAG: u32 = 4;
     const ITEMS_FIELD: &'static str = "offsets";
     const LISTS: &'static [RepeatedField] = &[RepeatedField::varints(2), RepeatedField::varints(3)];
 
     common_fields!(if_match);
+    spares!(v1::FetchRangesRequest);
     fn items(&self) -> Items<'_> {
         Items::Ranges {
             offsets: &self.offsets,
             lengths: &self.lengths,
         }
     }
-    fn response(_: Kind, etags: Etags, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {
+    fn response(_: Kind, _: Vec<String>, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {
         v1::FetchRangesResponse {
             lengths: every_length(lengths),
             errors,
-            etag: etags.dataset.to_owned(),
-            data: Bytes::new(),
+            ..Default::default()
         }
     }
 }
 
 impl FetchRequest for v1::FetchObjectsRequest {
     type Response = v1::FetchObjectsResponse;
+    const ETAG_FIELD: Option<u32> = None;
     const METHOD: GrpcMethod = GrpcMethod::FetchObjects;
     const STREAM_TAG: u32 = 5;
     const ITEMS_FIELD: &'static str = "names";
@@ -232,6 +313,7 @@ impl FetchRequest for v1::FetchObjectsRequest {
     ];
 
     common_fields!();
+    spares!(v1::FetchObjectsRequest);
     fn items(&self) -> Items<'_> {
         Items::Objects {
             names: &self.names,
@@ -244,11 +326,11 @@ impl FetchRequest for v1::FetchObjectsRequest {
         // Each object has one of its own.
         ""
     }
-    fn response(_: Kind, etags: Etags, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {
+    fn response(_: Kind, etags: Vec<String>, lengths: Lengths, errors: Vec<v1::ItemError>) -> Self::Response {
         v1::FetchObjectsResponse {
             lengths: every_length(lengths),
             errors,
-            etags: etags.objects,
+            etags,
             data: Bytes::new(),
         }
     }
@@ -260,6 +342,8 @@ impl UnaryRequest for v1::ScoreVectorsRequest {
     const STREAM_TAG: u32 = 8;
     const ITEMS_FIELD: &'static str = "queries.ids";
     const ITEM_WEIGHT: usize = 2;
+
+    spares!(v1::ScoreVectorsRequest);
 
     fn count_items(message: &[u8]) -> usize {
         let mut items = 0_usize;
@@ -332,21 +416,17 @@ mod tests {
             item_bytes: 512,
             items: 3,
         };
-        let response = v1::FetchBlocksRequest::response(blocks, Etags::default(), uniform(), Vec::new());
+        let response = v1::FetchBlocksRequest::response(blocks, Vec::new(), uniform(), Vec::new());
         assert_eq!((response.block_bytes, response.lengths), (512, Vec::new()));
-        let response = v1::FetchBlocksRequest::response(
-            blocks,
-            Etags::default(),
-            Lengths::Each(vec![512, 0]),
-            Vec::new(),
-        );
+        let response =
+            v1::FetchBlocksRequest::response(blocks, Vec::new(), Lengths::Each(vec![512, 0]), Vec::new());
         assert_eq!(response.lengths, [512, 0]);
         assert_eq!(
-            v1::FetchRangesRequest::response(blocks, Etags::default(), uniform(), Vec::new()).lengths,
+            v1::FetchRangesRequest::response(blocks, Vec::new(), uniform(), Vec::new()).lengths,
             [512; 3]
         );
         assert_eq!(
-            v1::FetchObjectsRequest::response(Kind::Objects, Etags::default(), uniform(), Vec::new()).lengths,
+            v1::FetchObjectsRequest::response(Kind::Objects, Vec::new(), uniform(), Vec::new()).lengths,
             [512; 3]
         );
     }

@@ -5,7 +5,7 @@
 //! failure is a trailers-only response.
 
 use super::encode::EncodedMessage;
-use super::fetch_request::UnaryRequest;
+use super::fetch_request::{Decoded, UnaryRequest};
 use super::frame::FrameDecoder;
 use super::read_object::{self, ObjectBody};
 use super::stream::{self, StreamBody};
@@ -95,7 +95,7 @@ impl FetchService {
         started: Instant,
     ) -> ResponseFuture {
         if let Some(refused) = refuse_other_protocols(&request) {
-            return Box::pin(ready(refused));
+            return ResponseFuture::new(ready(refused));
         }
         let (parts, body) = request.into_parts();
         let deadline =
@@ -108,19 +108,19 @@ impl FetchService {
             started,
         };
         match parts.uri.path().rsplit('/').next().unwrap_or_default() {
-            "FetchBlocks" => Box::pin(call.unary::<v1::FetchBlocksRequest>()),
-            "FetchVectors" => Box::pin(call.unary::<v1::FetchVectorsRequest>()),
-            "FetchRanges" => Box::pin(call.unary::<v1::FetchRangesRequest>()),
-            "FetchObjects" => Box::pin(call.unary::<v1::FetchObjectsRequest>()),
-            "ScoreVectors" => Box::pin(call.unary::<v1::ScoreVectorsRequest>()),
-            "FetchStream" => Box::pin(ready(call.stream())),
-            "ReadObject" => Box::pin(call.read_object()),
+            "FetchBlocks" => ResponseFuture::new(call.unary::<v1::FetchBlocksRequest>()),
+            "FetchVectors" => ResponseFuture::new(call.unary::<v1::FetchVectorsRequest>()),
+            "FetchRanges" => ResponseFuture::new(call.unary::<v1::FetchRangesRequest>()),
+            "FetchObjects" => ResponseFuture::new(call.unary::<v1::FetchObjectsRequest>()),
+            "ScoreVectors" => ResponseFuture::new(call.unary::<v1::ScoreVectorsRequest>()),
+            "FetchStream" => ResponseFuture::new(ready(call.stream())),
+            "ReadObject" => ResponseFuture::new(call.read_object()),
             _ => {
                 let status = Status::unimplemented(format!("{NAME} has no such method"));
                 self.rpc
                     .grpc(GrpcMethod::Other)
                     .observe(status.code(), started.elapsed());
-                Box::pin(ready(status.into_http()))
+                ResponseFuture::new(ready(status.into_http()))
             }
         }
     }
@@ -153,7 +153,7 @@ impl<B: BytesBody> GrpcRequest<B> {
             request_memory
                 .whole(message.len(), items.saturating_mul(C::ITEM_WEIGHT))
                 .map_err(to_status)?;
-            let call: C = decode(message)?;
+            let call = Decoded::<C>::of(message)?;
             let context = RequestContext {
                 arrived: Some(started),
                 deadline,
@@ -364,7 +364,12 @@ where
 /// # Errors
 /// INVALID_ARGUMENT about the field `message`: not protobuf, or of another schema.
 pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
-    M::decode(message).map_err(|error| {
+    decode_into(M::default(), message)
+}
+
+/// As `decode`, into the memory of an empty message.
+pub(super) fn decode_into<M: Message>(mut decoded: M, message: Bytes) -> Result<M, Status> {
+    decoded.merge(message).map(|()| decoded).map_err(|error| {
         let problem =
             error_status::message_of(&format_args!("message: not a request of this method: {error}"));
         let details = ErrorDetails::with_bad_request_violation("message", problem.clone());

@@ -65,7 +65,7 @@ impl FastPath for ReadFastPath {
 
     fn call(&self, request: Request<RequestBody>, connection: &Arc<Connection>) -> ResponseFuture {
         let (reads, connection) = (self.clone(), Arc::clone(connection));
-        Box::pin(async move {
+        ResponseFuture::new(async move {
             let arrival = Instant::now();
             let (parts, _no_body) = request.into_parts();
             let (path, connection) = (parts.uri.path(), Some(connection));

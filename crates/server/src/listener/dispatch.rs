@@ -22,11 +22,9 @@ use super::Role;
 use super::bodies::{AnswerBody, RequestBody};
 use super::hosts::{AllowedHosts, HostError};
 use super::progress::Exchange;
+use super::response_future::ResponseFuture;
 use crate::caller::Connection;
 use crate::http::refusal;
-
-/// The response to a request.
-pub type ResponseFuture = Pin<Box<dyn Future<Output = Response<AnswerBody>> + Send>>;
 
 /// Serves some requests in the router's place.
 pub trait FastPath: std::fmt::Debug + Send + Sync {
@@ -174,7 +172,9 @@ impl Future for DispatchFuture {
             Self::Refused(answer) => answer
                 .take()
                 .map_or(Poll::Pending, |answer| Poll::Ready(Ok(*answer))),
-            Self::Fast(answer) => answer.as_mut().poll(cx).map(|response| Ok(with_length(response))),
+            Self::Fast(answer) => Pin::new(answer)
+                .poll(cx)
+                .map(|response| Ok(with_length(response))),
             Self::Routed(answer) => Pin::new(answer)
                 .poll(cx)
                 .map_ok(|response| response.map(AnswerBody::Routed)),

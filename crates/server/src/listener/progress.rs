@@ -17,6 +17,9 @@ use super::timeouts::ExchangeStalls;
 use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
 use crate::lifecycle::State;
 
+/// Room for open exchanges that an idle connection keeps: 224 bytes.
+const KEPT_EXCHANGES: usize = 4;
+
 /// Length of the HTTP/2 connection preface (RFC 9113 3.4); shorter than any HTTP/1 head with a host.
 pub(super) const PREFACE_BYTES: u64 = 24;
 /// The beginning of that preface, which no HTTP/1 request has.
@@ -444,8 +447,8 @@ impl Drop for Exchange {
         let progress = &*self.progress;
         let mut exchanges = progress.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         exchanges.try_remove(self.key);
-        if exchanges.is_empty() {
-            // Frees the memory of an idle connection.
+        if exchanges.is_empty() && exchanges.capacity() > KEPT_EXCHANGES {
+            // Frees the memory of an idle connection, but for that of a client that sends one request after the other.
             *exchanges = Slab::new();
         }
         drop(exchanges);

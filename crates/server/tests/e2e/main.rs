@@ -46,6 +46,7 @@ mod shortcuts;
 mod slow_readers;
 mod supervised;
 mod surfaces;
+mod system_calls;
 mod tls;
 mod vanishing;
 mod versions;
