@@ -1,9 +1,11 @@
 //! The arguments that commands share, and those of the small commands. What clap can check it checks here; what needs the
 //! dataset is checked by the command.
 
+use crate::outcome::Failure;
 use crate::quantity::{parse_duration, parse_size};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
+use ringfetch_client::Tls;
 use ringfetch_engine::dataset::{Dtype, Layout};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,12 +34,61 @@ pub(crate) struct Global {
         default_value = "http://127.0.0.1:7412"
     )]
     pub(crate) admin: String,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
     /// Print JSON instead of text.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// How long a call may take.
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub(crate) timeout: Duration,
+}
+
+/// TLS at `https://` addresses.
+#[derive(Debug, Args)]
+pub(crate) struct TlsArgs {
+    /// Authorities to trust at https:// addresses (PEM). Default: those that this host trusts.
+    #[arg(long, global = true, env = "RINGFETCH_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Certificate chain to present there (PEM), with --key.
+    #[arg(long, global = true, env = "RINGFETCH_CERT", value_name = "FILE")]
+    cert: Option<PathBuf>,
+    /// Private key of that certificate (PEM).
+    #[arg(long, global = true, env = "RINGFETCH_KEY", value_name = "FILE")]
+    key: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    /// What the flags say; `None`: none of them is given.
+    pub(crate) fn read(&self) -> Result<Option<Tls>, Failure> {
+        let file = |flag: &str, path: &PathBuf| {
+            let read = std::fs::read(path);
+            read.map_err(|error| Failure::Usage(format!("--{flag}: {}: {error}", path.display())))
+        };
+        let ca = self.ca.as_ref().map(|path| file("ca", path)).transpose()?;
+        let own = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => Some((file("cert", cert)?, file("key", key)?)),
+            (None, None) if ca.is_none() => return Ok(None),
+            (None, None) => None,
+            (Some(_), None) | (None, Some(_)) => {
+                return Err(Failure::Usage("--cert and --key belong together".to_owned()));
+            }
+        };
+        let own = own.as_ref().map(|(cert, key)| (&cert[..], &key[..]));
+        Tls::new(ca.as_deref(), own)
+            .map(Some)
+            .map_err(|error| Failure::Usage(format!("--ca, --cert, --key: {error}")))
+    }
+
+    /// [`Self::read`], with what the host trusts where an address needs TLS and no flag says how.
+    pub(crate) fn of_urls(&self, urls: &[&str]) -> Result<Option<Tls>, Failure> {
+        match self.read()? {
+            None if urls.iter().any(|url| url.starts_with("https:")) => Tls::new(None, None)
+                .map(Some)
+                .map_err(|error| Failure::Failed(error.to_string())),
+            tls => Ok(tls),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

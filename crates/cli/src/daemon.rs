@@ -2,19 +2,27 @@
 
 use crate::args::Global;
 use crate::outcome::Failure;
-use ringfetch_client::{AdminClient, Client, Error};
+use ringfetch_client::{AdminClient, Builder, Client, Error};
 
 /// A client of the daemon's data port.
 pub(crate) fn client(global: &Global) -> Result<Client, Failure> {
-    let client = Client::builder(&global.grpc).timeout(global.timeout);
+    let client = builder(global, &global.grpc)?;
     client.connect_lazy().map_err(grpc_failure(global))
 }
 
 /// A client of the daemon's admin port.
 pub(crate) fn admin(global: &Global) -> Result<AdminClient, Failure> {
-    let client = Client::builder(&global.admin).timeout(global.timeout);
+    let client = builder(global, &global.admin)?;
     let client = client.connect_lazy().map_err(admin_failure(global))?;
     Ok(AdminClient::from(client))
+}
+
+fn builder(global: &Global, url: &str) -> Result<Builder, Failure> {
+    let builder = Client::builder(url).timeout(global.timeout);
+    Ok(match global.tls.read()? {
+        None => builder,
+        Some(tls) => builder.tls(tls),
+    })
 }
 
 /// What a failed call to the data port is reported as.

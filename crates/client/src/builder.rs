@@ -7,6 +7,8 @@ use crate::core::Core;
 use crate::error::Error;
 use crate::pool::Pool;
 use crate::retry::{RetryBudget, RetryPolicy, Tokens};
+use crate::tls::Tls;
+use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +18,7 @@ use tokio::sync::Semaphore;
 const CONNECTIONS_MAX: usize = 1024;
 
 /// Settings of a [`Client`]; see [`Client::builder`].
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct Builder {
     urls: Vec<String>,
@@ -28,10 +30,24 @@ pub struct Builder {
     retry_budget: RetryBudget,
     max_answer_bytes: usize,
     metadata: Vec<(String, String)>,
+    tls: Option<Tls>,
+}
+
+/// Without the values of its headers, which may be secret.
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let headers: Vec<&str> = self.metadata.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("Builder")
+            .field("urls", &self.urls)
+            .field("connections", &self.connections)
+            .field("timeout", &self.timeout)
+            .field("metadata", &headers)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Client {
-    /// A client of the server at `http://HOST:PORT`.
+    /// A client of the server at `http://HOST:PORT` or `https://HOST:PORT`.
     pub fn builder(url: impl Into<String>) -> Builder {
         Builder::new(url)
     }
@@ -49,6 +65,7 @@ impl Builder {
             retry_budget: RetryBudget::default(),
             max_answer_bytes: 64 << 20,
             metadata: Vec::new(),
+            tls: None,
         }
     }
 
@@ -102,6 +119,17 @@ impl Builder {
     /// for single calls.
     pub fn metadata(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.metadata.push((name.into(), value.into()));
+        self
+    }
+
+    /// A bearer token that every call and stream is sent with. Use it with `https://` only.
+    pub fn token(self, token: &str) -> Self {
+        self.metadata("authorization", format!("Bearer {token}"))
+    }
+
+    /// How servers at `https://` URLs are reached. Default: trusting whom the host trusts, without a certificate of its own.
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
         self
     }
 
@@ -159,7 +187,11 @@ impl Builder {
                 format!("is {}; use at least 1", self.max_in_flight),
             ));
         }
-        let endpoint = |url: &String| Endpoint::new(url, dial.clone(), self.connect_timeout);
+        let tls = match self.tls {
+            None if self.urls.iter().any(|url| url.starts_with("https:")) => Some(Tls::new(None, None)?),
+            tls => tls,
+        };
+        let endpoint = |url: &String| Endpoint::new(url, dial.clone(), tls.as_ref(), self.connect_timeout);
         let endpoints: Vec<_> = self.urls.iter().map(endpoint).collect::<Result<_, _>>()?;
         let metadata = |(name, value): &(String, String)| call::metadata(name, value);
         let metadata: Vec<_> = self.metadata.iter().map(metadata).collect::<Result<_, _>>()?;

@@ -1,8 +1,9 @@
 //! One HTTP/2 connection: dialling, its windows and frames, and the watch over a peer that has gone silent. Calls are
 //! made straight on it: between a call and the socket there is nothing but h2, which costs half the CPU of a channel
-//! with a task for each call. Absent: TLS, proxies, which connection a call takes (`pool`).
+//! with a task for each call. Absent: proxies, which connection a call takes (`pool`).
 
 use crate::error::Error;
+use crate::tls::Tls;
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::Uri;
@@ -88,6 +89,7 @@ pub(crate) struct Endpoint {
     /// `HOST:PORT`.
     address: String,
     dial: Dial,
+    tls: Option<Tls>,
     connect_timeout: Duration,
 }
 
@@ -98,25 +100,36 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// The server at `http://HOST:PORT`.
-    pub(crate) fn new(url: &str, dial: Dial, connect_timeout: Duration) -> Result<Self, Error> {
+    /// The server at `http://HOST:PORT`, or with TLS at `https://HOST:PORT`.
+    pub(crate) fn new(
+        url: &str,
+        dial: Dial,
+        tls: Option<&Tls>,
+        connect_timeout: Duration,
+    ) -> Result<Self, Error> {
         let uri: Uri = url.parse().map_err(|error| {
             Error::invalid(
                 "url",
-                format!("{url:?} is not a URL ({error}); use http://HOST:PORT"),
+                format!("{url:?} is not a URL ({error}); use http://HOST:PORT or https://HOST:PORT"),
             )
         })?;
         let authority = uri.authority().filter(|authority| !authority.host().is_empty());
-        match (uri.scheme(), authority) {
-            (Some(scheme), Some(authority)) if *scheme == Scheme::HTTP => Ok(Self {
-                address: format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80)),
+        let port = match uri.scheme_str() {
+            Some("http") => Some((80, None)),
+            Some("https") => tls.map(|tls| (443, Some(tls.clone()))),
+            Some(_) | None => None,
+        };
+        match (port, authority) {
+            (Some((port, tls)), Some(authority)) => Ok(Self {
+                address: format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(port)),
                 authority: authority.clone(),
                 dial,
+                tls,
                 connect_timeout,
             }),
             _ => Err(Error::invalid(
                 "url",
-                format!("{url:?} is not of the form http://HOST:PORT"),
+                format!("{url:?} is not of the form http://HOST:PORT or https://HOST:PORT"),
             )),
         }
     }
@@ -124,7 +137,12 @@ impl Endpoint {
     /// Where a method is called.
     pub(crate) fn uri(&self, method: &Method) -> Uri {
         let mut parts = http::uri::Parts::default();
-        parts.scheme = Some(Scheme::HTTP);
+        let scheme = if self.tls.is_some() {
+            Scheme::HTTPS
+        } else {
+            Scheme::HTTP
+        };
+        parts.scheme = Some(scheme);
         parts.authority = Some(self.authority.clone());
         parts.path_and_query = Some(method.path());
         // All three parts are there, which is all that can go wrong.
@@ -137,7 +155,7 @@ impl Endpoint {
             match &self.dial {
                 Dial::With(dial) => {
                     let stream = dial().await.map_err(|error| self.unreachable(&error))?;
-                    handshake(stream, calls).await
+                    self.speak(stream, calls).await
                 }
                 Dial::Tcp => {
                     let stream = TcpStream::connect(&self.address)
@@ -149,7 +167,7 @@ impl Endpoint {
                         .set_nodelay(true)
                         .and_then(|()| SockRef::from(&stream).set_tcp_keepalive(&keepalive))
                         .map_err(|error| self.unreachable(&error))?;
-                    handshake(stream, calls).await
+                    self.speak(stream, calls).await
                 }
             }
         };
@@ -161,6 +179,18 @@ impl Endpoint {
                     self.address, self.connect_timeout
                 )))
             })
+    }
+
+    async fn speak<S>(&self, stream: S, calls: Arc<AtomicUsize>) -> Result<SendRequest<Bytes>, Error>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let Some(tls) = &self.tls else {
+            return handshake(stream, calls).await;
+        };
+        let stream = tls.connect_http2(self.authority.host(), stream).await;
+        let stream = stream.map_err(|error| Error::transport(format!("{}: TLS: {error}", self.address)))?;
+        handshake(Box::new(stream) as Box<dyn Io>, calls).await
     }
 
     fn unreachable(&self, error: &std::io::Error) -> Error {

@@ -34,6 +34,10 @@
 //! [`Builder::endpoint`] adds servers with the same data: calls are spread over all of them, one that cannot be reached
 //! is passed over, and a retry goes to another one than the attempt before.
 //!
+//! # TLS
+//! Servers at `https://` URLs need a certificate that the host's authorities vouch for, or those given to [`Builder::tls`],
+//! with the client's own certificate if they ask for one. [`Builder::token`] sends a bearer token with every call.
+//!
 //! # Memory
 //! Items are slices of the buffers that their answer arrived in: nothing is copied but the few items that arrived in two.
 //! A slice kept alive keeps its whole buffer, up to 256 KiB: copy what you keep.
@@ -61,6 +65,7 @@ mod retry;
 mod scores;
 mod status;
 mod stream;
+mod tls;
 mod vectors;
 
 pub use admin::AdminClient;
@@ -77,6 +82,7 @@ pub use status::{
     Backend, ConfigChange, DatasetStatus, LastReload, ReadPath, Reloaded, ShardStatus, Status, Switched,
 };
 pub use stream::FetchStream;
+pub use tls::Tls;
 pub use vectors::{Dtype, Vectors};
 
 #[cfg(feature = "wire")]

@@ -239,7 +239,8 @@ mod tests {
     use crate::connection::Dial;
 
     fn pool(endpoints: u16, connections: usize) -> Pool {
-        let endpoint = |port| Endpoint::new(&format!("http://127.0.0.1:{port}"), Dial::Tcp, DOWN).unwrap();
+        let endpoint =
+            |port| Endpoint::new(&format!("http://127.0.0.1:{port}"), Dial::Tcp, None, DOWN).unwrap();
         Pool::new(&(1..=endpoints).map(endpoint).collect::<Vec<_>>(), connections)
     }
 

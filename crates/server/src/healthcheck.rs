@@ -4,27 +4,32 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use ringfetch_server::config::TlsConfig;
+use ringfetch_server::tls::loopback_client;
+
 /// For connecting and for each read; orchestrators give a check a few seconds at most.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// A readiness answer is short.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
-/// Asks the daemon that listens for HTTP on `listen`. Returns one line for people.
+/// Asks the daemon that listens for HTTP on `listen`, with TLS if it has that there. Returns one line for people.
 ///
 /// # Errors
 /// One line: no answer, or a status other than 200.
-pub(crate) fn ask(listen: SocketAddr) -> Result<String, String> {
+pub(crate) fn ask(listen: SocketAddr, tls: Option<&TlsConfig>) -> Result<String, String> {
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let address = reachable(listen);
     if address.port() == 0 {
         return Err("http.listen has port 0: the real port is only in the daemon's log".to_owned());
     }
-    let answer = get(address).map_err(|error| format!("not ready: http://{address}/readyz: {error}"))?;
+    let answer =
+        get(address, tls).map_err(|error| format!("not ready: {scheme}://{address}/readyz: {error}"))?;
     let status_line = answer.lines().next().unwrap_or_default();
     // RFC 9112 section 4: HTTP-version SP status-code SP [reason].
     match status_line.split(' ').nth(1) {
-        Some("200") => Ok(format!("ready: http://{address}/readyz")),
+        Some("200") => Ok(format!("ready: {scheme}://{address}/readyz")),
         _ => Err(format!(
-            "not ready: http://{address}/readyz answers {status_line:?}"
+            "not ready: {scheme}://{address}/readyz answers {status_line:?}"
         )),
     }
 }
@@ -39,15 +44,23 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-fn get(address: SocketAddr) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+fn get(address: SocketAddr, tls: Option<&TlsConfig>) -> std::io::Result<String> {
+    let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let request = format!("GET /readyz HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
-    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
+    match tls {
+        None => exchange(stream, &request, &mut answer)?,
+        Some(tls) => exchange(loopback_client(tls, address.ip(), stream)?, &request, &mut answer)?,
+    }
     Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+fn exchange(mut stream: impl Read + Write, request: &str, answer: &mut Vec<u8>) -> std::io::Result<()> {
+    stream.write_all(request.as_bytes())?;
+    stream.take(ANSWER_BYTES_MAX).read_to_end(answer)?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -72,7 +85,7 @@ mod tests {
         // Scenario: a daemon that is ready, one that drains, one that closes without a word. Expectation: only the first
         // is ready; the lines say what was answered.
         let (address, server) = answering("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nready");
-        assert_eq!(ask(address), Ok(format!("ready: http://{address}/readyz")));
+        assert_eq!(ask(address, None), Ok(format!("ready: http://{address}/readyz")));
         assert!(
             server
                 .join()
@@ -81,12 +94,12 @@ mod tests {
         );
         let (address, _server) = answering("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n");
         assert!(
-            ask(address)
+            ask(address, None)
                 .expect_err("draining")
                 .contains("503 Service Unavailable")
         );
         let (address, _server) = answering("");
-        assert!(ask(address).expect_err("silent").starts_with("not ready"));
+        assert!(ask(address, None).expect_err("silent").starts_with("not ready"));
     }
 
     #[test]
@@ -95,7 +108,11 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address");
         drop(listener);
-        assert!(ask(address).expect_err("nobody").contains(&address.to_string()));
+        assert!(
+            ask(address, None)
+                .expect_err("nobody")
+                .contains(&address.to_string())
+        );
     }
 
     #[test]

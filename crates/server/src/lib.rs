@@ -17,3 +17,4 @@ pub mod reconfigure;
 pub mod rpc_metrics;
 pub mod sd_notify;
 pub mod telemetry;
+pub mod tls;

@@ -2,7 +2,7 @@
 //!
 //! A connection goes to the core with the fewest connections and stays there, so that its reads never cross threads;
 //! SO_REUSEPORT's hash could put several on one core. A full port closes an inactive connection for each new one
-//! (`connection_table`); `timeouts` closes slow ones. There is no TLS.
+//! (`connection_table`); `timeouts` closes slow ones. With TLS the handshake comes first, on the main thread (`tls_stream`).
 
 mod bind;
 mod bodies;
@@ -18,6 +18,7 @@ mod response_future;
 mod serve;
 mod socket;
 mod timeouts;
+mod tls_stream;
 
 use std::convert::Infallible;
 use std::io;
@@ -36,6 +37,7 @@ use tokio::task::JoinHandle;
 
 use crate::caller::{CallerKey, Callers};
 use crate::lifecycle::{Lifecycle, State};
+use crate::tls::Tls;
 
 use close::{CloseCounters, CloseReason};
 use connection_limits::{ConnectionPermit, PortConnections};
@@ -43,6 +45,7 @@ use connection_table::PortFull;
 use dispatch::{RefusalCounters, RequestDispatcher};
 use progress::Progress;
 use serve::{AcceptedConnection, PortServer};
+use tls_stream::{AcceptedStream, Handshakes};
 
 pub use bind::{Addresses, BindError, BoundSocket, bind};
 pub use bodies::{AnswerBody, RequestBody};
@@ -131,6 +134,8 @@ pub struct Port {
     pub fast_path: Option<Arc<dyn FastPath>>,
     /// Accepted host names, if browsers can reach the port; `None`: any.
     pub hosts: Option<AllowedHosts>,
+    /// TLS, unless it is plain text.
+    pub tls: Option<Tls>,
     /// Its purpose.
     pub role: Role,
 }
@@ -156,6 +161,7 @@ pub struct Listener {
     lifecycle: Lifecycle,
     connections: Arc<PortConnections>,
     gauge: IntGauge,
+    handshakes: Option<Arc<Handshakes>>,
     role: Role,
 }
 
@@ -231,13 +237,14 @@ impl Listener {
             router,
             fast_path,
             hosts,
+            tls,
             role,
         } = port;
         let address = bound.address();
         let tcp = bound.listen()?;
         let connections = connection_limits.add_port();
         tokio::spawn(announce_state(Arc::clone(&connections), lifecycle.clone()));
-        tracing::info!(transport, %address, "listening");
+        tracing::info!(transport, %address, tls = tls.is_some(), "listening");
         Ok(Self {
             tcp,
             server: Arc::new(PortServer {
@@ -257,6 +264,7 @@ impl Listener {
             lifecycle: lifecycle.clone(),
             connections,
             gauge: cores.gauge.with_label_values(&[transport]),
+            handshakes: tls.map(|tls| Arc::new(Handshakes::new(tls, transport, http2_only))),
             role,
         })
     }
@@ -363,11 +371,39 @@ impl Listener {
             progress,
             guard: ConnectionGuard::new(Arc::clone(&self.cores), core, self.gauge.clone(), permit),
         };
-        let server = Arc::clone(&self.server);
-        let alive = self
-            .cores
-            .engine
-            .spawn_on(core, move || server.serve_connection(stream, accepted));
+        let to_core = ToCore {
+            server: Arc::clone(&self.server),
+            cores: Arc::clone(&self.cores),
+            lifecycle: self.lifecycle.clone(),
+            core,
+        };
+        match &self.handshakes {
+            None => to_core.hand_over(AcceptedStream::Plain(stream), accepted),
+            Some(handshakes) => {
+                let handshakes = Arc::clone(handshakes);
+                tokio::spawn(async move {
+                    if let Some(stream) = handshakes.shake(stream, &accepted, &to_core.server).await {
+                        to_core.hand_over(stream, accepted);
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// The core that serves a connection.
+struct ToCore {
+    server: Arc<PortServer>,
+    cores: Arc<CorePool>,
+    lifecycle: Lifecycle,
+    core: usize,
+}
+
+impl ToCore {
+    fn hand_over(self, stream: AcceptedStream, accepted: AcceptedConnection) {
+        let Self { server, core, .. } = self;
+        let serve = move || server.serve_connection(stream, accepted);
+        let alive = self.cores.engine.spawn_on(core, serve);
         // At the end of a drain cores stop, with their late connections.
         if !alive && self.lifecycle.state() < State::Draining {
             self.lifecycle.fail(format!("core {core} has stopped"));

@@ -33,6 +33,7 @@ use ringfetch_server::reconfigure::{self, Reconfigurer};
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::sd_notify::Notifier;
 use ringfetch_server::telemetry::Telemetry;
+use ringfetch_server::tls::Tls;
 use ringfetch_server::{admin, demo, grpc, http};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -102,6 +103,7 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         .map(|dataset| dataset.name.as_str())
         .collect();
     let opened = if open {
+        load_tls(&config)?;
         Catalogue::open(&config.datasets).map_err(config_error)?;
         ", and they open"
     } else {
@@ -123,13 +125,21 @@ fn print_config(inputs: &Inputs) -> anyhow::Result<()> {
 /// unhealthy if it answers at --http-listen or on the default port.
 fn check_health(inputs: &Inputs, flag: Option<SocketAddr>) -> anyhow::Result<()> {
     let line = match load(inputs) {
-        Ok(loaded) => healthcheck::ask(loaded.config.http_listen).map_err(anyhow::Error::msg)?,
-        Err(mistake) => match healthcheck::ask(flag.unwrap_or(config::HTTP_LISTEN_DEFAULT)) {
+        Ok(loaded) => {
+            let tls = loaded.config.tls.filter(|tls| tls.covers("http"));
+            healthcheck::ask(loaded.config.http_listen, tls.as_ref()).map_err(anyhow::Error::msg)?
+        }
+        Err(mistake) => match healthcheck::ask(flag.unwrap_or(config::HTTP_LISTEN_DEFAULT), None) {
             Ok(line) => format!("{line}, but the configuration as it is now is not valid: {mistake}"),
             Err(_nobody) => return Err(mistake.into()),
         },
     };
     print(&format!("{line}\n"))
+}
+
+fn load_tls(config: &Config) -> Result<Option<Tls>, ConfigError> {
+    let loaded = config.tls.as_ref().map(Tls::load).transpose();
+    loaded.map_err(|error| ConfigError(error.to_string()))
 }
 
 fn config_error(errors: OpenErrors) -> ConfigError {
@@ -176,6 +186,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         let _inside = runtime.enter();
         ReloadSignals::install().context("catching SIGHUP")?
     };
+    let tls = load_tls(config)?;
     // Ports before anything slow, so that a port in use is reported at once; but a file that cannot be opened is a mistake
     // in the configuration, which is reported before any port is bound.
     let open = || Catalogue::open(&config.datasets).map_err(config_error);
@@ -215,6 +226,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         fetcher,
         telemetry,
         ports,
+        tls,
         reload_signals,
         addresses_file,
     };
@@ -232,6 +244,7 @@ struct StartupParts<'a> {
     fetcher: Fetcher,
     telemetry: Telemetry,
     ports: Ports,
+    tls: Option<Tls>,
     reload_signals: ReloadSignals,
     addresses_file: Option<&'a Path>,
 }
@@ -244,6 +257,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         fetcher,
         telemetry,
         ports,
+        tls,
         reload_signals,
         addresses_file,
     } = start;
@@ -254,6 +268,15 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
     let connection_limits =
         ConnectionLimits::new(&loaded.config.limits, loaded.config.engine.connection_bytes);
     connection_limits.set_timeouts(&loaded.config.timeouts);
+    if let Some(tls) = &tls {
+        tls.register_metrics(registry)?;
+        tokio::spawn(tls.clone().watch());
+    }
+    let tls_config = loaded.config.tls.clone();
+    let tls_of = |port| {
+        tls.clone()
+            .filter(|_| tls_config.as_ref().is_some_and(|tls| tls.covers(port)))
+    };
     let http_hosts = loaded.config.http_hosts.clone();
     let hosts = |bound: &BoundSocket| Some(AllowedHosts::of(bound.address(), http_hosts.as_deref()));
     let reconfigurer = Reconfigurer::new(reconfigure::ReconfigurerParts {
@@ -264,6 +287,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         lifecycle: lifecycle.clone(),
         telemetry: telemetry.clone(),
         connection_limits: connection_limits.clone(),
+        tls: tls.clone(),
     })?;
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
@@ -286,13 +310,15 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             http2_only: true,
             router: grpc,
             fast_path: Some(grpc_fast_path),
-            // Browsers do not speak HTTP/2 without TLS.
+            // Browsers speak HTTP/2 only with TLS, whose certificate has to name the host.
             hosts: None,
+            tls: tls_of("grpc"),
             role: Role::Data,
         },
         Port {
             transport: "http",
             hosts: hosts(&ports.http),
+            tls: tls_of("http"),
             role: Role::DataAndProbes(http::is_operation),
             bound: ports.http,
             http2_only: false,
@@ -303,6 +329,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
     served.extend(ports.admin.map(|bound| Port {
         transport: "admin",
         hosts: hosts(&bound),
+        tls: tls_of("admin"),
         role: Role::Control,
         bound,
         http2_only: true,

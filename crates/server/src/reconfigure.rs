@@ -16,6 +16,7 @@ use crate::fetch::{FetchError, Fetcher};
 use crate::lifecycle::{Lifecycle, ReloadSignals, State};
 use crate::listener::ConnectionLimits;
 use crate::telemetry::Telemetry;
+use crate::tls::Tls;
 use metrics::Metrics;
 use retire::RetiredDatasets;
 use ringfetch_engine::config::BackendKind;
@@ -50,6 +51,8 @@ pub struct ReconfigurerParts {
     pub telemetry: Telemetry,
     /// The limits of connections.
     pub connection_limits: ConnectionLimits,
+    /// TLS, if a port has it.
+    pub tls: Option<Tls>,
 }
 
 /// Changes a daemon while it serves. Clones share it.
@@ -68,6 +71,7 @@ struct Inner {
     lifecycle: Lifecycle,
     telemetry: Telemetry,
     connection_limits: ConnectionLimits,
+    tls: Option<Tls>,
     metrics: Metrics,
     /// Locked during a change.
     active: Mutex<ActiveConfig>,
@@ -131,6 +135,7 @@ impl Reconfigurer {
             lifecycle,
             telemetry,
             connection_limits,
+            tls,
         } = parts;
         let metrics = Metrics::new(telemetry.registry())?;
         let retired = Arc::new(RetiredDatasets::default());
@@ -147,6 +152,7 @@ impl Reconfigurer {
             lifecycle,
             telemetry,
             connection_limits,
+            tls,
             metrics,
             active: Mutex::new(active),
             last: Mutex::new(None),

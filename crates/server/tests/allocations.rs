@@ -104,6 +104,7 @@ fn serve() -> (impl Sized, std::net::SocketAddr) {
             rpc,
         )),
         hosts: None,
+        tls: None,
         role: Role::Data,
     };
     let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), &registry).unwrap();

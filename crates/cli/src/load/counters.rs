@@ -4,6 +4,7 @@
 
 use super::transport::{RequestError, get_text};
 use crate::quantity::approximate;
+use ringfetch_client::Tls;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,8 +30,8 @@ struct Sample {
 
 impl Page {
     /// Reads `/metrics` of the daemon.
-    pub(crate) async fn read(http: &str, timeout: Duration) -> Result<Self, RequestError> {
-        let text = get_text(http, "/metrics", timeout).await?;
+    pub(crate) async fn read(http: &str, tls: Option<&Tls>, timeout: Duration) -> Result<Self, RequestError> {
+        let text = get_text(http, tls, "/metrics", timeout).await?;
         if text.len() > PAGE_BYTES_MAX {
             return Err(RequestError::protocol("the metrics page is too long"));
         }

@@ -53,9 +53,11 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     driver::check(args)?;
     let workload = Arc::new(workload::resolve(&client(global)?, global, args).await?);
     let http_transport = args.transport == TransportArg::Http;
+    let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
     let endpoints = Endpoints {
+        tls: global.tls.of_urls(&[&global.grpc, &http])?,
         grpc: global.grpc.clone(),
-        http: args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned()),
+        http,
         transport: args.transport,
         timeout: global.timeout,
     };
@@ -64,6 +66,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         monitor: Monitor {
             server: args.server_pid.map(cpu::Process::new).transpose()?,
             http: (args.http.is_some() || http_transport).then(|| endpoints.http.clone()),
+            tls: endpoints.tls.clone(),
             timeout: global.timeout,
             interval: args.interval,
             series: args.csv.as_deref().map(series::Series::create).transpose()?,

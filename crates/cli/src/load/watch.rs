@@ -11,6 +11,7 @@ use super::transport::RequestError;
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::{latency, rate};
+use ringfetch_client::Tls;
 use ringfetch_pace::{Pacer, per_second};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,7 @@ pub(super) struct Monitor {
     pub(super) server: Option<Process>,
     /// The daemon's HTTP address, if its counters are to be read.
     pub(super) http: Option<String>,
+    pub(super) tls: Option<Tls>,
     pub(super) timeout: Duration,
     pub(super) interval: Duration,
     pub(super) series: Option<Series>,
@@ -35,7 +37,10 @@ impl Monitor {
             let hint = "--http names the daemon's HTTP address";
             Failure::Failed(format!("cannot read the counters of {http} ({message}); {hint}"))
         };
-        Page::read(http, self.timeout).await.map(Some).map_err(failed)
+        Page::read(http, self.tls.as_ref(), self.timeout)
+            .await
+            .map(Some)
+            .map_err(failed)
     }
 
     /// Measures once with all threads, from the warm-up to the last answer. Ctrl-C ends it early and it counts.

@@ -12,6 +12,7 @@ mod load;
 #[path = "../../../server/tests/e2e/seccomp.rs"]
 mod seccomp;
 mod server;
+mod tls;
 
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;

@@ -341,14 +341,14 @@ async fn objects_are_listed_page_by_page() {
 
 #[tokio::test]
 async fn settings_out_of_bounds_are_named() {
-    // Scenario: no connections, no calls in flight, URLs without scheme, host or with https.
+    // Scenario: no connections, no calls in flight, URLs without scheme or host, or with another scheme.
     // Expected: an error that names the setting.
     for (builder, field) in [
         (builder().connections(0), "connections"),
         (builder().connections(5000), "connections"),
         (builder().max_in_flight(0), "max_in_flight"),
         (Client::builder("127.0.0.1:7410"), "url"),
-        (Client::builder("https://127.0.0.1:7410"), "url"),
+        (Client::builder("ftp://127.0.0.1:7410"), "url"),
         (Client::builder("http://"), "url"),
         (Client::builder("no url at all"), "url"),
     ] {

@@ -16,7 +16,7 @@ use ringfetch_host::cpus::usable_cpus;
 use super::layers::{self, Base, Inputs};
 use super::problem::Problems;
 use super::walk::{Section, Walk};
-use super::{Config, Limits, LogConfig, LogFormat, datasets, timeouts};
+use super::{Config, Limits, LogConfig, LogFormat, datasets, timeouts, tls};
 
 pub(super) const BACKEND_WORDS: [(&str, BackendKind); 4] = [
     ("uring", BackendKind::Uring),
@@ -97,6 +97,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
         ],
     );
 
+    let tls = tls::read(root.section("tls"), directory);
     let (mut engine, direct_io) = engine(root.section("engine"));
     // The list is read last, since its entries are judged by the limits, and printed where the file has it: see `print`.
     let datasets = root.take("datasets");
@@ -123,6 +124,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
         http_listen: http_listen.unwrap_or(nowhere),
         http_hosts,
         admin_listen,
+        tls,
         engine,
         datasets,
         dataset_backends,

@@ -9,6 +9,7 @@ mod layers;
 mod print;
 mod problem;
 mod timeouts;
+mod tls;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +25,7 @@ pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
 pub use print::to_yaml;
 pub use problem::{Problem, Problems, Source};
 pub use timeouts::Timeouts;
+pub use tls::{ClientCertificates, TlsConfig, TlsVersion};
 pub use walk::Setting;
 
 /// Bounds on what clients may ask for.
@@ -82,6 +84,8 @@ pub struct Config {
     pub http_hosts: Option<Vec<String>>,
     /// Where the admin service listens; `None`: it is off.
     pub admin_listen: Option<SocketAddr>,
+    /// TLS of the ports; `None`: plain text.
+    pub tls: Option<TlsConfig>,
     /// The engine's settings.
     pub engine: EngineConfig,
     /// What is served.

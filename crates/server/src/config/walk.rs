@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 
 use serde_yaml::Value;
 
@@ -478,6 +479,28 @@ impl<'w> Section<'w> {
             Some(names) => Value::Sequence(names.iter().map(|name| name.as_str().into()).collect()),
         };
         let value = self.read(name, &allowed, parse, write);
+        self.or_default(name, value, None, write)
+    }
+
+    /// The path of a file, relative to `directory`, or `off`.
+    pub(super) fn path_or_off(&mut self, name: &str, directory: &Path) -> Option<PathBuf> {
+        let parse = |content: &Content| {
+            let text = text(content)?;
+            if text == "off" {
+                return Ok(None);
+            }
+            if text.is_empty() || text.contains('\0') {
+                return Err(content.describe());
+            }
+            let joined = directory.join(text);
+            Ok(Some(std::path::absolute(&joined).unwrap_or(joined)))
+        };
+        let write = |value: &Option<PathBuf>| {
+            value
+                .as_ref()
+                .map_or_else(|| "off".into(), |path| path.to_string_lossy().into_owned().into())
+        };
+        let value = self.read(name, "the path of a file, or off", parse, write);
         self.or_default(name, value, None, write)
     }
 

@@ -17,6 +17,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) enum CloseReason {
     /// No protocol started in time.
     Handshake,
+    /// The TLS handshake failed.
+    Tls,
     /// A request's head did not arrive in time.
     Head,
     /// A request's body did not arrive in time.
@@ -36,8 +38,9 @@ pub(super) enum CloseReason {
 }
 
 impl CloseReason {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Handshake,
+        Self::Tls,
         Self::Head,
         Self::Body,
         Self::Send,
@@ -52,6 +55,7 @@ impl CloseReason {
     fn as_str(self) -> &'static str {
         match self {
             Self::Handshake => "handshake",
+            Self::Tls => "tls",
             Self::Head => "head",
             Self::Body => "body",
             Self::Send => "send",

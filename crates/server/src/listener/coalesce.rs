@@ -170,6 +170,11 @@ impl<T: Write + Unpin> Flusher<T> {
         Rc::into_inner(self.gathered).map(|gathered| gathered.into_inner().io)
     }
 
+    /// Accesses the socket between polls of the connection.
+    pub(super) fn with_io(&self, act: impl FnOnce(&mut T)) {
+        act(&mut self.gathered.borrow_mut().io);
+    }
+
     /// Polls a connection and writes its buffer after each poll, until it has ended and everything is written.
     ///
     /// # Errors

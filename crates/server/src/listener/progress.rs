@@ -153,6 +153,11 @@ impl Progress {
         add(&self.read_bytes, bytes.len());
     }
 
+    /// TLS has agreed on HTTP/2.
+    pub(super) fn negotiated_http2(&self) {
+        self.is_http2.store(true, Ordering::Relaxed);
+    }
+
     /// Records the outcome of a write.
     pub(super) fn wrote<E>(&self, outcome: &Poll<Result<usize, E>>) {
         self.write_is_blocked

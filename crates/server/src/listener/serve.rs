@@ -6,25 +6,23 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper::body::{Body as _, Incoming};
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use hyper_util::server::conn::auto;
-use tokio::net::TcpStream;
-
 use super::bodies::ResponseOrStall;
 use super::close::{CloseCounters, CloseDecision};
 use super::coalesce::CoalescingIo;
 use super::connection_limits::ConnectionLimits;
 use super::dispatch::RequestDispatcher;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
-use super::socket::Socket;
 use super::timeouts::{TimeoutTracker, WatchGuard};
+use super::tls_stream::AcceptedStream;
 use super::{CONNECTION_WINDOW_BYTES, ConnectionGuard, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
 use crate::caller::Connection;
+use hyper::body::{Body as _, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use hyper_util::server::conn::auto;
 
 /// Time for a silent connection to send a request when the daemon drains, so that it gets a response and not a reset.
-const LAST_WORD: Duration = Duration::from_millis(500);
+pub(super) const LAST_WORD: Duration = Duration::from_millis(500);
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 const HTTP1_BUFFER_BYTES: usize = 64 << 10;
 
@@ -75,11 +73,11 @@ impl PortServer {
     /// `async fn`, whose future would store each argument twice: its size is what an idle connection costs.
     pub(super) fn serve_connection(
         self: Arc<Self>,
-        stream: std::net::TcpStream,
+        stream: AcceptedStream,
         accepted: AcceptedConnection,
     ) -> impl Future<Output = ()> {
         let caller = accepted.connection.caller().key();
-        let stream = TcpStream::from_std(stream);
+        let stream = stream.arrive(&accepted.progress);
         let watch = TimeoutTracker::new(accepted.guard.number());
         let watched = WatchGuard::start(
             watch,
@@ -102,7 +100,7 @@ impl PortServer {
             let mut seen = SeenEvents::default();
             // Readable first: a client that has sent something gets a response below; closing here would reset it.
             let event = poll_fn(|cx| match stream.poll_read_ready(cx) {
-                Poll::Ready(_readable_or_gone) => Poll::Ready(None),
+                Poll::Ready(()) => Poll::Ready(None),
                 Poll::Pending => progress.poll_event(cx, &mut seen).map(Some),
             });
             match event.await {
@@ -110,7 +108,7 @@ impl PortServer {
                 Some(ConnectionEvent::Close(decision)) => return count(decision),
                 // It may have connected just now and not sent its request yet.
                 Some(ConnectionEvent::Drain) => {
-                    let readable = tokio::time::timeout(LAST_WORD, stream.readable());
+                    let readable = tokio::time::timeout(LAST_WORD, poll_fn(|cx| stream.poll_read_ready(cx)));
                     if Box::pin(readable).await.is_err() {
                         return;
                     }
@@ -128,10 +126,7 @@ impl PortServer {
                     ResponseOrStall::new(answer, exchange)
                 })
             };
-            let (stream, flusher) = CoalescingIo::new(
-                TokioIo::new(Socket::new(stream, Arc::clone(progress))),
-                Arc::clone(progress),
-            );
+            let (stream, flusher) = CoalescingIo::new(TokioIo::new(stream), Arc::clone(progress));
             // Owned and boxed, so that the connection keeps neither the builder nor space for both protocols.
             let mut connection = Box::pin(self.protocol().serve_connection(stream, service).into_owned());
             let mut drained = None;
@@ -155,11 +150,11 @@ impl PortServer {
                     Next::Event(ConnectionEvent::Close(decision)) => {
                         count(decision);
                         if decision.closes() {
-                            return;
+                            return flusher.with_io(|io| io.inner_mut().say_goodbye());
                         }
                     }
                     Next::Event(ConnectionEvent::Drain) => drained = Some(Box::pin(progress.drained())),
-                    Next::Drained => return,
+                    Next::Drained => return flusher.with_io(|io| io.inner_mut().say_goodbye()),
                 }
                 connection.as_mut().graceful_shutdown();
             };

@@ -17,7 +17,7 @@ use super::close::{CloseDecision, CloseReason};
 use super::progress::Progress;
 
 /// Time for the peer to close its side.
-const LINGER: Duration = Duration::from_secs(2);
+pub(super) const LINGER: Duration = Duration::from_secs(2);
 /// Bytes discarded per read.
 const DISCARD_BYTES: usize = 16 << 10;
 
@@ -34,6 +34,21 @@ impl Socket {
         Self { stream, progress }
     }
 
+    /// Ready once there is something to read, or the peer is gone.
+    pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.stream.poll_read_ready(cx).map(|_readable_or_gone| ())
+    }
+
+    /// Writes at once or not at all, and is not counted.
+    pub(super) fn writer_now(&self) -> impl io::Write {
+        WriterNow(&self.stream)
+    }
+
+    /// The socket, without its runtime.
+    pub(super) fn into_std(self) -> io::Result<std::net::TcpStream> {
+        self.stream.into_std()
+    }
+
     /// Closes the socket once the peer has closed its side, or after [`LINGER`].
     ///
     /// # Cancel safety
@@ -47,6 +62,18 @@ impl Socket {
         };
         // An error means that the connection is gone.
         let _closed_or_late = tokio::time::timeout(LINGER, until_the_peer_closes).await;
+    }
+}
+
+struct WriterNow<'a>(&'a TcpStream);
+
+impl io::Write for WriterNow<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@ use super::{ActiveConfig, Inner, lock};
 use crate::catalogue::CatalogueDiff;
 use crate::config::{self, Base, Config, Loaded};
 use crate::lifecycle::State;
+use crate::tls::Tls;
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
@@ -129,6 +130,13 @@ impl Inner {
             };
             ReloadError::Invalid(errors.0.iter().map(mistake).collect())
         })?;
+        let renewed = self.tls.as_ref().map_or(Ok(None), Tls::read).map_err(|error| {
+            let mistake = ReloadProblem {
+                key: error.key.to_owned(),
+                problem: error.to_string(),
+            };
+            ReloadError::Invalid(vec![mistake])
+        })?;
         self.hold_back(&mut config, &mut changes);
 
         let switched = BackendSwitches::make(self, active, &config, &catalogue, &difference);
@@ -141,6 +149,9 @@ impl Inner {
         self.connection_limits
             .set(&config.limits, config.engine.connection_bytes);
         self.connection_limits.set_timeouts(&config.timeouts);
+        if let (Some(tls), Some(renewed)) = (&self.tls, renewed) {
+            tls.install(renewed);
+        }
         *lock(&self.lame_duck) = config.lame_duck;
         *lock(&self.drain_timeout) = config.drain_timeout;
         let filter = &config.log.filter;

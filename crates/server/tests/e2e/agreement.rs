@@ -1,6 +1,6 @@
 //! Both transports, every kind of dataset and layout, every backend: the same bytes, and the ones in the files.
 
-use crate::daemon::{Setup, backends};
+use crate::daemon::setups;
 use crate::data::{Everything, Space, Unit, everything};
 use crate::wire::{self, Http, escaped};
 use base64::Engine as _;
@@ -19,9 +19,9 @@ const JSON: &str = "application/json";
 #[tokio::test]
 async fn both_transports_serve_the_bytes_of_the_files() {
     // Scenario: each dataset read as unary calls, as a stream, item by item and in batches over HTTP. Expectation: the
-    // files' bytes, every time, on each backend.
-    for &backend in backends() {
-        let (setup, everything) = everything(Setup::new(backend));
+    // files' bytes, every time, on each backend, and over TLS.
+    for setup in setups() {
+        let (setup, everything) = everything(setup);
         let daemon = setup.set("limits.response_bytes", "8MiB").start();
         let (mut fetch, http) = (daemon.fetch().await, daemon.http_client());
         for space in &everything.spaces {

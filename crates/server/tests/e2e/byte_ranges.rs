@@ -1,7 +1,7 @@
 //! The bytes resource and objects over HTTP: ranges, several ranges, conditions, HEAD, on every backend; some of it as
 //! curl does it.
 
-use crate::daemon::{Daemon, Setup, backends};
+use crate::daemon::{Daemon, Setup, backends, setups};
 use crate::data::everything;
 use crate::wire::{Answer, Http, curl};
 use http::Method;
@@ -10,8 +10,8 @@ use http::Method;
 async fn ranges_and_conditions_on_every_backend() {
     // Scenario: an address space of many files and an object of 3 MiB, asked for in every way that HTTP has.
     // Expectation: RFC 9110's answers, with the bytes of the files.
-    for &backend in backends() {
-        let (setup, everything) = everything(Setup::new(backend));
+    for setup in setups() {
+        let (setup, everything) = everything(setup);
         let daemon = setup.start();
         let http = daemon.http_client();
         let joined = &everything.spaces[0];

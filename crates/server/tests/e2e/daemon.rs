@@ -2,6 +2,7 @@
 //! there when its value is dropped is killed, by its own process id.
 
 use crate::seccomp::without_io_uring;
+use crate::tls::{Authority, Door, with_tls};
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -29,6 +30,12 @@ pub(crate) fn backends() -> &'static [&'static str] {
 pub(crate) fn backends_and_auto() -> Vec<&'static str> {
     let uring = backends().iter().filter(|backend| **backend == "uring");
     backends().iter().copied().chain(uring.map(|_| "auto")).collect()
+}
+
+/// A setup on each of [`backends`], and one over TLS.
+pub(crate) fn setups() -> impl Iterator<Item = Setup> {
+    let plain = backends().iter().map(|backend| Setup::new(backend));
+    plain.chain([Setup::new(any_backend()).over_tls()])
 }
 
 /// For tests to which it does not matter.
@@ -73,6 +80,8 @@ pub(crate) struct Setup {
     io_uring_errno: Option<u32>,
     whole: Option<String>,
     disturb: Option<fn(Pid)>,
+    /// TLS on all ports, and doors without it in front of them.
+    authority: Option<Authority>,
 }
 
 impl Setup {
@@ -88,6 +97,7 @@ impl Setup {
             io_uring_errno: None,
             whole: None,
             disturb: None,
+            authority: None,
         };
         setup
             .set("engine.backend", backend)
@@ -140,6 +150,14 @@ impl Setup {
         self.set.clear();
         self.whole = Some(text.to_owned());
         self
+    }
+
+    /// TLS on all ports; clients without TLS reach them all the same, through doors that add it.
+    pub(crate) fn over_tls(self) -> Self {
+        let authority = Authority::new();
+        let mut setup = with_tls(self, &authority.pair("daemon"));
+        setup.authority = Some(authority);
+        setup
     }
 
     /// Does this to the process again and again until it is ready.
@@ -259,9 +277,15 @@ impl Setup {
             let text = addresses[name].as_str().expect("an address");
             text.parse().expect("an address")
         };
-        daemon.grpc = address("grpc");
-        daemon.http = address("http");
-        daemon.admin = address("admin");
+        let mut through = |name: &str| match &daemon.setup.authority {
+            None => address(name),
+            Some(authority) => {
+                let door = Door::open(address(name), authority, name != "http");
+                daemon.doors.push(door.0);
+                door.1
+            }
+        };
+        (daemon.grpc, daemon.http, daemon.admin) = (through("grpc"), through("http"), through("admin"));
         Ok(daemon)
     }
 
@@ -323,6 +347,7 @@ pub(crate) struct Daemon {
     log: Arc<Mutex<Vec<String>>>,
     /// Reads the log until its end.
     reader: Option<thread::JoinHandle<()>>,
+    doors: Vec<Door>,
     pub(crate) grpc: SocketAddr,
     pub(crate) http: SocketAddr,
     pub(crate) admin: SocketAddr,
@@ -345,6 +370,7 @@ impl Daemon {
             setup,
             log,
             reader: Some(reader),
+            doors: Vec::new(),
             grpc: nowhere,
             http: nowhere,
             admin: nowhere,

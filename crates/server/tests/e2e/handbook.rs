@@ -2,6 +2,7 @@
 
 use crate::daemon::Setup;
 use crate::data::plain_blocks;
+use crate::tls::{Authority, with_tls};
 use std::collections::BTreeSet;
 
 /// The names in the first cells of the document's tables.
@@ -22,7 +23,10 @@ async fn every_metric_is_explained_and_no_other() {
     let mut exported = BTreeSet::new();
     for backend in ["uring", "mmap", "pread", "auto"] {
         let (setup, _) = plain_blocks(Setup::new(backend), 16);
-        let daemon = setup.start();
+        // TLS brings metrics of its own.
+        let daemon = with_tls(setup, &Authority::new().pair("daemon"))
+            .set("tls.ports", "admin")
+            .start();
         daemon.assert_serves("blocks").await;
         let http = daemon.http_client();
         assert_eq!(http.get("/v1/datasets/blocks/blocks/1").await.status, 200);

@@ -1,6 +1,6 @@
 //! ReadObject: objects of any length, of one version from the first byte to the last.
 
-use crate::daemon::{Daemon, Setup, backends, eventually_async};
+use crate::daemon::{Daemon, Setup, backends, eventually_async, setups};
 use crate::data::{everything, noise};
 use crate::wire::{self, Narrow};
 use ringfetch_proto::v1;
@@ -78,8 +78,8 @@ fn messages(mut body: &[u8]) -> Vec<v1::ReadObjectResponse> {
 async fn objects_of_any_length_are_read_whole_and_in_part() {
     // Scenario: objects of no byte, of a few and of many windows, whole and in part, on each backend. Expectation: their
     // bytes, in order, with the length and the version that HTTP names; one call counted as OK each.
-    for backend in backends() {
-        let (setup, everything) = everything(Setup::new(backend));
+    for setup in setups() {
+        let (setup, everything) = everything(setup);
         let long = noise(91, LENGTH);
         setup.file("objects/long", &long);
         let daemon = setup.start();
@@ -113,7 +113,7 @@ async fn objects_of_any_length_are_read_whole_and_in_part() {
                 } else {
                     &content[offset..offset + length]
                 };
-                assert!(data == expected, "{backend}: {name} from {offset}");
+                assert!(data == expected, "{name} from {offset}");
                 calls += 1.0;
             }
         }
@@ -282,19 +282,21 @@ async fn a_deadline_is_for_the_whole_answer() {
 async fn an_answer_that_has_begun_is_sent_while_it_drains() {
     // Scenario: an answer has begun and is not read when a drain begins. Expectation: it is sent whole, and the daemon ends.
     let bytes = noise(96, LENGTH);
-    let mut daemon = setup("pread", &bytes).set("shutdown.lame_duck_ms", "0").start();
-    let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
-    let begun = narrow.call("ReadObject", &[], &request("long")).await;
-    daemon.signal(rustix::process::Signal::TERM);
-    eventually_async("it drains", async || {
-        (daemon.status().await.state == "draining").then_some(())
-    })
-    .await;
-    let (body, status) = begun.rest().await;
-    assert_eq!(status.unwrap().code(), Code::Ok);
-    assert!(put_together(&messages(&body)).1 == bytes);
-    drop(narrow);
-    assert_eq!(daemon.ended().await.code(), Some(0));
+    for setup in [setup("pread", &bytes), setup("pread", &bytes).over_tls()] {
+        let mut daemon = setup.set("shutdown.lame_duck_ms", "0").start();
+        let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
+        let begun = narrow.call("ReadObject", &[], &request("long")).await;
+        daemon.signal(rustix::process::Signal::TERM);
+        eventually_async("it drains", async || {
+            (daemon.status().await.state == "draining").then_some(())
+        })
+        .await;
+        let (body, status) = begun.rest().await;
+        assert_eq!(status.unwrap().code(), Code::Ok);
+        assert!(put_together(&messages(&body)).1 == bytes);
+        drop(narrow);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    }
 }
 
 #[tokio::test]

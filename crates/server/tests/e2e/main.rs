@@ -47,5 +47,6 @@ mod slow_readers;
 mod supervised;
 mod surfaces;
 mod system_calls;
+mod tls;
 mod vanishing;
 mod versions;

@@ -1,7 +1,7 @@
 //! FetchStream: many requests at once, answers in any order, and a client that does not read.
 
 use crate::backlog::{Load, batch, slow};
-use crate::daemon::{Setup, backends, eventually_async};
+use crate::daemon::{Setup, backends, eventually_async, setups};
 use crate::data::everything;
 use crate::wire;
 use ringfetch_proto::v1;
@@ -15,8 +15,8 @@ use tonic_types::RpcStatusExt as _;
 async fn five_hundred_requests_are_answered_by_their_ids() {
     // Scenario: 500 requests of all four kinds on one stream, with an unknown dataset and an empty request in the middle,
     // on each backend. Expectation: each id once, with its bytes; the two bad ones have their errors; the rest goes on.
-    for &backend in backends() {
-        let (setup, everything) = everything(Setup::new(backend));
+    for setup in setups() {
+        let (setup, everything) = everything(setup);
         let daemon = setup.start();
         let space = |name: &str| everything.spaces.iter().find(|space| space.name == name).unwrap();
         let (joined, npy) = (space("joined"), space("npy-f32"));
@@ -90,11 +90,7 @@ async fn five_hundred_requests_are_answered_by_their_ids() {
                 }
             };
             assert!(errors.is_empty(), "{errors:?}");
-            assert!(
-                Ok(data.to_vec()) == expected,
-                "{backend}: wrong bytes for {}",
-                answer.id
-            );
+            assert!(Ok(data.to_vec()) == expected, "wrong bytes for {}", answer.id);
         }
         assert!(expected.is_empty(), "{} are not answered", expected.len());
         daemon.stop().await;

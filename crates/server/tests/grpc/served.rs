@@ -123,6 +123,7 @@ pub(crate) fn serve(limits: Limits) -> Served {
         lifecycle: lifecycle.clone(),
         telemetry: telemetry.clone(),
         connection_limits: ConnectionLimits::new(&limits, 1 << 20),
+        tls: None,
     })
     .unwrap();
     let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry, rpc, reconfigurer);

@@ -18,15 +18,16 @@ pub(super) async fn connect(
     slots: u32,
 ) -> Result<Client, RequestError> {
     let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
-    let client = Client::builder(&endpoints.grpc)
+    let mut client = Client::builder(&endpoints.grpc)
         .connections(count(connections))
         .max_in_flight(count(slots))
         .timeout(endpoints.timeout)
         .connect_timeout(endpoints.timeout)
-        .retry(RetryPolicy::none())
-        .connect()
-        .await?;
-    Ok(client)
+        .retry(RetryPolicy::none());
+    if let Some(tls) = &endpoints.tls {
+        client = client.tls(tls.clone());
+    }
+    Ok(client.connect().await?)
 }
 
 /// One thread's streams.

@@ -1,6 +1,6 @@
 //! HTTP/1.1: one keep-alive connection a slot, since it has one request in flight at a time. A request of one item is
 //! a GET of that item, one of several a batchFetch answered in octets. Each connection is driven by the task that
-//! uses it, so that a request wakes nobody else. Absent: TLS, proxies, redirects.
+//! uses it, so that a request wakes nobody else. Absent: proxies, redirects.
 
 use super::response::{Body, FailedItem, RequestError, Response};
 use crate::load::args::ScoreAt;
@@ -12,6 +12,7 @@ use hyper::client::conn::http1::{Connection, SendRequest, handshake};
 use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RANGE, RETRY_AFTER};
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
+use ringfetch_client::Tls;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -19,6 +20,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
@@ -30,7 +32,7 @@ const PROBLEM_CHARS_MAX: usize = 300;
 /// One thread's connections, one a slot.
 #[derive(Debug)]
 pub(in crate::load) struct Http {
-    address: String,
+    site: Site,
     host: HeaderValue,
     timeout: Duration,
     slots: Vec<Mutex<Option<HttpConnection>>>,
@@ -40,23 +42,43 @@ pub(in crate::load) struct Http {
 #[derive(Debug)]
 struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
-    driver: Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>,
+    driver: Driver,
+}
+
+type Driver = Pin<Box<Connection<TokioIo<Box<dyn Io>>, Full<Bytes>>>>;
+
+/// A socket, with or without TLS.
+trait Io: AsyncRead + AsyncWrite + Send + Unpin + std::fmt::Debug {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + std::fmt::Debug> Io for T {}
+
+/// A server's address.
+#[derive(Debug)]
+struct Site {
+    /// `HOST:PORT`.
+    address: String,
+    /// The host, if it is reached with TLS.
+    tls: Option<(Tls, String)>,
 }
 
 impl Http {
-    pub(super) async fn connect(url: &str, slots: u32, timeout: Duration) -> Result<Self, RequestError> {
-        let address = address(url)?;
-        let host = HeaderValue::try_from(&address)
+    pub(super) async fn connect(
+        url: &str,
+        tls: Option<Tls>,
+        slots: u32,
+        timeout: Duration,
+    ) -> Result<Self, RequestError> {
+        let site = Site::of(url, tls)?;
+        let host = HeaderValue::try_from(&site.address)
             .map_err(|_| RequestError::transport(format!("{url:?} is not an address")))?;
         let mut wires = Vec::new();
         for _ in 0..slots {
-            let wire = tokio::time::timeout(timeout, HttpConnection::connect(&address))
+            let wire = tokio::time::timeout(timeout, HttpConnection::connect(&site))
                 .await
                 .unwrap_or(Err(RequestError::timeout()))?;
             wires.push(Mutex::new(Some(wire)));
         }
         Ok(Self {
-            address,
+            site,
             host,
             timeout,
             slots: wires,
@@ -75,7 +97,7 @@ impl Http {
             // Taken out, so that one that is abandoned half-way is not used again.
             let mut wire = match held.take().filter(|wire| !wire.sender.is_closed()) {
                 Some(wire) => wire,
-                None => HttpConnection::connect(&self.address).await?,
+                None => HttpConnection::connect(&self.site).await?,
             };
             let answer = wire.exchange(request, part.keeps_bytes()).await?;
             *held = Some(wire);
@@ -94,30 +116,39 @@ impl Http {
     }
 }
 
-/// `HOST:PORT` of a URL `http://HOST:PORT`.
-pub(super) fn address(url: &str) -> Result<String, RequestError> {
-    let wrong = || RequestError::transport(format!("{url:?} is not of the form http://HOST:PORT"));
-    let uri: Uri = url.parse().map_err(|_| wrong())?;
-    let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
-    if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
-        return Err(wrong());
+impl Site {
+    /// Of a URL `http://HOST:PORT` or `https://HOST:PORT`.
+    fn of(url: &str, tls: Option<Tls>) -> Result<Self, RequestError> {
+        let wrong = || RequestError::transport(format!("{url:?} is not of the form http[s]://HOST:PORT"));
+        let uri: Uri = url.parse().map_err(|_| wrong())?;
+        let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
+        let (port, tls) = match uri.scheme_str() {
+            Some("http") => (80, None),
+            Some("https") => (443, Some((tls.ok_or_else(wrong)?, host.to_owned()))),
+            Some(_) | None => return Err(wrong()),
+        };
+        if !matches!(uri.path(), "" | "/") {
+            return Err(wrong());
+        }
+        let address = format!("{host}:{}", uri.port_u16().unwrap_or(port));
+        Ok(Self { address, tls })
     }
-    Ok(format!("{host}:{}", uri.port_u16().unwrap_or(80)))
 }
 
 /// One GET over a connection of its own, for pages of text.
 pub(in crate::load) async fn get_text(
     url: &str,
+    tls: Option<&Tls>,
     path: &str,
     timeout: Duration,
 ) -> Result<String, RequestError> {
     let exchange = async {
-        let address = address(url)?;
+        let site = Site::of(url, tls.cloned())?;
         let request = Request::get(path)
-            .header(HOST, &address)
+            .header(HOST, &site.address)
             .body(Full::default())
             .map_err(|error| RequestError::protocol(error.to_string()))?;
-        let answer = HttpConnection::connect(&address)
+        let answer = HttpConnection::connect(&site)
             .await?
             .exchange(request, true)
             .await?;
@@ -142,11 +173,15 @@ struct HttpResponse {
 }
 
 impl HttpConnection {
-    async fn connect(address: &str) -> Result<Self, RequestError> {
+    async fn connect(Site { address, tls }: &Site) -> Result<Self, RequestError> {
         let failed = |error: std::io::Error| RequestError::transport(format!("{address}: {error}"));
         let stream = TcpStream::connect(address).await.map_err(failed)?;
         // Without it a small request waits 40 ms for the acknowledgement of the one before.
         stream.set_nodelay(true).map_err(failed)?;
+        let stream: Box<dyn Io> = match tls {
+            None => Box::new(stream),
+            Some((tls, host)) => Box::new(tls.connect_http1(host, stream).await.map_err(failed)?),
+        };
         let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(broken)?;
         Ok(Self {
             sender,
@@ -172,7 +207,7 @@ impl HttpConnection {
 
 /// Runs a request with its connection in one task.
 async fn drive<T>(
-    driver: &mut Pin<Box<Connection<TokioIo<TcpStream>, Full<Bytes>>>>,
+    driver: &mut Driver,
     exchange: impl Future<Output = Result<T, RequestError>>,
 ) -> Result<T, RequestError> {
     let mut exchange = pin!(exchange);
@@ -442,15 +477,17 @@ mod tests {
 
     #[test]
     fn urls_and_paths_are_what_http_wants() {
+        let tls = Tls::new(None, None).unwrap();
         for (url, want) in [
+            ("https://host", "host:443"),
             ("http://127.0.0.1:7411", "127.0.0.1:7411"),
             ("http://host/", "host:80"),
             ("http://[::1]:7", "[::1]:7"),
         ] {
-            assert_eq!(address(url).unwrap(), want);
+            assert_eq!(Site::of(url, Some(tls.clone())).unwrap().address, want);
         }
         for wrong in ["127.0.0.1:7411", "https://a:1", "http://", "http://a:1/v1", ""] {
-            assert!(address(wrong).is_err(), "{wrong}");
+            assert!(Site::of(wrong, None).is_err(), "{wrong}");
         }
         let mut path = String::new();
         encode("a b/c%é", &mut path);

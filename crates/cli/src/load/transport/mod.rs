@@ -13,7 +13,7 @@ pub(super) use response::{Body, RequestError, Response};
 use super::args::{ScoreAt, TransportArg};
 use super::workload::Part;
 use grpc::Streams;
-use ringfetch_client::Client;
+use ringfetch_client::{Client, Tls};
 use std::time::Duration;
 
 /// Where to connect, and how.
@@ -22,6 +22,8 @@ pub(super) struct Endpoints {
     pub(super) grpc: String,
     /// Only needed by the HTTP transport.
     pub(super) http: String,
+    /// For https:// addresses; there if one of the two is such an address.
+    pub(super) tls: Option<Tls>,
     pub(super) transport: TransportArg,
     pub(super) timeout: Duration,
 }
@@ -47,7 +49,9 @@ impl Transport {
         Ok(match endpoints.transport {
             TransportArg::Grpc => Self::Calls(client.await?),
             TransportArg::Stream => Self::Streams(Streams::open(client.await?, connections)),
-            TransportArg::Http => Self::Http(Http::connect(&endpoints.http, slots, endpoints.timeout).await?),
+            TransportArg::Http => Self::Http(
+                Http::connect(&endpoints.http, endpoints.tls.clone(), slots, endpoints.timeout).await?,
+            ),
         })
     }
 

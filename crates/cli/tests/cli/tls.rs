@@ -1,0 +1,114 @@
+//! Commands over TLS: the fake daemon behind a door that has it.
+
+use crate::server::{Flaw, start};
+use crate::{http, ringfetch};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+
+/// Takes TLS off connections and passes them on, each to the server of its protocol. Only for clients with a certificate of
+/// its authority, whose files it writes.
+fn door(grpc: SocketAddr, http: SocketAddr, directory: &Path) -> SocketAddr {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    let certificate = params.signed_by(&key, &authority).unwrap();
+    for (name, text) in [
+        ("ca", authority.pem()),
+        ("cert", certificate.pem()),
+        ("key", key.serialize_pem()),
+    ] {
+        std::fs::write(directory.join(name), text).unwrap();
+    }
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.der().clone()).unwrap();
+    let provider = Arc::new(default_provider());
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(clients.build().unwrap())
+        .with_single_cert(
+            vec![certificate.der().clone()],
+            PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        )
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let (address, started) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            address.send(listener.local_addr().unwrap()).unwrap();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    let Ok(mut stream) = acceptor.accept(stream).await else {
+                        return;
+                    };
+                    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                    let mut behind = TcpStream::connect(if is_http2 { grpc } else { http })
+                        .await
+                        .unwrap();
+                    // Ends with either side.
+                    let _ended = tokio::io::copy_bidirectional(&mut stream, &mut behind).await;
+                });
+            }
+        });
+    });
+    started.recv().unwrap()
+}
+
+#[test]
+fn commands_and_load_reach_a_daemon_over_tls() {
+    // Scenario: reads and load over gRPC, streams and HTTP with all three files; then without one or another of them.
+    // Expectation: done, every byte verified; otherwise a failure, or wrong usage where a file is missing.
+    let directory = tempfile::tempdir().unwrap();
+    let address = door(start(Flaw::NONE), http::start(), directory.path());
+    let run = |args: &str, files: &[&str]| {
+        let mut line = format!("--grpc https://{address} --timeout 5s {args}");
+        for file in files {
+            line.push_str(&format!(" --{file} {}", directory.path().join(file).display()));
+        }
+        let output = ringfetch(None, &line);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let all = ["ca", "cert", "key"];
+    let get = "get block blocks 3";
+    assert_eq!(run(get, &all), (Some(0), String::new()));
+    for transport in ["grpc", "stream", "http"] {
+        let load = format!(
+            "load --http https://{address} --transport {transport} --dataset blocks --batch 4 --requests 40 --verify"
+        );
+        assert_eq!(run(&load, &all).0, Some(0), "{:?}", run(&load, &all));
+    }
+    for (files, code, said) in [
+        (&all[..2], 2, "belong together"),
+        (&all[..1], 1, ""),
+        (&["cert", "key"][..], 1, "TLS"),
+        (&[], 1, "TLS"),
+    ] {
+        let (found, error) = run(get, files);
+        assert!(
+            found == Some(code) && error.contains(said),
+            "{files:?}: {found:?} {error}"
+        );
+    }
+    std::fs::remove_file(directory.path().join("ca")).unwrap();
+    let (code, error) = run(get, &all);
+    assert!(code == Some(2) && error.contains("--ca"), "{error}");
+}

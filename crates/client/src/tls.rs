@@ -1,0 +1,127 @@
+//! TLS towards servers at `https://` URLs, with rustls.
+
+use crate::error::Error;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+const HTTP2: &[u8] = b"h2";
+const HTTP1: &[u8] = b"http/1.1";
+
+/// Whom to trust, and who one is. Clones share it.
+#[derive(Clone)]
+pub struct Tls {
+    http2: Arc<ClientConfig>,
+    http1: Arc<ClientConfig>,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    /// Trusts the authorities in `ca` (PEM), or without it those that the host trusts. Presents the certificate chain and
+    /// its private key, both PEM, to servers that ask for one.
+    ///
+    /// # Errors
+    /// `Invalid` if one of them cannot be used. No error has bytes of a key.
+    pub fn new(ca: Option<&[u8]>, certificate: Option<(&[u8], &[u8])>) -> Result<Self, Error> {
+        let mut roots = RootCertStore::empty();
+        let authorities = match ca {
+            Some(pem) => certificates("ca", pem)?,
+            None => rustls_native_certs::load_native_certs().certs,
+        };
+        for authority in authorities {
+            match roots.add(authority) {
+                Err(error) if ca.is_some() => return Err(Error::invalid("ca", error.to_string())),
+                // One of the host's that rustls does not understand is none to trust.
+                Ok(()) | Err(_) => {}
+            }
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| Error::invalid("tls", error.to_string()))?
+            .with_root_certificates(roots);
+        let mut http2 = match certificate {
+            None => builder.with_no_client_auth(),
+            Some((chain, key)) => {
+                let key = PrivateKeyDer::from_pem_slice(key)
+                    .map_err(|_| Error::invalid("key", "is no private key in PEM without a passphrase"))?;
+                let config = builder.with_client_auth_cert(certificates("certificate", chain)?, key);
+                config.map_err(|error| {
+                    Error::invalid("key", format!("does not fit the certificate: {error}"))
+                })?
+            }
+        };
+        let mut http1 = http2.clone();
+        http2.alpn_protocols = vec![HTTP2.to_vec()];
+        http1.alpn_protocols = vec![HTTP1.to_vec()];
+        Ok(Self {
+            http2: Arc::new(http2),
+            http1: Arc::new(http1),
+        })
+    }
+
+    /// A handshake for HTTP/1.1 with the server `host`: a name or an IP address.
+    ///
+    /// # Errors
+    /// `InvalidInput` if `host` is neither; what goes wrong on the way.
+    pub async fn connect_http1<S>(
+        &self,
+        host: &str,
+        stream: S,
+    ) -> io::Result<impl AsyncRead + AsyncWrite + Send + Unpin + fmt::Debug + use<S>>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + fmt::Debug,
+    {
+        connect(&self.http1, host, stream).await
+    }
+
+    /// The same for HTTP/2, which the server must agree to.
+    pub(crate) async fn connect_http2<S>(
+        &self,
+        host: &str,
+        stream: S,
+    ) -> io::Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<S>>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin,
+    {
+        let stream = connect(&self.http2, host, stream).await?;
+        if stream.get_ref().1.alpn_protocol() == Some(HTTP2) {
+            Ok(stream)
+        } else {
+            Err(io::Error::other("the server does not speak HTTP/2 there"))
+        }
+    }
+}
+
+async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
+    config: &Arc<ClientConfig>,
+    host: &str,
+    stream: S,
+) -> io::Result<tokio_rustls::client::TlsStream<S>> {
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
+    let name = ServerName::try_from(bare.to_owned());
+    let name = name.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    TlsConnector::from(Arc::clone(config)).connect(name, stream).await
+}
+
+fn certificates(field: &'static str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let found = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    let found = found.map_err(|_| Error::invalid(field, "is no valid PEM"))?;
+    if found.is_empty() {
+        return Err(Error::invalid(field, "holds no certificate in PEM"));
+    }
+    Ok(found)
+}

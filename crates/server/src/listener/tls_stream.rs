@@ -1,0 +1,330 @@
+//! A connection's stream, with or without TLS, and the handshakes of a port.
+//!
+//! Handshakes run on the main thread, so that their arithmetic (0.1 to 1 ms) delays no reads; then the connection moves to
+//! its core. A port has a bound of handshakes at a time: a further one ends the oldest of the caller with the most.
+
+use std::io::{self, IoSlice};
+use std::net::TcpStream as StdTcpStream;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use prometheus::IntCounter;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_rustls::server::TlsStream;
+
+use super::close::CloseReason;
+use super::connection_table::ConnectionTable;
+use super::progress::{ConnectionEvent, Progress, SeenEvents};
+use super::serve::{AcceptedConnection, LAST_WORD, PortServer};
+use super::socket::{LINGER, Socket};
+use crate::tls::Tls;
+
+/// Longest handshake, also without `timeouts.handshake_ms`.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(60);
+
+/// A connection's stream. What is counted are the bytes of the socket.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Plain(Socket),
+    Tls(Box<TlsStream<MovableSocket>>),
+}
+
+/// An accepted connection on its way to its core.
+#[derive(Debug)]
+pub(super) enum AcceptedStream {
+    Plain(StdTcpStream),
+    /// After the handshake.
+    Tls(Box<TlsStream<MovableSocket>>),
+}
+
+impl AcceptedStream {
+    /// Registers the socket with the calling thread's runtime.
+    pub(super) fn arrive(self, progress: &Arc<Progress>) -> io::Result<Stream> {
+        match self {
+            Self::Plain(stream) => {
+                let stream = TcpStream::from_std(stream)?;
+                Ok(Stream::Plain(Socket::new(stream, Arc::clone(progress))))
+            }
+            Self::Tls(mut stream) => {
+                stream.get_mut().0.arrive(progress)?;
+                Ok(Stream::Tls(stream))
+            }
+        }
+    }
+}
+
+impl Stream {
+    /// Ready once the peer has sent something, or is gone.
+    pub(super) fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let socket = match self {
+            Self::Plain(socket) => Some(socket),
+            // The first request may have come with the end of the handshake.
+            Self::Tls(stream) if !stream.get_ref().1.wants_read() => None,
+            Self::Tls(stream) => stream.get_ref().0.here().ok(),
+        };
+        socket.map_or(Poll::Ready(()), |socket| socket.poll_read_ready(cx))
+    }
+
+    /// Before a connection is dropped: ends TLS as far as the socket takes it now, so that clients do not see a truncation.
+    pub(super) fn say_goodbye(&mut self) {
+        if let Self::Tls(stream) = self {
+            let (socket, session) = stream.get_mut();
+            session.send_close_notify();
+            if let Ok(socket) = socket.here() {
+                let mut now = socket.writer_now();
+                while session.wants_write() && session.write_tls(&mut now).is_ok_and(|written| written > 0) {}
+            }
+        }
+    }
+
+    /// Says goodbye and closes the socket once the peer has closed its side, or is late.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the socket at once.
+    pub(super) async fn close(self) {
+        match self {
+            Self::Plain(socket) => socket.close().await,
+            Self::Tls(mut stream) => {
+                // An error means that the connection is gone.
+                let _said_or_late = timeout(LINGER, stream.shutdown()).await;
+                if let MovableSocket::Here(socket) = stream.into_inner().0 {
+                    socket.close().await;
+                }
+            }
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_read(cx, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_write(cx, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_write_vectored(cx, slices),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+/// A socket below TLS that can move to another thread's runtime.
+#[derive(Debug)]
+pub(super) enum MovableSocket {
+    Here(Socket),
+    /// Between two runtimes.
+    Moving(StdTcpStream),
+    /// It could not be moved.
+    Gone,
+}
+
+impl MovableSocket {
+    fn here(&self) -> io::Result<&Socket> {
+        match self {
+            Self::Here(socket) => Ok(socket),
+            Self::Moving(_) | Self::Gone => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    fn here_mut(self: Pin<&mut Self>) -> io::Result<Pin<&mut Socket>> {
+        match self.get_mut() {
+            Self::Here(socket) => Ok(Pin::new(socket)),
+            Self::Moving(_) | Self::Gone => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Leaves the calling thread's runtime.
+    fn leave(&mut self) -> io::Result<()> {
+        if let Self::Here(socket) = std::mem::replace(self, Self::Gone) {
+            *self = Self::Moving(socket.into_std()?);
+        }
+        Ok(())
+    }
+
+    fn arrive(&mut self, progress: &Arc<Progress>) -> io::Result<()> {
+        if let Self::Moving(stream) = std::mem::replace(self, Self::Gone) {
+            *self = Self::Here(Socket::new(TcpStream::from_std(stream)?, Arc::clone(progress)));
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for MovableSocket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.here_mut()?.poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for MovableSocket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.here_mut()?.poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.here_mut()?.poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.here_mut()?.poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.here_mut()?.poll_shutdown(cx)
+    }
+}
+
+/// The handshakes of one port.
+#[derive(Debug)]
+pub(super) struct Handshakes {
+    tls: Tls,
+    http2_only: bool,
+    table: Mutex<ConnectionTable>,
+    succeeded: IntCounter,
+    failed: IntCounter,
+}
+
+impl Handshakes {
+    pub(super) fn new(tls: Tls, transport: &str, http2_only: bool) -> Self {
+        let [succeeded, failed] = tls.handshake_counters(transport);
+        Self {
+            tls,
+            http2_only,
+            table: Mutex::default(),
+            succeeded,
+            failed,
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The handshake of a connection; counts and logs one that fails.
+    pub(super) async fn shake(
+        &self,
+        stream: StdTcpStream,
+        accepted: &AcceptedConnection,
+        server: &PortServer,
+    ) -> Option<AcceptedStream> {
+        let caller = accepted.connection.caller().key();
+        let progress = &accepted.progress;
+        let taken = self.table().take(caller, progress, self.tls.handshakes_max());
+        let shaken = match taken {
+            // All of them are handshakes, so there is one to end.
+            Err(_full) => Err(CloseReason::Refused),
+            Ok(number) => {
+                let shaken = self.shake_in_time(stream, progress, server).await;
+                self.table().leave(caller, number);
+                shaken
+            }
+        };
+        match shaken {
+            Ok(_) => self.succeeded.inc(),
+            Err(reason) => {
+                self.failed.inc();
+                server.close_counters.count(reason, caller);
+            }
+        }
+        shaken.ok()
+    }
+
+    async fn shake_in_time(
+        &self,
+        stream: StdTcpStream,
+        progress: &Arc<Progress>,
+        server: &PortServer,
+    ) -> Result<AcceptedStream, CloseReason> {
+        let failed = |error: io::Error| {
+            tracing::debug!(transport = server.transport, %error, "TLS handshake failed");
+            CloseReason::Tls
+        };
+        let limit = server.connection_limits.timeouts().handshake;
+        let limit = if limit.is_zero() {
+            HANDSHAKE_MAX
+        } else {
+            limit.min(HANDSHAKE_MAX)
+        };
+        let mut late = pin!(sleep_until(Instant::now() + limit));
+        let socket = Socket::new(TcpStream::from_std(stream).map_err(failed)?, Arc::clone(progress));
+        let mut shaking = self
+            .tls
+            .acceptor(self.http2_only)
+            .accept(MovableSocket::Here(socket));
+        let mut seen = SeenEvents::default();
+        loop {
+            let event = std::future::poll_fn(|cx| progress.poll_event(cx, &mut seen));
+            tokio::select! {
+                biased;
+                shaken = &mut shaking => {
+                    let mut stream = shaken.map_err(failed)?;
+                    let (socket, session) = stream.get_mut();
+                    if session.alpn_protocol() == Some(b"h2") {
+                        progress.negotiated_http2();
+                    }
+                    socket.leave().map_err(failed)?;
+                    return Ok(AcceptedStream::Tls(Box::new(stream)));
+                }
+                event = event => match event {
+                    ConnectionEvent::Close(decision) => return Err(decision.reason()),
+                    // Its first request gets an answer if it comes soon.
+                    ConnectionEvent::Drain => late.as_mut().reset(Instant::now() + LAST_WORD.min(limit)),
+                },
+                () = &mut late => return Err(CloseReason::Handshake),
+            }
+        }
+    }
+}

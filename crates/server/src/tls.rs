@@ -1,0 +1,489 @@
+//! TLS of the ports: certificate, key and clients' authorities from files, read again when they change (ADR 0015).
+//!
+//! New files are checked completely before they are used; a bad one leaves the old ones in force, with a line in the log
+//! and a metric. A handshake uses what is in force when it begins, and open connections keep what they have. Sessions are
+//! not resumed: there is nothing to store, and no ticket outlives the certificate that it came from.
+
+use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
+use arc_swap::ArcSwap;
+use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
+use ring::digest::{Context, SHA256};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::net::{IpAddr, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{
+    CryptoProvider, ring as provider, verify_tls12_signature, verify_tls13_signature,
+};
+use tokio_rustls::rustls::pki_types::pem::{Error as PemError, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio_rustls::rustls::{
+    self, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig,
+    SignatureScheme, StreamOwned, SupportedProtocolVersion, version,
+};
+use x509_parser::parse_x509_certificate;
+use x509_parser::time::ASN1Time;
+
+/// How often the files are read again.
+pub const REREAD: Duration = Duration::from_secs(5);
+/// A certificate chain has a few KiB; this also bounds what is read by mistake.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// A file that cannot be used. Never contains any of its bytes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {path}: {problem}; {remedy}")]
+pub struct FileError {
+    /// The configuration key that names the file.
+    pub key: &'static str,
+    /// The file.
+    pub path: String,
+    /// What is wrong.
+    pub problem: String,
+    /// How to fix it.
+    pub remedy: &'static str,
+}
+
+/// A file and its bytes.
+#[derive(Debug)]
+pub(crate) struct KeyFile<'a> {
+    key: &'static str,
+    path: &'a Path,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl<'a> KeyFile<'a> {
+    pub(crate) fn read(key: &'static str, path: &'a Path) -> Result<Self, FileError> {
+        let mut file = Self {
+            key,
+            path,
+            bytes: Vec::new(),
+        };
+        let read =
+            File::open(path).and_then(|open| open.take(FILE_BYTES_MAX + 1).read_to_end(&mut file.bytes));
+        match read {
+            Err(error) => Err(file.error(
+                format!("cannot be read: {error}"),
+                "name a file that the daemon may read",
+            )),
+            Ok(0) => Err(file.error("is empty", "write it anew, by rename if the daemon runs")),
+            Ok(_) if file.bytes.len() as u64 > FILE_BYTES_MAX => Err(file.error(
+                format!("has more than {FILE_BYTES_MAX} bytes"),
+                "name another file",
+            )),
+            Ok(_) => Ok(file),
+        }
+    }
+
+    pub(crate) fn error(&self, problem: impl Into<String>, remedy: &'static str) -> FileError {
+        FileError {
+            key: self.key,
+            path: self.path.display().to_string(),
+            problem: problem.into(),
+            remedy,
+        }
+    }
+
+    /// The certificates, each valid now and there once.
+    fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, FileError> {
+        const REMEDY: &str = "use PEM, with lines BEGIN CERTIFICATE";
+        let found = CertificateDer::pem_slice_iter(&self.bytes).collect::<Result<Vec<_>, PemError>>();
+        let found = found.map_err(|_| self.error("is no valid PEM", REMEDY))?;
+        if found.is_empty() {
+            return Err(self.error("holds no certificate", REMEDY));
+        }
+        for (index, certificate) in found.iter().enumerate() {
+            let number = index + 1;
+            if found.iter().take(index).any(|other| other == certificate) {
+                return Err(self.error(
+                    format!("holds certificate {number} twice"),
+                    "leave one of them out",
+                ));
+            }
+            let (_, parsed) = parse_x509_certificate(certificate)
+                .map_err(|_| self.error(format!("certificate {number} is no X.509 certificate"), REMEDY))?;
+            let validity = parsed.validity();
+            let now = ASN1Time::now();
+            if validity.not_after < now {
+                let problem = format!("certificate {number} has expired ({})", validity.not_after);
+                return Err(self.error(problem, "renew it"));
+            }
+            if validity.not_before > now {
+                let problem = format!("certificate {number} is not valid before {}", validity.not_before);
+                return Err(self.error(problem, "check the clock, or use another certificate"));
+            }
+        }
+        Ok(found)
+    }
+
+    fn private_key(&self) -> Result<PrivateKeyDer<'static>, FileError> {
+        const REMEDY: &str = "use one PEM key (PKCS#8, PKCS#1 or SEC1), without a passphrase";
+        let mut keys = PrivateKeyDer::pem_slice_iter(&self.bytes);
+        match (keys.next(), keys.next()) {
+            (Some(Ok(key)), None) => Ok(key),
+            (Some(Ok(_)), Some(_)) => Err(self.error("holds more than one private key", REMEDY)),
+            // The error could quote the file.
+            (Some(Err(_)), _) => Err(self.error("is no valid PEM", REMEDY)),
+            (None, _) => Err(self.error("holds no private key", REMEDY)),
+        }
+    }
+}
+
+/// What handshakes use, for ports with HTTP/2 alone and for those with HTTP/1.1 too.
+#[derive(Debug)]
+struct Active {
+    http2: Arc<ServerConfig>,
+    http: Arc<ServerConfig>,
+    /// End of the certificate's validity, seconds since 1970.
+    expires: f64,
+    digest: [u8; 32],
+}
+
+impl Active {
+    fn read(config: &TlsConfig, unless: Option<[u8; 32]>) -> Result<Option<Self>, FileError> {
+        let certificate = KeyFile::read("tls.certificate", &config.certificate)?;
+        let key = KeyFile::read("tls.key", &config.key)?;
+        let client_ca = config.client_ca.as_deref();
+        let client_ca = client_ca
+            .map(|path| KeyFile::read("tls.client_ca", path))
+            .transpose()?;
+        let mut digest = Context::new(&SHA256);
+        for file in [Some(&certificate), Some(&key), client_ca.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            digest.update(&file.bytes.len().to_le_bytes());
+            digest.update(&file.bytes);
+        }
+        let mut sum = [0; 32];
+        sum.copy_from_slice(digest.finish().as_ref());
+        if unless == Some(sum) {
+            return Ok(None);
+        }
+        let chain = certificate.certificates()?;
+        let expires = chain.first().and_then(|first| parse_x509_certificate(first).ok());
+        let expires = expires.map_or(0, |(_, parsed)| parsed.validity().not_after.timestamp());
+        let provider = Arc::new(provider::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(versions(config.min_version))
+            .map_err(|error| key.error(error.to_string(), "use other versions"))?;
+        let builder = match &client_ca {
+            None => builder.with_no_client_auth(),
+            Some(file) => builder.with_client_cert_verifier(verifier(file, config, &provider)?),
+        };
+        let mut http2 = builder
+            .with_single_cert(chain, key.private_key()?)
+            .map_err(|error| {
+                key.error(
+                    format!("does not fit the certificate: {error}"),
+                    "use the key that the certificate was made for",
+                )
+            })?;
+        http2.session_storage = Arc::new(NoServerSessionStorage {});
+        http2.send_tls13_tickets = 0;
+        let mut http = http2.clone();
+        http2.alpn_protocols = vec![b"h2".to_vec()];
+        http.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        // Until 2262 exact to a fraction of a second.
+        #[expect(clippy::cast_precision_loss, reason = "seconds since 1970 are far below 2^53")]
+        let expires = expires as f64;
+        Ok(Some(Self {
+            http2: Arc::new(http2),
+            http: Arc::new(http),
+            expires,
+            digest: sum,
+        }))
+    }
+}
+
+static FROM_12: [&SupportedProtocolVersion; 2] = [&version::TLS13, &version::TLS12];
+static FROM_13: [&SupportedProtocolVersion; 1] = [&version::TLS13];
+
+fn versions(min: TlsVersion) -> &'static [&'static SupportedProtocolVersion] {
+    match min {
+        TlsVersion::Tls12 => &FROM_12,
+        TlsVersion::Tls13 => &FROM_13,
+    }
+}
+
+fn verifier(
+    file: &KeyFile<'_>,
+    config: &TlsConfig,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, FileError> {
+    const REMEDY: &str = "use the certificates of the authorities that sign clients' certificates";
+    let mut roots = RootCertStore::empty();
+    for certificate in file.certificates()? {
+        let added = roots.add(certificate);
+        added.map_err(|error| file.error(format!("holds a certificate of no authority: {error}"), REMEDY))?;
+    }
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
+    let builder = match config.client_certificates {
+        ClientCertificates::Required => builder,
+        ClientCertificates::Optional => builder.allow_unauthenticated(),
+    };
+    builder
+        .build()
+        .map_err(|error| file.error(error.to_string(), REMEDY))
+}
+
+/// A blocking client for the daemon's own health check. Verifies nothing: it sends no secret to a port of its own host, and
+/// the certificate may name none of its addresses. Presents the daemon's certificate where clients need one.
+///
+/// # Errors
+/// The files cannot be used.
+pub fn loopback_client(
+    config: &TlsConfig,
+    address: IpAddr,
+    stream: TcpStream,
+) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
+    let provider = Arc::new(provider::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyServer(provider)));
+    let client = match &config.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(_) => {
+            let certificate =
+                KeyFile::read("tls.certificate", &config.certificate).map_err(io::Error::other)?;
+            let key = KeyFile::read("tls.key", &config.key).map_err(io::Error::other)?;
+            let chain = certificate.certificates().map_err(io::Error::other)?;
+            let key = key.private_key().map_err(io::Error::other)?;
+            builder
+                .with_client_auth_cert(chain, key)
+                .map_err(io::Error::other)?
+        }
+    };
+    let connection =
+        ClientConnection::new(Arc::new(client), ServerName::from(address)).map_err(io::Error::other)?;
+    Ok(StreamOwned::new(connection, stream))
+}
+
+/// Accepts any certificate, if the server has its key.
+#[derive(Debug)]
+struct AnyServer(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyServer {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// TLS of a daemon. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Tls {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    config: TlsConfig,
+    active: ArcSwap<Active>,
+    /// The problem that was logged last, so that it is logged once.
+    problem: Mutex<Option<FileError>>,
+    metrics: Metrics,
+}
+
+#[derive(Debug)]
+struct Metrics {
+    handshakes: IntCounterVec,
+    loads: [IntCounter; 2],
+    load_count: IntCounterVec,
+    expires: Gauge,
+}
+
+impl Metrics {
+    fn new() -> Result<Self, prometheus::Error> {
+        let handshakes = Opts::new(
+            "ringfetch_tls_handshakes_total",
+            "TLS handshakes that ended, by result.",
+        );
+        let loads = Opts::new(
+            "ringfetch_tls_loads_total",
+            "Changed certificates, keys and authorities that were read, by result. After a failure the old ones stay.",
+        );
+        let load_count = IntCounterVec::new(loads, &["result"])?;
+        Ok(Self {
+            handshakes: IntCounterVec::new(handshakes, &["transport", "result"])?,
+            loads: ["ok", "failed"].map(|result| load_count.with_label_values(&[result])),
+            load_count,
+            expires: Gauge::new(
+                "ringfetch_tls_certificate_expiry_timestamp_seconds",
+                "When the certificate in force expires, seconds since 1970.",
+            )?,
+        })
+    }
+}
+
+/// Files that were read again and are valid.
+#[derive(Debug)]
+pub struct Renewed(Active);
+
+impl Tls {
+    /// Reads and checks the files.
+    ///
+    /// # Errors
+    /// A file that cannot be used.
+    pub fn load(config: &TlsConfig) -> Result<Self, FileError> {
+        let unchanged = || FileError {
+            key: "tls.certificate",
+            path: config.certificate.display().to_string(),
+            problem: "was not read".to_owned(),
+            remedy: "report this defect",
+        };
+        let active = Active::read(config, None)?.ok_or_else(unchanged)?;
+        // The names and labels are constants that the crate accepts, which a test checks.
+        let metrics = Metrics::new().map_err(|_| unchanged())?;
+        metrics.expires.set(active.expires);
+        Ok(Self {
+            inner: Arc::new(Inner {
+                config: config.clone(),
+                active: ArcSwap::from_pointee(active),
+                problem: Mutex::default(),
+                metrics,
+            }),
+        })
+    }
+
+    /// Registers the metrics.
+    ///
+    /// # Errors
+    /// A name is taken in this registry.
+    pub fn register_metrics(&self, registry: &Registry) -> Result<(), prometheus::Error> {
+        let Metrics {
+            handshakes,
+            load_count,
+            expires,
+            ..
+        } = &self.inner.metrics;
+        registry.register(Box::new(handshakes.clone()))?;
+        registry.register(Box::new(load_count.clone()))?;
+        registry.register(Box::new(expires.clone()))
+    }
+
+    /// Most handshakes at a time, a port.
+    pub(crate) fn handshakes_max(&self) -> usize {
+        usize::try_from(self.inner.config.handshakes).unwrap_or(usize::MAX)
+    }
+
+    /// The handshakes of a port that succeeded, and those that failed.
+    pub(crate) fn handshake_counters(&self, transport: &str) -> [IntCounter; 2] {
+        let counter = |result| {
+            self.inner
+                .metrics
+                .handshakes
+                .with_label_values(&[transport, result])
+        };
+        ["ok", "failed"].map(counter)
+    }
+
+    /// What a handshake that begins now uses.
+    pub(crate) fn acceptor(&self, http2_only: bool) -> TlsAcceptor {
+        let active = self.inner.active.load();
+        let config = if http2_only { &active.http2 } else { &active.http };
+        TlsAcceptor::from(Arc::clone(config))
+    }
+
+    /// Reads the files; `None` if they are unchanged.
+    ///
+    /// # Errors
+    /// A file that cannot be used. Nothing has changed.
+    pub fn read(&self) -> Result<Option<Renewed>, FileError> {
+        let unless = self.inner.active.load().digest;
+        let read = Active::read(&self.inner.config, Some(unless));
+        if read.is_err() {
+            let [_, failed] = &self.inner.metrics.loads;
+            failed.inc();
+        }
+        read.map(|active| active.map(Renewed))
+    }
+
+    /// Later handshakes use these files.
+    pub fn install(&self, Renewed(active): Renewed) {
+        let expires = active.expires;
+        self.inner.active.store(Arc::new(active));
+        let Metrics { loads: [ok, _], .. } = &self.inner.metrics;
+        ok.inc();
+        self.inner.metrics.expires.set(expires);
+        let certificate = self.inner.config.certificate.display();
+        tracing::info!(%certificate, expires, "TLS certificate, key and authorities replaced");
+    }
+
+    /// Reads the files again every [`REREAD`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect on what is in force.
+    pub async fn watch(self) {
+        let mut ticks = tokio::time::interval(REREAD);
+        loop {
+            ticks.tick().await;
+            let tls = self.clone();
+            // A panic there is a defect; the files in force stay.
+            let _panicked = tokio::task::spawn_blocking(move || tls.renew()).await;
+        }
+    }
+
+    fn renew(&self) {
+        let read = self.read();
+        let mut last = self.inner.problem.lock().unwrap_or_else(PoisonError::into_inner);
+        match read {
+            Ok(renewed) => {
+                *last = None;
+                drop(last);
+                renewed.into_iter().for_each(|renewed| self.install(renewed));
+            }
+            Err(problem) => {
+                if last.as_ref() != Some(&problem) {
+                    tracing::error!(%problem, "TLS files cannot be used: the old ones stay in force");
+                    *last = Some(problem);
+                }
+            }
+        }
+    }
+}

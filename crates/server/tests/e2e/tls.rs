@@ -1,0 +1,473 @@
+//! TLS on the ports of a real daemon: who is served and who is not, and files that are bad or change.
+
+use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
+use crate::data::plain_blocks;
+use crate::exposition::Scrape;
+use crate::reload::reload;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
+use ringfetch_client::{AdminClient, Client, Error, Tls};
+use rustix::process::Signal;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{
+    ClientConfig, ProtocolVersion, RootCertStore, SupportedProtocolVersion, crypto, version,
+};
+
+/// An authority that signs certificates.
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key, PEM.
+pub(crate) struct Pair {
+    pub(crate) chain: String,
+    pub(crate) key: String,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    pub(crate) fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    fn signs(&self, name: &str, last_year: i32) -> Pair {
+        let mut params = CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = date_time_ymd(last_year, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        Pair {
+            chain: params.signed_by(&key, &self.0).unwrap().pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
+    /// A certificate for a daemon or a client here.
+    pub(crate) fn pair(&self, name: &str) -> Pair {
+        self.signs(name, 2200)
+    }
+
+    /// Handshakes by hand, to choose versions and protocols.
+    fn connector(&self, versions: &[&'static SupportedProtocolVersion], alpn: &[&str]) -> TlsConnector {
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_slice(self.pem().as_bytes()).unwrap())
+            .unwrap();
+        let provider = Arc::new(crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(versions);
+        let mut config = builder
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+        TlsConnector::from(Arc::new(config))
+    }
+
+    /// What a client needs to trust it.
+    pub(crate) fn trusted(&self, own: Option<&Pair>) -> Tls {
+        let own = own.map(|pair| (pair.chain.as_bytes(), pair.key.as_bytes()));
+        Tls::new(Some(self.pem().as_bytes()), own).unwrap()
+    }
+}
+
+/// A port without TLS in front of one that has it. Closed when dropped.
+pub(crate) struct Door {
+    _open: oneshot::Sender<()>,
+}
+
+impl Door {
+    /// The door to a port, and its address.
+    pub(crate) fn open(port: SocketAddr, authority: &Authority, is_http2: bool) -> (Self, SocketAddr) {
+        let alpn = if is_http2 { "h2" } else { "http/1.1" };
+        let connector = authority.connector(&[&version::TLS13], &[alpn]);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_open, closed) = oneshot::channel::<()>();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let listener = TcpListener::from_std(listener).unwrap();
+                let accepting = async {
+                    while let Ok((stream, _)) = listener.accept().await {
+                        tokio::spawn(pass(stream, port, connector.clone()));
+                    }
+                };
+                tokio::select! {
+                    _dropped = closed => {}
+                    () = accepting => {}
+                }
+            });
+        });
+        (Self { _open }, address)
+    }
+}
+
+/// Connections that fail are closed, as they would be without the door.
+async fn pass(mut stream: TcpStream, port: SocketAddr, connector: TlsConnector) {
+    let Ok(behind) = TcpStream::connect(port).await else {
+        return;
+    };
+    let nodelay = stream.set_nodelay(true).and_then(|()| behind.set_nodelay(true));
+    if let (Ok(()), Ok(mut behind)) = (
+        nodelay,
+        connector.connect(ServerName::from(port.ip()), behind).await,
+    ) {
+        let _ended = tokio::io::copy_bidirectional(&mut stream, &mut behind).await;
+    }
+}
+
+/// A daemon's certificate and key, in its directory.
+pub(crate) fn with_tls(setup: Setup, pair: &Pair) -> Setup {
+    write(&setup.path(""), pair);
+    setup
+        .set("tls.certificate", "chain.pem")
+        .set("tls.key", "key.pem")
+}
+
+fn write(directory: &Path, pair: &Pair) {
+    for (name, text) in [("chain.pem", &pair.chain), ("key.pem", &pair.key)] {
+        fs::write(directory.join("next"), text).unwrap();
+        fs::rename(directory.join("next"), directory.join(name)).unwrap();
+    }
+}
+
+pub(crate) async fn client(address: SocketAddr, tls: Tls) -> Result<Client, Error> {
+    Client::builder(format!("https://{address}"))
+        .tls(tls)
+        .connect()
+        .await
+}
+
+/// Whether a client is served.
+async fn is_served(daemon: &Daemon, tls: Tls) -> bool {
+    let Ok(client) = client(daemon.grpc, tls).await else {
+        return false;
+    };
+    client.fetch_blocks("blocks", &[1]).await.is_ok()
+}
+
+/// A GET with HTTP/1.1: status line, head and body.
+pub(crate) async fn get(address: SocketAddr, tls: &Tls, path: &str, head: &str) -> String {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let mut stream = tls.connect_http1("127.0.0.1", stream).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{head}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+async fn metric(daemon: &Daemon, tls: &Tls, line: &str) -> bool {
+    get(daemon.http, tls, "/metrics", "").await.contains(line)
+}
+
+/// A handshake by hand, to choose versions and to see what was agreed.
+async fn handshake(
+    address: SocketAddr,
+    authority: &Authority,
+    versions: &[&'static SupportedProtocolVersion],
+    alpn: &[&str],
+) -> std::io::Result<(ProtocolVersion, Option<String>, CertificateDer<'static>)> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::from(address.ip());
+    let stream = authority.connector(versions, alpn).connect(name, stream).await?;
+    let session = stream.get_ref().1;
+    let alpn = session
+        .alpn_protocol()
+        .map(|name| String::from_utf8(name.to_vec()).unwrap());
+    let first = session.peer_certificates().unwrap()[0].clone().into_owned();
+    Ok((session.protocol_version().unwrap(), alpn, first))
+}
+
+#[tokio::test]
+async fn every_port_speaks_tls_and_nothing_else() {
+    // Scenario: a daemon with a certificate; clients of each port with its authority, with another one, without TLS, with
+    // an older version, with and without ALPN. Expectation: the first are served, small and large; the others are not, and
+    // are counted; the health check passes.
+    let authority = Authority::new();
+    let (setup, blocks) = plain_blocks(Setup::new("pread"), 1024);
+    let daemon = with_tls(setup, &authority.pair("daemon"))
+        .set("tls.min_version", "TLS1.3")
+        .start();
+    let tls = authority.trusted(None);
+    let reads = client(daemon.grpc, tls.clone()).await.unwrap();
+    let all: Vec<u64> = (0..512).collect();
+    for indices in [&all[..1], &all] {
+        let answer = reads.fetch_blocks("blocks", indices).await.unwrap();
+        for (index, block) in indices.iter().zip(answer.iter()) {
+            let at = usize::try_from(*index).unwrap() * 4096;
+            assert_eq!(block.unwrap()[..], blocks[at..at + 4096]);
+        }
+    }
+    let admin = AdminClient::from(client(daemon.admin, tls.clone()).await.unwrap());
+    assert_eq!(admin.status().await.unwrap().state, "serving");
+    assert!(
+        get(daemon.http, &tls, "/v1/datasets", "")
+            .await
+            .contains("\"blocks\"")
+    );
+
+    assert!(!is_served(&daemon, Authority::new().trusted(None)).await);
+    let plain = Client::builder(format!("http://{}", daemon.grpc)).connect().await;
+    let plain = match plain {
+        Ok(client) => client.fetch_blocks("blocks", &[1]).await.err(),
+        Err(error) => Some(error),
+    };
+    assert!(plain.is_some());
+    let old = handshake(daemon.http, &authority, &[&version::TLS12], &[]).await;
+    assert!(old.is_err());
+    let both = [&version::TLS13, &version::TLS12];
+    for (address, offered, agreed) in [
+        (daemon.grpc, &["h2"][..], Ok(Some("h2"))),
+        (daemon.grpc, &["http/1.1"], Err(())),
+        (daemon.http, &["h2", "http/1.1"], Ok(Some("h2"))),
+        (daemon.http, &["http/1.1"], Ok(Some("http/1.1"))),
+        (daemon.http, &[], Ok(None)),
+    ] {
+        let shaken = handshake(address, &authority, &both, offered).await;
+        let alpn = shaken.map(|(version, alpn, _)| {
+            assert_eq!(version, ProtocolVersion::TLSv1_3);
+            alpn
+        });
+        assert_eq!(
+            alpn.as_ref().map(Option::as_deref).map_err(|_| ()),
+            agreed,
+            "{offered:?}"
+        );
+    }
+    eventually_async("failures are counted", async || {
+        let text = get(daemon.http, &tls, "/metrics", "").await;
+        let failed = [("transport", "grpc"), ("result", "failed")];
+        (Scrape { text }.sum("ringfetch_tls_handshakes_total", &failed) > 2.5).then_some(())
+    })
+    .await;
+    let http = daemon.http.to_string();
+    let mut check = std::process::Command::new(env!("CARGO_BIN_EXE_ringfetchd"));
+    check.arg("--config").arg(daemon.path("ringfetchd.yaml"));
+    check.args(["--set", "tls.certificate=chain.pem", "--set", "tls.key=key.pem"]);
+    let checked = check
+        .args(["--http-listen", &http, "healthcheck"])
+        .output()
+        .unwrap();
+    assert!(checked.status.success(), "{checked:?}");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_drain_ends_tls_in_order() {
+    // Scenario: connections that are idle after an answer, one over each protocol, when the daemon drains. Expectation: each
+    // sees the end of TLS, not of the socket alone, which would be a truncation; the drain is clean.
+    let authority = Authority::new();
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = with_tls(setup, &authority.pair("daemon")).start();
+    let mut idle = Vec::new();
+    for (alpn, words) in [
+        ("http/1.1", &b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"[..]),
+        ("h2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"),
+    ] {
+        let connector = authority.connector(&[&version::TLS13], &[alpn]);
+        let stream = TcpStream::connect(daemon.http).await.unwrap();
+        let mut stream = connector
+            .connect(ServerName::from(daemon.http.ip()), stream)
+            .await
+            .unwrap();
+        stream.write_all(words).await.unwrap();
+        assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+        idle.push(stream);
+    }
+    let hear_out = async |mut stream: tokio_rustls::client::TlsStream<TcpStream>| {
+        stream.read_to_end(&mut Vec::new()).await.unwrap();
+    };
+    let [first, second] = <[_; 2]>::try_from(idle).unwrap();
+    tokio::join!(daemon.stop(), hear_out(first), hear_out(second));
+}
+
+#[tokio::test]
+async fn a_client_needs_a_certificate_where_it_is_required() {
+    // Scenario: an authority of clients, required and optional; clients with none, with one of another authority, and with
+    // theirs. Expectation: only the last; where it is optional, the first too.
+    for (word, without) in [("required", false), ("optional", true)] {
+        let (authority, clients) = (Authority::new(), Authority::new());
+        let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+        setup.file("clients.pem", clients.pem().as_bytes());
+        let daemon = with_tls(setup, &authority.pair("daemon"))
+            .set("tls.client_ca", "clients.pem")
+            .set("tls.client_certificates", word)
+            .start();
+        assert_eq!(is_served(&daemon, authority.trusted(None)).await, without);
+        assert!(!is_served(&daemon, authority.trusted(Some(&authority.pair("stranger")))).await);
+        assert!(is_served(&daemon, authority.trusted(Some(&clients.pair("client")))).await);
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn files_that_change_are_used_and_no_connection_notices() {
+    // Scenario: new certificates, by SIGHUP and without being told; then bad files of each sort. Expectation: handshakes see
+    // the new certificate, a connection from before goes on; a reload with bad files fails whole, names the key, and the old
+    // certificate stays, as it does when nobody asked for the reload.
+    let authority = Authority::new();
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = with_tls(setup, &authority.pair("first"))
+        .set("tls.ports", "grpc,http")
+        .start();
+    let tls = authority.trusted(None);
+    let old = client(daemon.grpc, tls.clone()).await.unwrap();
+    let served = async |authority: &Authority| {
+        let shaken = handshake(daemon.grpc, authority, &[&version::TLS12], &["h2"]).await;
+        shaken.unwrap().2
+    };
+    let first = served(&authority).await;
+    for signal in [Some(Signal::HUP), None] {
+        let before = served(&authority).await;
+        write(&daemon.path(""), &authority.pair("next"));
+        if let Some(signal) = signal {
+            daemon.signal(signal);
+        }
+        eventually_async("the new certificate is used", async || {
+            (served(&authority).await != before).then_some(())
+        })
+        .await;
+        old.fetch_blocks("blocks", &[3]).await.unwrap();
+    }
+    let good = served(&authority).await;
+    assert_ne!(first, good);
+    let other = authority.pair("other");
+    let (chain, key) = (&daemon.path("chain.pem"), &daemon.path("key.pem"));
+    let right = [
+        fs::read_to_string(chain).unwrap(),
+        fs::read_to_string(key).unwrap(),
+    ];
+    for (path, text, named) in [
+        (key, other.key.as_str(), "tls.key"),
+        (key, "", "tls.key"),
+        (chain, "not a certificate", "tls.certificate"),
+        (chain, &authority.signs("old", 2021).chain, "tls.certificate"),
+        (chain, &[&right[0][..], &right[0]].concat(), "tls.certificate"),
+    ] {
+        fs::write(path, text).unwrap();
+        let refused = reload(&daemon).await.unwrap_err();
+        assert!(refused.message().contains(named), "{refused:?}");
+        assert!(!refused.message().contains("PRIVATE"), "{refused:?}");
+        assert_eq!(served(&authority).await, good);
+        fs::write(chain, &right[0]).unwrap();
+        fs::write(key, &right[1]).unwrap();
+    }
+    fs::remove_file(key).unwrap();
+    daemon.logged(&["TLS files cannot be used: the old ones stay in force", "key.pem"]);
+    assert_eq!(served(&authority).await, good);
+    assert!(!metric(&daemon, &tls, "ringfetch_tls_loads_total{result=\"failed\"} 0").await);
+    daemon.stop().await;
+}
+
+#[test]
+fn bad_files_are_refused_at_the_start() {
+    // Scenario: files that are missing, empty, expired, not valid yet, twice the same, of another key, two keys, no PEM; and
+    // a certificate without a key. Expectation: exit code 2, before a port is bound; key, file and remedy; no byte of a key.
+    let authority = Authority::new();
+    let good = authority.pair("daemon");
+    let twice = good.chain.repeat(2);
+    let keys = [&good.key[..], &authority.pair("other").key].concat();
+    let expired = authority.signs("daemon", 2021);
+    for (file, text, said) in [
+        ("key.pem", None, "cannot be read"),
+        ("key.pem", Some(""), "is empty"),
+        (
+            "key.pem",
+            Some(&authority.pair("other").key[..]),
+            "does not fit the certificate",
+        ),
+        ("key.pem", Some(&keys), "more than one private key"),
+        ("key.pem", Some("nonsense"), "holds no private key"),
+        ("chain.pem", None, "cannot be read"),
+        ("chain.pem", Some(""), "is empty"),
+        ("chain.pem", Some(&good.key), "holds no certificate"),
+        ("chain.pem", Some(&twice), "holds certificate 2 twice"),
+        ("chain.pem", Some(&expired.chain), "has expired"),
+        ("clients.pem", Some(""), "is empty"),
+        ("clients.pem", Some(&expired.chain), "has expired"),
+    ] {
+        let (setup, _) = plain_blocks(Setup::new("pread"), 4);
+        setup.file("clients.pem", authority.pem().as_bytes());
+        let setup = with_tls(setup, &good).set("tls.client_ca", "clients.pem");
+        match text {
+            None => fs::remove_file(setup.path(file)).unwrap(),
+            Some(text) => fs::write(setup.path(file), text).unwrap(),
+        }
+        let refused = setup.refused();
+        refused.with(2, &["tls.", file, said]);
+        assert!(!refused.said.contains("PRIVATE"), "{}", refused.said);
+    }
+    let (setup, _) = plain_blocks(Setup::new("pread"), 4);
+    let half = setup.set("tls.certificate", "chain.pem").refused();
+    half.with(2, &["tls.certificate", "tls.key is off"]);
+}
+
+#[tokio::test]
+async fn handshakes_that_do_not_come_on_are_ended_and_bounded() {
+    // Scenario: three silent connections where two handshakes are allowed, while a client connects; nobody speaks after
+    // that. Expectation: the oldest one goes for a newer one, the client is served, the rest is late.
+    let authority = Authority::new();
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = with_tls(setup, &authority.pair("daemon"))
+        .set("tls.ports", "grpc")
+        .set("tls.handshakes", "2")
+        .set("timeouts.handshake_ms", "20000")
+        .start();
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        let mut stream = TcpStream::connect(daemon.grpc).await.unwrap();
+        // Half a head of a record.
+        stream.write_all(&[22, 3]).await.unwrap();
+        silent.push(stream);
+    }
+    let closed = async |reason| {
+        let labels = [("transport", "grpc"), ("reason", reason)];
+        daemon
+            .scrape()
+            .await
+            .sum("ringfetch_connections_closed_total", &labels)
+    };
+    eventually_async("the oldest is evicted", async || {
+        (closed("evicted").await > 0.5).then_some(())
+    })
+    .await;
+    assert!(is_served(&daemon, authority.trusted(None)).await);
+    let mut byte = [0];
+    assert_eq!(silent[0].read(&mut byte).await.unwrap_or(0), 0);
+    drop(silent);
+    assert!(daemon.log().iter().all(|line| !line.contains("panicked")));
+    daemon.stop().await;
+
+    let (setup, _) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = with_tls(setup, &authority.pair("daemon"))
+        .set("tls.ports", "grpc")
+        .set("timeouts.handshake_ms", "200")
+        .start();
+    let mut silent = TcpStream::connect(daemon.grpc).await.unwrap();
+    let ended = tokio::time::timeout(PATIENCE, silent.read(&mut byte))
+        .await
+        .unwrap();
+    assert_eq!(ended.unwrap_or(0), 0);
+    let late = async || {
+        let labels = [("transport", "grpc"), ("reason", "handshake")];
+        daemon
+            .scrape()
+            .await
+            .sum("ringfetch_connections_closed_total", &labels)
+    };
+    assert!(late().await > 0.5);
+    daemon.stop().await;
+}
