@@ -163,55 +163,78 @@ pub(crate) fn plan(batch: &Batch, rules: PlanRules) -> Plan {
         data_bytes: total,
         ..Plan::default()
     };
-    let mut parts = split(batch, rules);
-    let lone = batch.segments.len() == 1;
-    if let (true, Some(first)) = (lone, parts.first()) {
-        // A lone range from offset 700, alignment 512: read from 512 into place 0, so that byte 700 is at 188.
-        #[expect(clippy::cast_possible_truncation, reason = "below the alignment, a u32")]
-        let misalignment = (first.segment.offset & u64::from(first.alignment - 1)) as u32;
-        plan.lead_bytes = misalignment;
-        plan.data_bytes = plan.data_bytes.saturating_add(misalignment);
-        for part in &mut parts {
-            part.segment.target = part.segment.target.saturating_add(misalignment);
-        }
-    }
-    if rules.merge && parts.len() > 1 {
-        parts.sort_unstable_by_key(|part| (part.segment.file, part.segment.offset, part.segment.target));
-    }
-    let data_end = plan.data_bytes;
-    plan.reads.reserve(parts.len());
-    plan.pieces.reserve(parts.len());
-    let mut open: Option<OpenRead> = None;
-    for part in parts {
-        let merged = rules.merge && open.as_mut().is_some_and(|open| open.absorb(&part, rules));
-        if !merged {
-            if let Some(done) = open.take() {
-                done.close(&mut plan);
+    let count = batch.segments.len();
+    if count == 1 {
+        let mut parts: SmallVec<[SegmentPart; 1]> = SmallVec::new();
+        split(batch, rules, |part| parts.push(part));
+        if let Some(first) = parts.first() {
+            // A lone range from offset 700, alignment 512: read from 512 into place 0, so that byte 700 is at 188.
+            #[expect(clippy::cast_possible_truncation, reason = "below the alignment, a u32")]
+            let misalignment = (first.segment.offset & u64::from(first.alignment - 1)) as u32;
+            plan.lead_bytes = misalignment;
+            plan.data_bytes = plan.data_bytes.saturating_add(misalignment);
+            for part in &mut parts {
+                part.segment.target = part.segment.target.saturating_add(misalignment);
             }
-            open = Some(OpenRead::new(part, plan.lead_bytes, data_end, plan.pieces.len()));
         }
-        if let Some(open) = &open {
-            plan.pieces.push(Piece {
-                item: part.segment.item,
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "a read has at most max_read_bytes, a u32"
-                )]
-                source: (part.segment.offset - open.start) as u32,
-                target: part.segment.target,
-                length: part.segment.length,
-            });
-        }
-    }
-    if let Some(done) = open {
-        done.close(&mut plan);
+        plan_parts(&mut plan, &mut parts, rules);
+    } else {
+        let mut parts = Vec::with_capacity(count);
+        split(batch, rules, |part| parts.push(part));
+        plan_parts(&mut plan, &mut parts, rules);
     }
     plan
 }
 
+/// Makes reads of parts.
+fn plan_parts(plan: &mut Plan, parts: &mut [SegmentPart], rules: PlanRules) {
+    let data_end = plan.data_bytes;
+    if let [part] = parts {
+        let open = OpenRead::new(*part, plan.lead_bytes, data_end, 0);
+        plan.pieces.push(piece_of(part, open.start));
+        let read = open.close(plan, 1);
+        return plan.reads.push(read);
+    }
+    if rules.merge {
+        parts.sort_unstable_by_key(|part| (part.segment.file, part.segment.offset, part.segment.target));
+    }
+    // A `SmallVec` grows by more instructions than a vector.
+    let (mut reads, mut pieces) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
+    let mut open: Option<OpenRead> = None;
+    for part in &*parts {
+        let merged = rules.merge && open.as_mut().is_some_and(|open| open.absorb(part, rules));
+        if !merged {
+            if let Some(done) = open.take() {
+                reads.push(done.close(plan, pieces.len()));
+            }
+            open = Some(OpenRead::new(*part, plan.lead_bytes, data_end, pieces.len()));
+        }
+        if let Some(open) = &open {
+            pieces.push(piece_of(part, open.start));
+        }
+    }
+    if let Some(done) = open {
+        reads.push(done.close(plan, pieces.len()));
+    }
+    (plan.reads, plan.pieces) = (reads.into(), pieces.into());
+}
+
+/// The piece of a read from `start` that a part is.
+fn piece_of(part: &SegmentPart, start: u64) -> Piece {
+    Piece {
+        item: part.segment.item,
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a read has at most max_read_bytes, a u32"
+        )]
+        source: (part.segment.offset - start) as u32,
+        target: part.segment.target,
+        length: part.segment.length,
+    }
+}
+
 /// Cuts segments into parts that one read of at most `max_read_bytes` covers, at aligned file offsets.
-fn split(batch: &Batch, rules: PlanRules) -> SmallVec<[SegmentPart; 1]> {
-    let mut parts = SmallVec::with_capacity(batch.segments.len());
+fn split(batch: &Batch, rules: PlanRules, mut push: impl FnMut(SegmentPart)) {
     for segment in &batch.segments {
         let file = batch.file(segment.file);
         let (direct, alignment, memory_alignment) = match file {
@@ -228,7 +251,7 @@ fn split(batch: &Batch, rules: PlanRules) -> SmallVec<[SegmentPart; 1]> {
             let available = cut - rest.offset;
             let segment = rest;
             if u64::from(rest.length) <= available {
-                parts.push(SegmentPart {
+                push(SegmentPart {
                     segment,
                     direct,
                     alignment,
@@ -238,7 +261,7 @@ fn split(batch: &Batch, rules: PlanRules) -> SmallVec<[SegmentPart; 1]> {
             }
             #[expect(clippy::cast_possible_truncation, reason = "available < rest.length, a u32")]
             let length = available as u32;
-            parts.push(SegmentPart {
+            push(SegmentPart {
                 segment: Segment { length, ..segment },
                 direct,
                 alignment,
@@ -249,7 +272,6 @@ fn split(batch: &Batch, rules: PlanRules) -> SmallVec<[SegmentPart; 1]> {
             rest.target = rest.target.saturating_add(length);
         }
     }
-    parts
 }
 
 impl SegmentPart {
@@ -316,7 +338,8 @@ impl OpenRead {
         true
     }
 
-    fn close(self, plan: &mut Plan) {
+    /// The finished read. `pieces`: how many there are now.
+    fn close(self, plan: &mut Plan, pieces: usize) -> PlannedRead {
         #[expect(
             clippy::cast_possible_truncation,
             reason = "both are at most max_read_bytes, a u32"
@@ -338,7 +361,7 @@ impl OpenRead {
                 Place::Scratch(place)
             }
         };
-        plan.reads.push(PlannedRead {
+        PlannedRead {
             file: self.part.segment.file,
             direct: self.part.direct,
             alignment: self.part.alignment,
@@ -347,8 +370,8 @@ impl OpenRead {
             needed,
             place,
             first_piece: u32::try_from(self.first_piece).unwrap_or(u32::MAX),
-            pieces: u32::try_from(plan.pieces.len() - self.first_piece).unwrap_or(u32::MAX),
-        });
+            pieces: u32::try_from(pieces - self.first_piece).unwrap_or(u32::MAX),
+        }
     }
 }
 
