@@ -166,8 +166,9 @@ impl Job {
     }
 
     /// Of an open loop that has begun: where thread `thread` of `threads` learns of its arrivals. Within a runtime.
-    pub(crate) fn gate(&self, thread: u32, threads: u32) -> Option<Arc<Gate>> {
+    pub(crate) fn gate(&self, thread: usize, threads: usize) -> Option<Arc<Gate>> {
         let pacer = Arc::clone(self.pacer.get()?);
+        let [thread, threads] = [thread, threads].map(|number| u32::try_from(number).unwrap_or(1));
         Some(Arc::new(Gate::new(pacer, thread, threads, 0, Alarm::precise())))
     }
 

@@ -86,14 +86,14 @@ impl Runner<'_> {
         journal: &mut Journal,
         bar: &ProgressBar,
     ) -> Result<Rows, LabError> {
-        let cells = study.cells.clone();
         let row = |cell: &Cell| Row {
             key: cell.key.clone(),
-            samples: vec![None; self.repetitions as usize],
+            samples: Vec::new(),
         };
-        let mut rows: Vec<Row> = cells.iter().map(row).collect();
+        // With whether no repetition has failed.
+        let cells = study.cells.iter().map(|cell| (cell.clone(), row(cell), true));
+        let mut cells: Vec<(Cell, Row, bool)> = cells.collect();
         bar.inc_length(cells.len() as u64 * u64::from(self.repetitions));
-        let mut broken: Vec<usize> = Vec::new();
         'steps: for repetition in 0..self.repetitions {
             let mut order: Vec<usize> = (0..cells.len()).collect();
             // An order of its own, then the same swapped; when the run goes on they are the same.
@@ -102,16 +102,14 @@ impl Runner<'_> {
                 order.reverse();
             }
             for index in order {
-                let (Some(cell), Some(row)) = (cells.get(index), rows.get_mut(index)) else {
+                let Some((cell, row, whole)) = cells.get_mut(index) else {
                     continue;
                 };
                 let id = cell.id();
                 bar.set_message(id.clone());
-                let Some(place) = row.samples.get_mut(repetition as usize) else {
-                    continue;
-                };
-                *place = journal.sample(&id, repetition).cloned();
-                if place.is_some() || broken.contains(&index) {
+                let known = journal.sample(&id, repetition).cloned();
+                if known.is_some() || !*whole {
+                    row.samples.push(known);
                     bar.inc(1);
                     // Steps of an earlier run took no time now.
                     bar.reset_eta();
@@ -125,13 +123,13 @@ impl Runner<'_> {
                 match made {
                     Ok(sample) => {
                         journal.record(&id, repetition, &sample)?;
-                        *place = Some(sample);
+                        row.samples.push(Some(sample));
                     }
                     Err(problem) if problem.starts_with("wrong bytes") => {
                         return Err(LabError::Failed(format!("{id}: {problem}")));
                     }
                     Err(problem) => {
-                        broken.push(index);
+                        *whole = false;
                         study.left_out.push(format!("{id}: {problem}"));
                     }
                 }
@@ -139,9 +137,8 @@ impl Runner<'_> {
             }
         }
         // A row that failed in some repetition is none.
-        let rows = rows.into_iter().enumerate();
-        let whole = rows.filter(|(index, _)| !broken.contains(index));
-        Ok(Rows(whole.map(|(_, row)| row).collect()))
+        let whole = cells.into_iter().filter(|(.., whole)| *whole);
+        Ok(Rows(whole.map(|(_, row, _)| row).collect()))
     }
 
     /// One step, of as many runs as the study makes of it.

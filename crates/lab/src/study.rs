@@ -245,7 +245,7 @@ pub(crate) fn list<T: ToString>(values: &[T]) -> String {
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) key: Key,
-    /// By repetition; `None`: not measured.
+    /// By repetition; `None`, and those that are not there: not measured.
     pub(crate) samples: Vec<Option<Sample>>,
 }
 

@@ -53,8 +53,7 @@ async fn slots(
     slots: usize,
     (thread, threads): (usize, usize),
 ) {
-    let number = |count: usize| u32::try_from(count).unwrap_or(1);
-    let gate = job.gate(number(thread), number(threads));
+    let gate = job.gate(thread, threads);
     let mut all = JoinSet::new();
     for _ in 0..slots {
         let (job, served, client, gate) = (Arc::clone(job), Arc::clone(served), client.clone(), gate.clone());

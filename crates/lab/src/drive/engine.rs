@@ -136,9 +136,7 @@ struct Source {
 impl Source {
     /// One batch in flight, again and again.
     async fn slot(&self, job: &Arc<Job>, core: &Core, place: (usize, usize)) -> Result<(), String> {
-        let number = |count: usize| u32::try_from(count).unwrap_or(1);
-        let (thread, threads) = (number(place.0), number(place.1));
-        let gate = core.gate.get_or_init(|| job.gate(thread, threads));
+        let gate = core.gate.get_or_init(|| job.gate(place.0, place.1));
         let mut reads = Vec::new();
         while let Some(started) = job.turn(gate.as_deref()).await {
             if !job.group(self.batch, &mut reads) {
