@@ -29,6 +29,9 @@ _last_part = None
 
 
 def resident_fraction(path):
+    """Of a regular file; None of a device, whose pages fincore does not count."""
+    if not path.is_file():
+        return None
     return int(run(["fincore", "--bytes", "--noheadings", "--output", "RES", path])) / os.path.getsize(path)
 
 
@@ -105,6 +108,8 @@ class Temperature:
 
     def judge(self, fraction):
         """What is wrong with a run that ended with this much cached; None: nothing."""
+        if fraction is None:
+            return None
         if fraction > self.end_fraction_max:
             return f"{fraction:.1%} of the file were cached at the end of a run, more than {self.end_fraction_max:.0%}"
         if fraction < self.end_fraction_min:
@@ -122,6 +127,8 @@ def partly(fraction):
 COLD_DIRECT = Temperature("cold, direct", evict, 0.0, 0.01)
 COLD_BUFFERED = Temperature("cold, buffered", evict, 0.0, COLD_END_FRACTION_MAX)
 WARM = Temperature("warm", fill, WARM_FRACTION_MIN, 1.0)
+# A device that is memory has no cold and no warm; direct reads do not cache it a second time.
+IN_MEMORY = Temperature("in memory, direct", lambda path: None, 0.0, 1.0)
 
 
 class WarmFile:
@@ -165,3 +172,51 @@ class WarmFile:
             libc.munmap(address, self.size)
             self._locked = None
         self.path.unlink(missing_ok=True)
+
+
+class MemoryDevice(os.PathLike):
+    """The first bytes of the file under test on a block device in memory (zram), made by `make` and taken away by `remove`. A
+    path, once it is made: the kernel gives the number."""
+
+    CONTROL = pathlib.Path("/sys/class/zram-control")
+
+    def __init__(self, source, size):
+        self.source, self.size, self.path = source, size, None
+
+    def __fspath__(self):
+        return str(self.path)
+
+    __str__ = __fspath__
+
+    def is_file(self):
+        return False
+
+    def make(self):
+        if os.geteuid() != 0 or not self.CONTROL.exists():
+            raise RunFailed("a block device in memory needs root and a kernel with zram: run as root, or leave out row "
+                            "fast-device (--rows)")
+        number = (self.CONTROL / "hot_add").read_text().strip()
+        self.path = pathlib.Path(f"/dev/zram{number}")
+        pathlib.Path(f"/sys/block/zram{number}/disksize").write_text(str(self.size))
+        with open(self.source, "rb", buffering=0) as source, open(self.path, "wb", buffering=0) as device:
+            buffer = memoryview(bytearray(4 << 20))
+            for offset in range(0, self.size, len(buffer)):
+                if source.readinto(buffer) != len(buffer):
+                    raise RunFailed(f"{self.source} ends before {offset + len(buffer)} bytes")
+                device.write(buffer)
+            os.fsync(device.fileno())
+        evict_device(self.path)
+
+    def remove(self):
+        if self.path is None:
+            return
+        number = self.path.name.removeprefix("zram")
+        pathlib.Path(f"/sys/block/zram{number}/reset").write_text("1")
+        (self.CONTROL / "hot_remove").write_text(number)
+        self.path = None
+
+
+def evict_device(path):
+    """Drops what writing has left of a device in the page cache."""
+    with open(path, "rb") as device:
+        os.posix_fadvise(device.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

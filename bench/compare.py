@@ -94,7 +94,7 @@ def parse():
                         help="an older ringfetchd in the peers' place, on the rows that start ours; ends with 1 if any is worse or cannot be judged")
     parser.add_argument("--seconds", type=int, default=5, help="a run (default: 5; buffered cold rows: at most 3)")
     parser.add_argument("--warm-size", type=int, default=1024, metavar="MIB",
-                        help="of the file that warm rows read, made beside --file and removed (default: 1024)")
+                        help="of the file that warm rows read, made beside --file, and of the device in memory; both are removed (default: 1024)")
     parser.add_argument("--quick", action="store_true", help="1 pair of 2 s: shows that the rows work, not what they cost")
     parser.add_argument("--out", type=pathlib.Path, help="default: bench/results; with --quick, --rows or --before: target/bench")
     parser.add_argument("--no-build", action="store_true", help="measure the release build that is there")
@@ -198,12 +198,13 @@ def main():
     path = path.resolve()
     machine.check_file(path)
     warm = cache.WarmFile(path, options.warm_size << 20)
+    memory = cache.MemoryDevice(path, options.warm_size << 20)
     idle_seconds = QUICK_IDLE_SECONDS if options.quick else 10
     try:
-        every = rows.every(path, warm.path, idle_seconds, path.stat().st_size, warm.size)
+        every = rows.every(path, warm.path, idle_seconds, path.stat().st_size, warm.size, memory)
         selected = chosen(options.rows, available(options, every))
         needs = [*rows.needs(selected.values()), *([("strace", "strace")] if options.before else [])]
-        machine.check_tools(needs, with_nbd="grpc-1" in selected and options.before is None)
+        machine.check_tools(needs, with_nbd=any(rows.drives_nbd(row) for row in selected.values()))
         facts = machine.facts(path)
         if facts["load_at_start"] > 0.5:
             say(f"note: load average {facts['load_at_start']:.1f}: others use this machine, and the figures will show it")
@@ -211,6 +212,8 @@ def main():
             say(f"copying {options.warm_size} MiB beside the file for the warm rows")
             warm.make()
             warm.lock()
+        if any(row.temperature is cache.IN_MEMORY for row in selected.values()):
+            memory.make()
         results, calls, started = [], {}, time.monotonic()
         for index, (name, row) in enumerate(selected.items()):
             progress = f"{time.monotonic() - started:5.0f} s {index + 1:2}/{len(selected)}"
@@ -223,6 +226,7 @@ def main():
             text = write_before(path, options, results, calls, facts)
     finally:
         warm.remove()
+        memory.remove()
     say(f"results are in {os.path.relpath(options.out)}")
     if options.out.resolve() == (ringfetch.ROOT / "bench" / "results").resolve():
         say("bench/figures.py writes these figures into the documents")

@@ -28,7 +28,7 @@ import ringfetch
 import rows
 from processes import RunFailed, say
 
-ROWS = ("grpc-64", "http-block", "half-1", "mmap-warm")
+ROWS = ("grpc-64", "http-block", "single-cold", "mmap-warm")
 OUT = ringfetch.ROOT / "docs" / "profiles"
 HERTZ = 1499
 # Of each sample; the runtime's frames are large.

@@ -26,7 +26,7 @@ def check_tools(needs, with_nbd):
                  "the rows that need them (--rows)")
     if with_nbd and "nbd" not in run(["fio", "--enghelp"]).split():
         sys.exit("this fio has no nbd engine (fio --enghelp): take one built with libnbd, as Debian's is, or leave out "
-                 "row grpc-1")
+                 "the rows against qemu-nbd")
 
 
 def file_system(path):

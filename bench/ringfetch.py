@@ -110,7 +110,7 @@ class Daemon(Server):
 
 
 class Load:
-    """`ringfetch load`. An argument may be a function: it is asked once the device's rate is known."""
+    """`ringfetch load`."""
 
     WARMUP_SECONDS = 0.5
 
@@ -119,17 +119,14 @@ class Load:
         # The device whose bytes are counted, and what runs the generator at its far end.
         self.device, self.inside = "lo", []
 
-    def _arguments(self):
-        return [str(argument() if callable(argument) else argument) for argument in self.arguments]
-
     def describe(self):
-        return f"ringfetch load {' '.join(self._arguments())}"
+        return f"ringfetch load {' '.join(map(str, self.arguments))}"
 
     def measure(self, server, seconds):
         before = link.sent_and_received(self.device)
         report = json.loads(run([
             *self.inside, RINGFETCH, "--grpc", server.grpc, "--json", "load", "--dataset", "data", "--seconds", seconds,
-            "--warmup-seconds", self.WARMUP_SECONDS, "--server-pid", server.process.pid, *self._arguments(),
+            "--warmup-seconds", self.WARMUP_SECONDS, "--server-pid", server.process.pid, *self.arguments,
         ]))
         if report["errors"]:
             raise RunFailed(f"{report['errors']} errors, the first: {report['first_error']}")
@@ -153,6 +150,7 @@ class Load:
             # Of a request; it is as late as its latest read.
             "p50_us": report["latency_us"]["p50"],
             "p99_us": report["latency_us"]["p99"],
+            "p99_of_p50": report["latency_us"]["p99"] / report["latency_us"]["p50"],
             "outstanding": report["outstanding_achieved"],
         }
 

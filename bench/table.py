@@ -66,7 +66,7 @@ def markdown(facts, results, options, command):
 def observations(result):
     """What a reader must know to judge a row, from the runs themselves."""
     for side, runs in (("Ringfetch", result.subject), (result.row.against, result.peer)):
-        ends = [run["cached_at_end"] for run in runs]
+        ends = [run["cached_at_end"] for run in runs if run["cached_at_end"] is not None]
         if ends and max(ends) > 0.001 and result.row.temperature.end_fraction_min == 0:
             yield f"{side}: {min(ends):.1%} to {max(ends):.1%} of the file were cached at the end of a run"
         others = [run["others_cpu"] for run in runs]
@@ -89,10 +89,6 @@ def observations(result):
         yield f"the load generator never sent {missed:.1%} of the arrivals: the latency is flattered"
     late = result.median("subject", "late_p99_us")
     if not math.isnan(late):
-        latest = result.median("peer", "p9998_us")
-        if result.name.startswith("half-64") and not math.isnan(latest):
-            yield (f"p99.98 of fio's single reads, which is about the p99 of the latest of 64 of them: {latest:,.0f} us; "
-                   f"against it our p99 of a call is {result.median('subject', 'p99_us') / latest:.2f}x")
         yield f"p99 from arrival to sending, in the load generator and within the latency: {late:,.0f} us"
 
 

@@ -76,6 +76,16 @@ class Verdicts(unittest.TestCase):
             result = Result("r", row_of(None, None, target), [{"cpu_us": ours}], [{"cpu_us": theirs}])
             self.assertEqual(result.judgements()[0]["met"], met, (ours, theirs))
 
+    def test_where_every_pair_counts_the_worst_decides(self):
+        # Scenario: two pairs meet both bounds and one misses them. Expected: missed, by the worst pair, and said so.
+        ratio = Target("p99_us", "<=", ratio=0.1, in_every_pair=True)
+        own = Target("p99_of_p50", "<=", value=5.0, in_every_pair=True)
+        ours = [{"p99_us": 10, "p99_of_p50": 2.0}, {"p99_us": 20, "p99_of_p50": 6.0}, {"p99_us": 10, "p99_of_p50": 2.0}]
+        result = Result("r", row_of(None, None, ratio, own), ours, [{"p99_us": 150}] * 3)
+        told = [in_words(judgement) for judgement in result.judgements()]
+        self.assertEqual(told, ["p99 us 0.13x (0.07-0.13), target <= 0.1x in every pair: **NOT met**",
+                                "p99 / p50 6.00, target <= 5 in every pair: **NOT met**"])
+
     def test_a_run_that_turned_warm_is_not_judged(self):
         # Scenario: 20 % cached at the end of a buffered cold run, 1 % of a warm one. Expected: both are refused.
         self.assertIn("20.0%", cache.COLD_BUFFERED.judge(0.20))

@@ -177,6 +177,8 @@ pub(crate) fn start_core(
     let handle = thread::Builder::new()
         .name(format!("rf-core-{core}"))
         .spawn(move || {
+            // Before it is pinned: the mask of the process.
+            let others = cpu.map_or_else(Vec::new, ringfetch_host::cpus::others);
             pin_to(cpu);
             CURRENT_CORE.set(Some(core));
             let Some(entries) = ring_entries else {
@@ -184,6 +186,9 @@ pub(crate) fn start_core(
             };
             match RingRuntime::new(entries) {
                 Ok(ring) => {
+                    if let Err(error) = ring.handle().run_workers_on(&others) {
+                        tracing::debug!(%error, "the kernel's worker threads share the core's CPU");
+                    }
                     if started.send(Ok(None)).is_ok() {
                         ring.block_on(run_commands(commands, Some(ring.handle())));
                     }

@@ -25,6 +25,13 @@ pub fn cpus_to_pin() -> Option<Vec<usize>> {
     mask().and_then(|mask| pinnable(mask, granted()))
 }
 
+/// The other CPUs of this thread's affinity mask.
+pub fn others(cpu: usize) -> Vec<usize> {
+    let mut cpus = mask().unwrap_or_default();
+    cpus.retain(|other| *other != cpu);
+    cpus
+}
+
 fn pinnable(mask: Vec<usize>, granted: usize) -> Option<Vec<usize>> {
     (!mask.is_empty() && mask.len() <= granted).then_some(mask)
 }

@@ -81,6 +81,28 @@ impl RingRuntime {
 pub(crate) struct RingHandle(Option<RawFd>);
 
 impl RingHandle {
+    /// Lets the kernel's worker threads run on these CPUs. They make the reads that a device or file system cannot start
+    /// without sleeping, and inherit the affinity of the thread of the ring: pinned, it would share its CPU with them
+    /// (TRAPS 14). None: they stay where they are.
+    ///
+    /// # Errors
+    /// errno: EINVAL before Linux 5.14, where workers are not pinned.
+    pub(crate) fn run_workers_on(self, cpus: &[usize]) -> io::Result<()> {
+        const IORING_REGISTER_IOWQ_AFF: libc::c_uint = 17;
+        const BITS: usize = usize::BITS as usize;
+        let (Some(ring), Some(last)) = (self.0, cpus.iter().max()) else {
+            return Ok(());
+        };
+        let mut mask = vec![0_usize; last / BITS + 1];
+        for cpu in cpus {
+            if let Some(word) = mask.get_mut(cpu / BITS) {
+                *word |= 1 << (cpu % BITS);
+            }
+        }
+        let bytes = libc::c_uint::try_from(size_of_val(mask.as_slice())).unwrap_or(libc::c_uint::MAX);
+        register(ring, IORING_REGISTER_IOWQ_AFF, mask.as_ptr().cast(), bytes)
+    }
+
     /// A backend on this ring for its only shard, with at most `queue_depth` reads in flight. Use it only on the thread
     /// of the ring.
     pub(crate) fn backend(self, queue_depth: u32) -> UringBackend {

@@ -198,6 +198,46 @@ fn memory_that_a_driver_gets_wrong_is_not_used(variant: Variant) {
     harness.finish();
 }
 
+fn kernel_workers_do_not_share_the_cpu_of_a_pinned_core(variant: Variant) {
+    // Scenario: a device that cannot start a read without sleeping, so that the kernel's worker threads make the reads of
+    // a ring; its core is pinned. Expectation: the workers may run on the process's other CPUs, and not on the core's,
+    // if it has any.
+    let _machine = machine();
+    let device = Device::in_memory(4 << 20).expect("zram");
+    let harness = Harness::with(variant, |config| {
+        config.cores = 1;
+        config.pin = true;
+    });
+    let dataset = harness.blocks(4096, &[device.path()]);
+    harness.expect_blocks(&dataset, &vec![0; 4 << 20], 4096, &(0..64).collect::<Vec<_>>());
+    let may_use = |thread: &str| {
+        let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
+        let list = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        Some(list.trim().to_owned())
+    };
+    let all = may_use(&std::process::id().to_string()).expect("the mask of the process");
+    let threads = std::fs::read_dir("/proc/self/task").expect("threads").flatten();
+    let workers: Vec<_> = threads
+        .filter_map(|thread| {
+            let name = std::fs::read_to_string(thread.path().join("comm")).ok()?;
+            let core = may_use(name.trim_end().strip_prefix("iou-wrk-")?)?;
+            // Other tests' cores are not pinned.
+            (core != all).then_some((core, may_use(thread.file_name().to_str()?)?))
+        })
+        .collect();
+    assert!(
+        !workers.is_empty() || all.parse::<u32>().is_ok(),
+        "no worker of a pinned core"
+    );
+    for (core, worker) in workers {
+        assert_ne!(core, worker, "of {all}");
+    }
+    drop(dataset);
+    harness.finish();
+}
+
 /// The variants that read the device itself.
 fn real_variants() -> impl Iterator<Item = &'static Variant> {
     VARIANTS
@@ -220,5 +260,14 @@ pub(crate) fn tests() -> Vec<Test> {
             }
         }
     }
+    let case = "kernel_workers_do_not_share_the_cpu_of_a_pinned_core";
+    let on_ring = real_variants()
+        .find(|variant| variant.has_ring())
+        .expect("a ring");
+    tests.push(Test::new(
+        format!("devices::{}::{case}", on_ring.name),
+        vec![Need::IoUring, Need::Zram],
+        move || kernel_workers_do_not_share_the_cpu_of_a_pinned_core(*on_ring),
+    ));
     tests
 }
