@@ -71,6 +71,11 @@ pub(crate) fn cpu_percent(sample: &Sample) -> f64 {
     sample.cpu_us_per_read * reads_per_second(sample) / 1e4
 }
 
+/// CPU time of a sample's read.
+pub(crate) fn cpu_us_per_read(sample: &Sample) -> f64 {
+    sample.cpu_us_per_read
+}
+
 /// How long a sample took.
 pub(crate) fn seconds(sample: &Sample) -> f64 {
     sample.seconds

@@ -20,16 +20,11 @@ pub struct Claim {
 impl Claim {
     /// Of our ratio: its verdict and what to say before and after it.
     fn of(claim: &str, ours: Option<Summary>, judge: impl FnOnce(&Summary) -> [&'static str; 3]) -> Self {
-        let untested = || {
-            (
-                "not tested",
-                "a strategy that it is about was not measured".to_owned(),
-            )
+        let untested = "a strategy that it is about was not measured";
+        let (verdict, words) = match ours.map(|ours| (judge(&ours), ours.times())) {
+            None => ("not tested", untested.to_owned()),
+            Some(([verdict, before, after], times)) => (verdict, format!("{before}{times}{after}")),
         };
-        let (verdict, words) = ours.map_or_else(untested, |ours| {
-            let [verdict, before, after] = judge(&ours);
-            (verdict, format!("{before}{}{after}", ours.times()))
-        });
         Self {
             claim: claim.to_owned(),
             verdict: verdict.to_owned(),

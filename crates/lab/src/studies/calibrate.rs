@@ -215,8 +215,14 @@ fn conclude(report: &mut Report, found: &Found<'_>, args: &Calibrate) {
     for mark in &mut report.marks {
         *mark = named_here(mark);
     }
-    report.beside.extend(found.contests());
-    report.beside.push(found.backends());
+    let contests = found.contests();
+    if contests.len() > 1 {
+        report.table("Settings beside the default", contests);
+    }
+    report.table(
+        "When io_uring beats mmap and pread here, and by how much",
+        found.backends(),
+    );
     report.notes.extend(found.doubts());
     report.advice = found.advice();
     let block = exact_size(args.block_bytes.into());

@@ -5,11 +5,15 @@
 
 use super::found::{Contest, Found};
 use crate::drive::engine::UNREGISTERED;
-use crate::report::{Advice, Beside};
-use crate::sample::{Sample, reads_per_second};
+use crate::report::Advice;
+use crate::sample::{Sample, cpu_us_per_read, reads_per_second};
 use crate::stats::Verdict;
 use ringfetch_command::quantity::rate;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
+
+/// Names of settings beside the default.
+const EAGER_OFF: &str = "eager flush 0";
+const REGISTERED_OFF: &str = "registered buffers off";
 
 fn advice(key: &str, value: impl ToString, why: impl Into<String>) -> Advice {
     Advice {
@@ -45,7 +49,7 @@ impl Found<'_> {
             )
         };
         let (eager, registered) = (chosen.eager_flush_reads, chosen.registered_buffers);
-        let off = "registered buffers off";
+        let announce = &chosen.announce;
         let threads = self.knee("mmap threads", None);
         let threads_why = threads.map_or_else(|| self.not_measured(false), |knee| knee.why("cold"));
         let mut lines = vec![
@@ -53,20 +57,15 @@ impl Found<'_> {
             self.cores(),
             self.direct_io(direct),
             self.queue_depth(),
+            by("engine.uring.eager_flush_reads", &eager, "default", EAGER_OFF),
             by(
-                "engine.uring.eager_flush_reads",
-                &eager,
+                "engine.uring.registered_buffers",
+                &registered,
                 "default",
-                "eager flush 0",
+                REGISTERED_OFF,
             ),
-            by("engine.uring.registered_buffers", &registered, "default", off),
             advice("engine.mmap.threads", chosen.mmap_threads, threads_why),
-            by(
-                "engine.mmap.announce",
-                &chosen.announce,
-                "announce on",
-                "announce off",
-            ),
+            by("engine.mmap.announce", announce, "announce on", "announce off"),
         ];
         if let (BackendKind::Pread, Some(threads)) = (backend, chosen.queue_depth) {
             let why = "as many as the knee of the depth: each has one read in flight";
@@ -83,11 +82,8 @@ impl Found<'_> {
             };
             let each = |backend: BackendKind| {
                 let row = self.backend(stage, backend, "many")?;
-                let (reads, cpu) = (
-                    row.median(reads_per_second),
-                    row.median(|sample| sample.cpu_us_per_read),
-                );
-                Some(format!("{backend} {} reads/s at {cpu:.1} us CPU", rate(reads)))
+                let (reads, cpu) = (rate(row.median(reads_per_second)), row.median(cpu_us_per_read));
+                Some(format!("{backend} {reads} reads/s at {cpu:.1} us CPU"))
             };
             let candidates = self.subject.candidates(stage == "warm").into_iter();
             let each: Vec<String> = candidates.filter_map(each).collect();
@@ -151,34 +147,33 @@ impl Found<'_> {
                 _ => format!("{rings} rings"),
             };
             let from = knee.setting;
-            why.push_str(&format!(
-                "; cut from {from} to keep {all} below the device's {tags} tags"
-            ));
+            let cut = format!("; cut from {from} to keep {all} below the device's {tags} tags");
+            why.push_str(&cut);
         }
         advice(KEY, depth, why)
     }
 
-    /// The settings beside the default.
-    pub(super) fn contests(&self) -> Option<Beside> {
-        let mut rows = vec![["setting", "against", ""].map(str::to_owned).to_vec()];
-        for (from, to) in [
-            ("default", "registered buffers off"),
-            ("default", "eager flush 0"),
+    /// The settings beside the default: a table with its head.
+    pub(super) fn contests(&self) -> Vec<Vec<String>> {
+        let pairs = [
+            ("default", REGISTERED_OFF),
+            ("default", EAGER_OFF),
             ("default", "direct off"),
             ("announce on", "announce off"),
-        ] {
-            if let Some(contest) = self.setting(from, to) {
-                rows.push(vec![to.to_owned(), from.to_owned(), contest.words()]);
-            }
-        }
-        (rows.len() > 1).then(|| Beside {
-            title: "Settings beside the default".to_owned(),
-            rows,
-        })
+        ];
+        let line = |(from, to): (&str, &str)| {
+            let words = self.setting(from, to)?.words();
+            Some(vec![to.to_owned(), from.to_owned(), words])
+        };
+        let head = ["setting", "against", ""].map(str::to_owned).to_vec();
+        [head]
+            .into_iter()
+            .chain(pairs.into_iter().filter_map(line))
+            .collect()
     }
 
-    /// When io_uring is ahead of mmap and pread, and by how much.
-    pub(super) fn backends(&self) -> Beside {
+    /// When io_uring is ahead of mmap and pread, and by how much: a table with its head.
+    pub(super) fn backends(&self) -> Vec<Vec<String>> {
         let head = ["", "asked for at once", "uring against", "", ""];
         let mut lines = vec![head.map(str::to_owned).to_vec()];
         for stage in ["cold", "warm"] {
@@ -199,13 +194,10 @@ impl Found<'_> {
                 }
             }
         }
-        if lines.len() == 1 {
-            let why = self.subject.refusal.clone();
-            lines = vec![vec![why.unwrap_or_else(|| "not measured".to_owned())]];
-        }
-        Beside {
-            title: "When io_uring beats mmap and pread here, and by how much".to_owned(),
-            rows: lines,
+        match (lines.len(), &self.subject.refusal) {
+            (1, None) => vec![vec!["not measured".to_owned()]],
+            (1, Some(refusal)) => vec![vec![refusal.clone()]],
+            _ => lines,
         }
     }
 
@@ -328,8 +320,8 @@ engine:
         let why = "one ring: 98 000 reads/s, 98 % of the most (100 000 at 512); p99 300 us against 300 us";
         let depth = value(&lines, "engine.uring.queue_depth");
         assert_eq!(depth, ("256".to_owned(), why.to_owned()));
-        assert_eq!(found.backends().rows[1][2..4], ["mmap", "behind"]);
-        assert_eq!(found.contests().unwrap().rows.len(), 5);
+        assert_eq!(found.backends()[1][2..4], ["mmap", "behind"]);
+        assert_eq!(found.contests().len(), 5);
     }
 
     #[test]
@@ -364,7 +356,7 @@ engine:
         assert_eq!(value(&lines, "engine.cores").0, "auto");
         let (depth, why) = value(&lines, "engine.uring.queue_depth");
         assert!(depth == "128" && why.contains("seccomp"), "{depth} {why}");
-        assert!(found.backends().rows[0][0].contains("seccomp"));
+        assert!(found.backends()[0][0].contains("seccomp"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use super::stages::Subject;
 use crate::drive::engine::{Choice, UNREGISTERED};
-use crate::sample::{Sample, reads_per_second};
+use crate::sample::{Sample, cpu_us_per_read, reads_per_second};
 use crate::stats::{Summary, Verdict};
 use crate::study::{Row, Rows};
 use ringfetch_command::quantity::{latency, rate};
@@ -73,7 +73,7 @@ impl Contest {
     pub(super) fn between(a: &Row, b: &Row) -> Option<Self> {
         Some(Self {
             reads: b.ratio(a, reads_per_second)?,
-            cpu: a.ratio(b, |sample| sample.cpu_us_per_read)?,
+            cpu: a.ratio(b, cpu_us_per_read)?,
         })
     }
 
