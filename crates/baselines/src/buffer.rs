@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 const PAGE_BYTES: usize = 4096;
 /// From here on memory comes from the kernel and goes back to it at once: an allocator would keep some of it, and the next
 /// step's would come on top.
-const MAPPED_BYTES_MIN: usize = 1 << 20;
+const MAPPED_BYTES_MIN: usize = 128 << 10;
 
 /// Zeroed memory that begins on a page boundary.
 #[derive(Debug)]

@@ -1,21 +1,16 @@
 //! Where a result goes: stdout, or a file that is there whole or not at all.
 
 use crate::outcome::Failure;
+use ringfetch_command::part_file::PartFile;
 use serde::Serialize;
-use std::fs::Permissions;
 use std::io::{self, BufWriter, IsTerminal as _, StdoutLock, Write};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
+use std::path::Path;
 
 /// A place for a command's result. Nothing is certain to be there before [`Sink::finish`].
 #[derive(Debug)]
 pub(crate) enum Sink {
     Stdout(BufWriter<StdoutLock<'static>>),
-    File {
-        out: BufWriter<NamedTempFile>,
-        path: PathBuf,
-    },
+    File(BufWriter<PartFile>),
 }
 
 impl Sink {
@@ -24,10 +19,9 @@ impl Sink {
         let Some(path) = path else {
             return Ok(Self::Stdout(BufWriter::new(io::stdout().lock())));
         };
-        let part = part_beside(path)
+        let part = PartFile::beside(path)
             .map_err(|error| Failure::Failed(format!("--out: cannot write {}: {error}", path.display())))?;
-        let (out, path) = (BufWriter::new(part), path.to_owned());
-        Ok(Self::File { out, path })
+        Ok(Self::File(BufWriter::new(part)))
     }
 
     /// Whether a person would see what is written.
@@ -39,10 +33,10 @@ impl Sink {
     pub(crate) fn finish(self) -> Result<(), Failure> {
         match self {
             Self::Stdout(mut out) => out.flush()?,
-            Self::File { out, path } => {
-                let part = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-                part.persist(path).map_err(io::Error::from)?;
-            }
+            Self::File(out) => out
+                .into_inner()
+                .map_err(io::IntoInnerError::into_error)?
+                .finish()?,
         }
         Ok(())
     }
@@ -50,7 +44,7 @@ impl Sink {
     fn writer(&mut self) -> &mut dyn Write {
         match self {
             Self::Stdout(out) => out,
-            Self::File { out, .. } => out,
+            Self::File(out) => out,
         }
     }
 }
@@ -85,14 +79,4 @@ impl Write for Sink {
     fn flush(&mut self) -> io::Result<()> {
         self.writer().flush()
     }
-}
-
-/// A new file in the directory of `path`, so that a rename gives it that name; removed when dropped before.
-pub(crate) fn part_beside(path: &Path) -> io::Result<NamedTempFile> {
-    // A bare name has an empty parent. The umask limits the permissions, as any new file's.
-    let directory = Path::new(".").join(path.parent().unwrap_or(path));
-    let permissions = Permissions::from_mode(0o666);
-    tempfile::Builder::new()
-        .permissions(permissions)
-        .tempfile_in(directory)
 }

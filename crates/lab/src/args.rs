@@ -1,7 +1,7 @@
 //! The line of `ringfetch lab` as types.
 
-use crate::quantity::{parse_duration, parse_size};
 use clap::{Args, Subcommand};
+use ringfetch_command::quantity::{parse_duration, parse_size};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -45,25 +45,25 @@ pub struct Common {
     /// A directory, in which data is made and kept; for studies of blocks also a file or a block device, which is only
     /// read.
     #[arg(long, value_name = "DIR_OR_DEVICE")]
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Where the results go: a new directory, or with --resume that of an unfinished run [default: lab-STUDY].
     #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
     /// How often each cell is measured, each time in another order.
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub repetitions: u32,
+    pub(crate) repetitions: u32,
     /// Seed of the orders.
     #[arg(long, value_name = "N", default_value = "1")]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Only these strategies.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
-    pub only: Vec<String>,
+    pub(crate) only: Vec<String>,
     /// Go on with an unfinished run.
     #[arg(long)]
-    pub resume: bool,
+    pub(crate) resume: bool,
     /// Measure what would mislead, too; the report is marked.
     #[arg(long)]
-    pub force: bool,
+    pub(crate) force: bool,
 }
 
 /// A running daemon.
@@ -71,90 +71,84 @@ pub struct Common {
 pub struct OfDaemon {
     /// The gRPC address of a running daemon.
     #[arg(long, value_name = "URL", requires = "dataset")]
-    pub server: Option<String>,
+    pub(crate) server: Option<String>,
     /// The daemon's dataset: for `act` and `rescore` the data that are read below --path.
     #[arg(long, value_name = "NAME", requires = "server")]
-    pub dataset: Option<String>,
+    pub(crate) dataset: Option<String>,
     /// Count the CPU time of this process, which is the daemon on this machine, too.
     #[arg(long, value_name = "PID", requires = "server")]
-    pub server_pid: Option<u32>,
+    pub(crate) server_pid: Option<u32>,
 }
 
 /// See [`LabCommand::Act`].
 #[derive(Debug, Clone, Args)]
 pub struct Act {
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub common: Common,
+    pub(crate) common: Common,
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub daemon: OfDaemon,
+    pub(crate) daemon: OfDaemon,
     /// Bytes of the file that is made in a directory: more than memory.
     #[arg(long, value_name = "SIZE", default_value = "32GiB", value_parser = parse_size)]
-    pub size: u64,
+    pub(crate) size: u64,
     /// How long the rate has to be held (a certification takes 24 hours).
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_hold)]
-    pub hold: Duration,
+    pub(crate) hold: Duration,
     /// How long each rate is tried while the highest is searched for.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_step)]
-    pub step: Duration,
+    pub(crate) step: Duration,
     /// The highest N that is tried.
     #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    pub most: u64,
+    pub(crate) most: u64,
 }
 
 /// See [`LabCommand::Rescore`].
 #[derive(Debug, Clone, Args)]
 pub struct Rescore {
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub common: Common,
+    pub(crate) common: Common,
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub daemon: OfDaemon,
+    pub(crate) daemon: OfDaemon,
     /// Vectors of 768 f32 (3 KiB each): more of them than memory holds.
     #[arg(long, value_name = "N", default_value = "5000000", value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
-    pub vectors: u64,
+    pub(crate) vectors: u64,
     /// Queries at a time.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["4", "8"],
         value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub parallel: Vec<u32>,
+    pub(crate) parallel: Vec<u32>,
     /// Candidates for each result: of those that were prepared.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "4"],
         value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub oversampling: Vec<u32>,
+    pub(crate) oversampling: Vec<u32>,
     /// Queries of a step [default: all that were prepared].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub queries: Option<u32>,
+    pub(crate) queries: Option<u32>,
     /// Read through the page cache, also where a strategy could read past it.
     #[arg(long)]
-    pub buffered: bool,
+    pub(crate) buffered: bool,
 }
 
 /// See [`LabCommand::Flip`].
 #[derive(Debug, Clone, Args)]
 pub struct FlipArgs {
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub common: Common,
+    pub(crate) common: Common,
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub daemon: OfDaemon,
+    pub(crate) daemon: OfDaemon,
     /// Replay this trace, as of `ringfetch load`: an item a line, or OFFSET LENGTH [default: random items].
     #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
+    pub(crate) trace: Option<PathBuf>,
     /// Items of a request.
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub batch: u32,
+    pub(crate) batch: u32,
     /// Requests in flight; with --rate, at most.
     #[arg(long, value_name = "N", default_value = "16", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub in_flight: u32,
+    pub(crate) in_flight: u32,
     /// Requests a second that arrive, whatever became of those before them [default: as fast as they are answered].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
-    pub rate: Option<u64>,
+    pub(crate) rate: Option<u64>,
     /// How long a step takes.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_step)]
-    pub step: Duration,
+    pub(crate) step: Duration,
 }
 
 /// What studies of blocks share.
@@ -162,137 +156,126 @@ pub struct FlipArgs {
 pub struct OfBlocks {
     /// Bytes of the file that is made in a directory: more than memory.
     #[arg(long, value_name = "SIZE", default_value = "32GiB", value_parser = parse_size)]
-    pub size: u64,
+    pub(crate) size: u64,
     /// How long a step reads.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_step)]
-    pub step: Duration,
+    pub(crate) step: Duration,
 }
 
 /// See [`LabCommand::Strategies`].
 #[derive(Debug, Clone, Args)]
 pub struct Strategies {
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub common: Common,
+    pub(crate) common: Common,
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub blocks: OfBlocks,
+    pub(crate) blocks: OfBlocks,
     /// direct, buffered, or both.
     #[arg(long, value_name = "PROFILE,...", value_delimiter = ',', default_values = ["direct", "buffered"],
         value_parser = ["direct", "buffered"])]
-    pub profiles: Vec<String>,
+    pub(crate) profiles: Vec<String>,
     /// Reads in flight.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "4", "16", "32", "64", "128", "256"],
         value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub depths: Vec<u32>,
+    pub(crate) depths: Vec<u32>,
     /// Bytes that the buffered profile reads, from memory.
     #[arg(long, value_name = "SIZE", default_value = "1000MiB", value_parser = parse_size)]
-    pub warm_bytes: u64,
+    pub(crate) warm_bytes: u64,
 }
 
 /// See [`LabCommand::BlockSize`].
 #[derive(Debug, Clone, Args)]
 pub struct BlockSize {
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub common: Common,
+    pub(crate) common: Common,
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub blocks: OfBlocks,
+    pub(crate) blocks: OfBlocks,
     /// Reads in flight.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "16"],
         value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub depths: Vec<u32>,
+    pub(crate) depths: Vec<u32>,
     /// The largest block.
     #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = parse_size)]
-    pub largest: u64,
+    pub(crate) largest: u64,
 }
 
 /// See [`LabCommand::Objects`].
 #[derive(Debug, Clone, Args)]
 pub struct Objects {
     #[command(flatten)]
-    #[allow(missing_docs, reason = "flattened")]
-    pub common: Common,
+    pub(crate) common: Common,
     /// Numbers of files.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["50", "100", "300", "1000"],
         value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub files: Vec<u32>,
+    pub(crate) files: Vec<u32>,
     /// Bytes of a file.
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_values = ["16KiB", "256KiB", "1MiB", "16MiB"],
         value_parser = parse_file)]
-    pub file_bytes: Vec<u64>,
+    pub(crate) file_bytes: Vec<u64>,
     /// Files of one size, together: fewer files of the larger sizes.
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size)]
-    pub bytes_max: u64,
+    pub(crate) bytes_max: u64,
 }
 
 /// See [`LabCommand::Calibrate`].
 #[derive(Debug, Clone, Args)]
 pub struct Calibrate {
     /// A file or a block device of those that are to be served. It is only read.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// How long to measure, about; at least 3 s.
     #[arg(long, value_name = "S", value_parser = parse_budget, default_value = "60")]
-    pub seconds: Duration,
+    pub(crate) seconds: Duration,
     /// 15 s: for a first look.
     #[arg(long, conflicts_with = "seconds")]
-    pub quick: bool,
+    pub(crate) quick: bool,
     /// Bytes of a read, 512B to 1MiB: those of the dataset's blocks or vectors.
     #[arg(long, value_name = "SIZE", value_parser = parse_block, default_value = "4KiB")]
-    pub block_bytes: u32,
+    pub(crate) block_bytes: u32,
     /// Write the YAML section to this file instead of stdout.
     #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
     /// Draw reads/s and latency against depth into this file (SVG).
     #[arg(long, value_name = "FILE")]
-    pub plot: Option<PathBuf>,
+    pub(crate) plot: Option<PathBuf>,
     /// Keep the steps and the report (HTML, CSV, JSON, plots) in this new directory; a run that was stopped can go on.
     #[arg(long, value_name = "DIR")]
-    pub report: Option<PathBuf>,
+    pub(crate) report: Option<PathBuf>,
     /// Go on with the unfinished run in --report.
     #[arg(long, requires = "report")]
-    pub resume: bool,
+    pub(crate) resume: bool,
     /// Seed of the orders.
     #[arg(long, value_name = "N", default_value = "1")]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Replace what --out and --plot name, and measure what would mislead, too; the report is marked.
     #[arg(long)]
-    pub force: bool,
+    pub(crate) force: bool,
 }
 
 fn parse_budget(text: &str) -> Result<Duration, String> {
-    let budget = match text.parse::<f64>() {
-        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?,
-        Err(_) => parse_duration(text)?,
-    };
+    let seconds = text.parse::<f64>().map(|seconds| format!("{seconds}s"));
     // Below it no step would be longer than its own start and end.
-    if !(Duration::from_secs(3)..=Duration::from_secs(86_400)).contains(&budget) {
-        return Err("at least 3 and at most 86400, a day".to_owned());
+    between(seconds.as_deref().unwrap_or(text), "3s", "1day")
+}
+
+fn parse_step(text: &str) -> Result<Duration, String> {
+    between(text, "10ms", "10m")
+}
+
+fn parse_hold(text: &str) -> Result<Duration, String> {
+    between(text, "10ms", "7d")
+}
+
+fn between(text: &str, least: &str, most: &str) -> Result<Duration, String> {
+    let duration = parse_duration(text)?;
+    if (parse_duration(least)?..=parse_duration(most)?).contains(&duration) {
+        return Ok(duration);
     }
-    Ok(budget)
+    Err(format!("{least} to {most}"))
 }
 
 fn parse_block(text: &str) -> Result<u32, String> {
     let bytes = u32::try_from(parse_size(text)?).ok();
     let fitting = bytes.filter(|bytes| (512..=1 << 20).contains(bytes));
     fitting.ok_or_else(|| "reads of 512B to 1MiB can be calibrated".to_owned())
-}
-
-fn parse_step(text: &str) -> Result<Duration, String> {
-    let step = parse_duration(text)?;
-    if !(Duration::from_millis(10)..=Duration::from_secs(600)).contains(&step) {
-        return Err("10ms to 10m".to_owned());
-    }
-    Ok(step)
-}
-
-fn parse_hold(text: &str) -> Result<Duration, String> {
-    let hold = parse_duration(text)?;
-    if !(Duration::from_millis(10)..=Duration::from_secs(7 * 86_400)).contains(&hold) {
-        return Err("10ms to 7d".to_owned());
-    }
-    Ok(hold)
 }
 
 fn parse_file(text: &str) -> Result<u64, String> {

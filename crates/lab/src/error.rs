@@ -19,4 +19,13 @@ impl LabError {
     pub(crate) fn at(what: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
         Self::Failed(format!("{what}: {error}"))
     }
+
+    /// With other words.
+    pub(crate) fn map(self, words: impl Fn(&str) -> String) -> Self {
+        match self {
+            Self::Usage(problem) => Self::Usage(words(&problem)),
+            Self::Refused(problem) => Self::Refused(words(&problem)),
+            Self::Failed(problem) => Self::Failed(words(&problem)),
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! What is said of the machine in every report: kernel, file system, device, memory; and the device's own counters.
 
-use crate::quantity::size;
+use crate::study::{Key, pair};
+use procfs::process::Process;
+use ringfetch_command::quantity::size;
 use ringfetch_host::View;
 use ringfetch_host::block::Device;
 use ringfetch_host::cgroup::Cgroup;
@@ -10,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of linux/magic.h.
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+/// Of /proc/diskstats (Documentation/admin-guide/iostats.rst).
 const SECTOR_BYTES: u64 = 512;
 
 /// Where a file lies.
@@ -54,12 +57,11 @@ impl Place {
     }
 
     /// Lines for a report.
-    pub(crate) fn lines(&self) -> Vec<(String, String)> {
-        let owned = |(name, value): (&str, String)| (name.to_owned(), value);
-        let file_system = owned(("file system", self.file_system.clone()));
+    pub(crate) fn lines(&self) -> Key {
+        let file_system = pair("file system", &self.file_system);
         let Some(device) = &self.device else {
             let why = "no single block device: what reaches it cannot be counted";
-            return vec![file_system, owned(("device", why.to_owned()))];
+            return vec![file_system, pair("device", why)];
         };
         let number = |number: Option<u64>| number.map_or("unknown".to_owned(), |number| number.to_string());
         let kind = if device.rotational {
@@ -67,32 +69,31 @@ impl Place {
         } else {
             "not rotational"
         };
-        let scheduler = device.scheduler.as_deref().unwrap_or("unknown");
-        let shown = format!(
-            "{}, {kind}, {} tags on {} hardware queues, blocks of {} bytes",
-            device.name,
-            number(device.queue_tags().map(u64::from)),
-            device.hardware_queues,
-            device.logical_block_bytes
-        );
-        let lines = [
-            ("device", shown),
-            ("scheduler", chosen(scheduler)),
-            ("queue/io_poll", u8::from(device.poll_queues).to_string()),
-            ("read-ahead", format!("{} KiB", number(device.read_ahead_kib))),
-        ];
-        [file_system].into_iter().chain(lines.map(owned)).collect()
+        let tags = number(device.queue_tags().map(u64::from));
+        let (name, queues, block) = (&device.name, device.hardware_queues, device.logical_block_bytes);
+        let shown =
+            format!("{name}, {kind}, {tags} tags on {queues} hardware queues, blocks of {block} bytes");
+        vec![
+            file_system,
+            pair("device", shown),
+            pair(
+                "scheduler",
+                chosen(device.scheduler.as_deref().unwrap_or("unknown")),
+            ),
+            pair("queue/io_poll", u8::from(device.poll_queues)),
+            pair("read-ahead", format!("{} KiB", number(device.read_ahead_kib))),
+        ]
     }
 
     /// What has been read from the device. `None`: not counted.
     pub(crate) fn counted(&self) -> Option<Counted> {
         let name = &self.device.as_ref()?.name;
-        let view = View::real();
+        let mut disks = procfs::diskstats().ok()?.into_iter();
+        let disk = disks.find(|disk| disk.name == *name)?;
+        let own = Process::myself().and_then(|process| process.io());
         Some(Counted {
-            device_bytes: bytes_read(&view.text("proc/diskstats")?, name)?,
-            own_bytes: view
-                .line("proc/self/io", "read_bytes: ")
-                .and_then(|text| text.parse().ok()),
+            device_bytes: disk.sectors_read.checked_mul(SECTOR_BYTES)?,
+            own_bytes: own.ok().map(|io| io.read_bytes),
         })
     }
 }
@@ -123,20 +124,8 @@ impl Counted {
 
 /// `[none] mq-deadline` as `none`.
 fn chosen(scheduler: &str) -> String {
-    let inside = scheduler
-        .split_once('[')
-        .and_then(|(_, rest)| rest.split_once(']'));
-    inside.map_or(scheduler, |(name, _)| name).to_owned()
-}
-
-/// Sectors read of a device in /proc/diskstats (Documentation/admin-guide/iostats.rst), in bytes.
-fn bytes_read(diskstats: &str, name: &str) -> Option<u64> {
-    let fields: Vec<&str> = diskstats
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .find(|fields| fields.get(2) == Some(&name))?;
-    let sectors: u64 = fields.get(5)?.parse().ok()?;
-    sectors.checked_mul(SECTOR_BYTES)
+    let inside = scheduler.split(['[', ']']).nth(1);
+    inside.unwrap_or(scheduler).to_owned()
 }
 
 /// Memory that this process's page cache can grow to, and what bounds it.
@@ -163,37 +152,32 @@ pub(crate) fn memory() -> Memory {
 
 /// RssAnon of this process, in proc_pid_status(5); 0 where the kernel does not say.
 pub(crate) fn own_memory_bytes() -> u64 {
-    let line = View::real().line("proc/self/status", "RssAnon:");
-    line.and_then(|text| text.strip_suffix(" kB")?.parse::<u64>().ok())
-        .unwrap_or(0)
-        .saturating_mul(1024)
+    let status = Process::myself().and_then(|process| process.status());
+    let kib = status.ok().and_then(|status| status.rssanon);
+    kib.unwrap_or(0).saturating_mul(1024)
 }
 
 /// Lines about the host for a report.
-pub(crate) fn host() -> Vec<(String, String)> {
+pub(crate) fn host() -> Key {
     let names = rustix::system::uname();
     let model = View::real().line("proc/cpuinfo", "model name");
     let model = model.map_or("unknown".to_owned(), |rest| {
         rest.trim_start_matches([' ', '\t', ':']).to_owned()
     });
     let memory = memory();
-    let ring = match ringfetch_engine::probe::probe() {
-        Ok(facts) => match facts.registered_buffers {
-            Ok(()) => "works".to_owned(),
-            Err(why) => format!("works; registered buffers do not: {why}"),
-        },
+    let ring = match ringfetch_engine::probe::probe().map(|facts| facts.registered_buffers) {
+        Ok(Ok(())) => "works".to_owned(),
+        Ok(Err(why)) => format!("works; registered buffers do not: {why}"),
         Err(refusal) => format!("unavailable: {refusal}"),
     };
     let cpus = ringfetch_host::cpus::usable_cpus().len();
-    [
-        ("kernel", kernel()),
-        ("machine", names.machine().to_string_lossy().into_owned()),
-        ("CPU", format!("{cpus} usable, {model}")),
-        ("memory", format!("{} ({})", size(memory.bytes), memory.bound)),
-        ("io_uring", ring),
+    vec![
+        pair("kernel", kernel()),
+        pair("machine", names.machine().to_string_lossy()),
+        pair("CPU", format!("{cpus} usable, {model}")),
+        pair("memory", format!("{} ({})", size(memory.bytes), memory.bound)),
+        pair("io_uring", ring),
     ]
-    .map(|(name, value)| (name.to_owned(), value))
-    .to_vec()
 }
 
 /// `uname -r`.
@@ -207,12 +191,8 @@ mod tests {
 
     #[test]
     fn the_devices_counters_are_read_and_cut_by_our_own() {
-        // Scenario: lines as the kernel writes them, names that are not there; a device that others use, too; this
-        // process. Expected: the figures; nothing; what is ours; something.
-        let stats = " 254 0 vda 100 5 4000 7 1 2 3 4 0 5 6\n 254 1 vda1 9 0 16 7 1 2 3 4 0 5 6\n";
-        assert_eq!(bytes_read(stats, "vda"), Some(4000 * 512));
-        assert_eq!(bytes_read(stats, "vda1"), Some(16 * 512));
-        assert_eq!(bytes_read(stats, "vd"), None);
+        // Scenario: a device that others use, too; schedulers; this process. Expected: what is ours; the one in brackets;
+        // something.
         let at = |device_bytes, own_bytes| Counted {
             device_bytes,
             own_bytes,

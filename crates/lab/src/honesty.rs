@@ -1,11 +1,11 @@
 //! What would mislead is refused: unless it is forced, and then the report says so.
 
 use crate::facts::Memory;
+use crate::job::DIRECT;
 use crate::material::Material;
-use crate::quantity::{approximate, size};
 use crate::study::Needs;
 use ringfetch_baselines::Buffer;
-use rustix::fs::OFlags;
+use ringfetch_command::quantity::{approximate, size};
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 
@@ -39,49 +39,40 @@ pub(crate) fn objections(materials: &[&Material], needs: Needs, memory: &Memory)
     let Some(material) = materials.first() else {
         return found;
     };
-    let length = materials
-        .iter()
-        .map(|material| material.length_bytes())
-        .sum::<u64>();
-    let (shown, bound) = (size(memory.bytes), &memory.bound);
+    let length: u64 = materials.iter().map(|material| material.length_bytes()).sum();
+    let (memory_shown, bound) = (size(memory.bytes), &memory.bound);
     if needs.larger_than_memory && length <= memory.bytes {
         let option = material.questions.as_ref().map_or("--size", |_| "--vectors");
         found.push(format!(
-            "{option}: a working set of {} fits the page cache, which may grow to {shown} ({bound}): make it larger, or \
-             run in a cgroup with less memory",
+            "{option}: a working set of {} fits the page cache, which may grow to {memory_shown} ({bound}): make it \
+             larger, or run in a cgroup with less memory",
             size(length)
         ));
     }
     if approximate(needs.warm_bytes) > WARM_SHARE_OF_MEMORY * approximate(memory.bytes) {
-        found.push(format!(
-            "{}: {} do not stay warm in {shown} of memory ({bound}): at most half of it",
-            needs.warm_option,
-            size(needs.warm_bytes)
-        ));
+        let (option, warm) = (needs.warm_option, size(needs.warm_bytes));
+        let too_much = format!("{warm} do not stay warm in {memory_shown} of memory ({bound})");
+        found.push(format!("{option}: {too_much}: at most half of it"));
     }
     if material.place.in_memory {
         found.push("--path: the file system is memory (tmpfs): it has no cold reads".to_owned());
         return found;
     }
-    let holes = materials
-        .iter()
-        .map(|material| material.holes_share())
-        .fold(0.0, f64::max);
+    let holes = materials.iter().map(|material| material.holes_share());
+    let holes = holes.fold(0.0, f64::max);
     if holes > HOLES_SHARE_MAX {
+        let percent = holes * 100.0;
         found.push(format!(
-            "--path: {:.0} % of the data are holes, which are read from nowhere",
-            holes * 100.0
+            "--path: {percent:.0} % of the data are holes, which are read from nowhere"
         ));
     }
-    for material in materials {
-        if let Some(share) = device_share(material).filter(|share| *share < DEVICE_SHARE_MIN) {
-            found.push(format!(
-                "--path: of what was read past the page cache {:.0} % came from the device: the data were never stored, or \
-                 are stored elsewhere",
-                share * 100.0
-            ));
-            break;
-        }
+    let mut shares = materials.iter().filter_map(|material| device_share(material));
+    if let Some(share) = shares.find(|share| *share < DEVICE_SHARE_MIN) {
+        let share = share * 100.0;
+        found.push(format!(
+            "--path: of what was read past the page cache {share:.0} % came from the device: the data were never stored, or \
+             are stored elsewhere"
+        ));
     }
     found
 }
@@ -93,8 +84,8 @@ fn device_share(material: &Material) -> Option<f64> {
         return None;
     }
     let file = material.files.first()?;
-    let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
-    let direct = OpenOptions::new().read(true).custom_flags(flags).open(&file.path);
+    let mut direct = OpenOptions::new();
+    let direct = direct.read(true).custom_flags(DIRECT).open(&file.path);
     let opened = direct.or_else(|_| std::fs::File::open(&file.path)).ok()?;
     let _evicted = material.make_cold(1);
     let before = material.place.counted()?;
@@ -116,8 +107,8 @@ pub(crate) fn came_from(device_share: Option<f64>, resident_before: Option<f64>)
         (Some(share), _) if share >= DEVICE_SHARE_MIN => "device",
         (Some(share), _) if share <= 1.0 - DEVICE_SHARE_MIN => "memory",
         (Some(_), _) => "both",
-        (None, Some(share)) if share >= crate::material::WARM_SHARE_MIN => "memory (not counted)",
-        (None, Some(share)) if share <= crate::material::COLD_SHARE_MAX => "evicted (not counted)",
+        (None, Some(share)) if share >= crate::page_cache::WARM_SHARE_MIN => "memory (not counted)",
+        (None, Some(share)) if share <= crate::page_cache::COLD_SHARE_MAX => "evicted (not counted)",
         (None, Some(_)) => "both (not counted)",
         (None, None) => "unknown",
     }
@@ -129,11 +120,6 @@ mod tests {
     use crate::material::tests::{scratch, small};
     use std::fs;
 
-    const NOTHING: Needs = Needs {
-        larger_than_memory: false,
-        warm_bytes: 0,
-        warm_option: "",
-    };
     fn gibibyte() -> Memory {
         Memory {
             bytes: 1 << 30,
@@ -156,27 +142,25 @@ mod tests {
             found.retain(|problem| !problem.starts_with("--path"));
             found
         };
-        assert_eq!(ask(NOTHING, 5), Vec::<String>::new());
-        let few = ask(NOTHING, 4);
+        assert_eq!(ask(Needs::default(), 5), Vec::<String>::new());
+        let few = ask(Needs::default(), 4);
         assert!(
             few.len() == 1 && few[0].starts_with("--repetitions: 4"),
             "{few:?}"
         );
-        let both = ask(
-            Needs {
-                larger_than_memory: true,
-                warm_bytes: 600 << 20,
-                warm_option: "--warm-bytes",
-            },
-            5,
-        );
+        let needs = Needs {
+            larger_than_memory: true,
+            warm_bytes: 600 << 20,
+            warm_option: "--warm-bytes",
+        };
+        let both = ask(needs, 5);
         assert!(both.len() == 2 && both[0].starts_with("--size"), "{both:?}");
         assert!(both[1].starts_with("--warm-bytes"), "{both:?}");
     }
 
     fn objected(path: &std::path::Path, words: &str) {
         let material = Material::one(path, 4 << 20, &mut |_| true).unwrap();
-        let found = objections(&[&material], NOTHING, &gibibyte());
+        let found = objections(&[&material], Needs::default(), &gibibyte());
         assert!(found.iter().any(|problem| problem.contains(words)), "{found:?}");
     }
 
@@ -187,10 +171,8 @@ mod tests {
         // Expected: no objection; holes; reads that do not reach the device.
         let directory = scratch();
         let written = small(directory.path());
-        assert_eq!(
-            objections(&[&written], NOTHING, &gibibyte()),
-            Vec::<String>::new()
-        );
+        let none = objections(&[&written], Needs::default(), &gibibyte());
+        assert!(none.is_empty(), "{none:?}");
         let sparse = directory.path().join("sparse");
         fs::File::create(&sparse).unwrap().set_len(8 << 20).unwrap();
         objected(&sparse, "100 % of the data are holes");

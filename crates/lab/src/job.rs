@@ -4,15 +4,15 @@
 //! Invariants: the clock starts when the strategy is set up and ends with the last read; every read's bytes are checked
 //! at both ends (in tests as a whole) where they are known; a read that failed or is wrong fails the step.
 
-use crate::drive::engine::Choice;
 use crate::material::Material;
+use crate::sample::{Counts, Sample};
+use crate::setup::{Amount, Heat, Reads, Setup, Shape};
 use crate::walk::Walk;
-use hdrhistogram::Histogram;
 use ringfetch_baselines::{Usage, usage};
+use ringfetch_command::quantity::approximate;
 use ringfetch_pace::{Alarm, Arrivals, Gate, Pacer, Ramp};
 use ringfetch_pattern as pattern;
 use rustix::fs::OFlags;
-use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -21,217 +21,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+/// For `custom_flags`.
+pub(crate) const DIRECT: i32 = OFlags::DIRECT.bits().cast_signed();
 /// Bytes that are checked at either end of a read.
 const CHECKED_BYTES: usize = 16;
-const PAGE_BYTES: u64 = 4096;
 /// Arrivals are at a rate that cannot be held when one waits longer to be sent.
 const LATE_MAX: Duration = Duration::from_secs(1);
-/// Limits that latencies are counted against: 2^n ms, from 1 ms to 64 ms.
-pub(crate) const OVER_LIMITS: usize = 7;
-
-/// Where the bytes are to come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Heat {
-    /// O_DIRECT, from evicted files; what cannot (mmap) reads through the evicted page cache.
-    Direct,
-    /// Through the page cache, which was evicted.
-    Cold,
-    /// From the page cache.
-    Warm,
-    /// From wherever they are: somebody else's page cache is left alone.
-    AsFound,
-}
-
-impl Heat {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Cold => "cold",
-            Self::Warm => "warm",
-            Self::AsFound => "as found",
-        }
-    }
-}
-
-/// When a step is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Amount {
-    /// After this time, or when everything was read.
-    For(Duration),
-    /// After so many reads (of queries: so many of them), or when everything was read.
-    Reads(u64),
-    /// After this time, in which so many reads a second arrive, whatever became of those before them.
-    At { per_second: u64, time: Duration },
-}
-
-/// What a step reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
-    /// Blocks of the first file's first bytes.
-    Blocks {
-        block_bytes: usize,
-        window_bytes: u64,
-        random: bool,
-    },
-    /// Whole files, each once, in random order.
-    Files { count: usize },
-    /// Queries, each all of its candidates' vectors, which are scored.
-    Queries { count: usize, oversampling: usize },
-    /// Items of a daemon's dataset, so many in a request.
-    Items { count: u64, batch: usize, random: bool },
-}
-
-impl Shape {
-    /// Blocks in random order.
-    pub(crate) fn random(block_bytes: usize, window_bytes: u64) -> Self {
-        Self::Blocks {
-            block_bytes,
-            window_bytes,
-            random: true,
-        }
-    }
-}
-
-/// The settings of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Setup {
-    pub(crate) heat: Heat,
-    pub(crate) shape: Shape,
-    pub(crate) amount: Amount,
-    /// Most reads in flight: threads, or the depth of a queue.
-    pub(crate) depth: usize,
-    /// Whether each read opens its file, and the time for that counts.
-    pub(crate) open_each: bool,
-    /// Whether buffers are used again, or each read has a new one.
-    pub(crate) pooled: bool,
-    /// Settings of the engine other than its strategy's.
-    pub(crate) engine: Option<Choice>,
-}
-
-impl Setup {
-    /// Of files that are open, into buffers that are used again, with the strategy's own settings.
-    pub(crate) fn new(heat: Heat, shape: Shape, amount: Amount, depth: usize) -> Self {
-        Self {
-            heat,
-            shape,
-            amount,
-            depth,
-            open_each: false,
-            pooled: true,
-            engine: None,
-        }
-    }
-
-    /// Bytes of the longest read.
-    pub(crate) fn read_bytes(&self, material: &Material) -> usize {
-        match self.shape {
-            Shape::Blocks { block_bytes, .. } => block_bytes,
-            Shape::Queries { .. } => material
-                .questions
-                .as_ref()
-                .map_or(0, |questions| questions.vector_bytes()),
-            Shape::Items { .. } => 0,
-            Shape::Files { count } => {
-                let longest = material.files.iter().take(count).map(|file| file.length_bytes);
-                usize::try_from(longest.max().unwrap_or(0)).unwrap_or(usize::MAX)
-            }
-        }
-    }
-
-    /// Files that are read.
-    pub(crate) fn files(&self) -> usize {
-        match self.shape {
-            Shape::Blocks { .. } | Shape::Queries { .. } | Shape::Items { .. } => 1,
-            Shape::Files { count } => count,
-        }
-    }
-
-    /// Bytes of each file that may be read.
-    pub(crate) fn window_bytes(&self) -> u64 {
-        match self.shape {
-            Shape::Blocks { window_bytes, .. } => window_bytes,
-            Shape::Files { .. } | Shape::Queries { .. } | Shape::Items { .. } => u64::MAX,
-        }
-    }
-
-    /// Reads that are asked for together, at most.
-    pub(crate) fn group(&self, material: &Material) -> usize {
-        match self.shape {
-            Shape::Blocks { .. } | Shape::Files { .. } => 1,
-            Shape::Items { batch, .. } => batch,
-            Shape::Queries { oversampling, .. } => material
-                .questions
-                .as_ref()
-                .map_or(1, |questions| questions.candidates(oversampling)),
-        }
-    }
-}
-
-/// Reads that belong together.
-#[derive(Debug, Default)]
-pub(crate) struct Group {
-    /// The query whose candidates they are.
-    pub(crate) query: Option<usize>,
-    pub(crate) reads: Vec<ReadAt>,
-}
 
 /// A read to make; of items, `offset` is the item's number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ReadAt {
     pub(crate) file: usize,
     pub(crate) offset: u64,
     pub(crate) length: usize,
-}
-
-/// What a step came to.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
-    /// Reads completed.
-    pub reads: u64,
-    /// Bytes read.
-    pub bytes: u64,
-    /// From the first read's start to the last one's end.
-    pub seconds: f64,
-    /// Latency of a read, microseconds: the shortest, the mean, quantiles, the longest.
-    pub min_us: f64,
-    /// See `min_us`.
-    pub mean_us: f64,
-    /// See `min_us`.
-    pub p50_us: f64,
-    /// See `min_us`.
-    pub p99_us: f64,
-    /// See `min_us`.
-    pub p999_us: f64,
-    /// See `min_us`.
-    pub max_us: f64,
-    /// Reads in flight on average, by Little's law.
-    pub depth_achieved: f64,
-    /// CPU time of this process a read, user and system (getrusage(2)).
-    pub cpu_us_per_read: f64,
-    /// Bytes that the device read, as a share of the bytes that were asked for. `None`: no device to ask.
-    pub device_share: Option<f64>,
-    /// The share of the data that was in the page cache before the step. `None`: the kernel does not say.
-    pub resident_before: Option<f64>,
-    /// Memory of this process when the step ended, without the page cache (RssAnon of proc_pid_status(5)).
-    pub own_memory_bytes: u64,
-    /// What the strategy has to say of itself.
-    pub note: Option<String>,
-    /// Of an open loop: the shares of its reads that took longer than 1, 2, 4, 8, 16, 32 and 64 ms. What was never sent
-    /// took longer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub over: Option<[f64; OVER_LIMITS]>,
-    /// Of an open loop: reads that were never sent.
-    #[serde(default)]
-    pub missed: u64,
-    /// Of `act`: the highest rate that was held, in units of 2,000 reads a second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub multiple: Option<f64>,
+    /// Whose candidate it is.
+    pub(crate) query: Option<usize>,
 }
 
 /// A step under way.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) setup: Setup,
+    pub(crate) reads: Reads,
     pub(crate) material: Arc<Material>,
     walk: Walk,
     opened: Vec<Arc<File>>,
@@ -244,27 +55,7 @@ pub(crate) struct Job {
     totals: Mutex<Totals>,
 }
 
-/// Reads that are over.
-#[derive(Debug)]
-struct Counts {
-    reads: u64,
-    bytes: u64,
-    in_flight: Duration,
-    latency: Option<Histogram<u64>>,
-}
-
-impl Counts {
-    fn none() -> Self {
-        Self {
-            reads: 0,
-            bytes: 0,
-            in_flight: Duration::ZERO,
-            // Three digits are allowed, and it grows by itself.
-            latency: Histogram::new(3).ok(),
-        }
-    }
-}
-
+/// What all lanes have read.
 #[derive(Debug)]
 struct Totals {
     counts: Counts,
@@ -282,20 +73,14 @@ impl Job {
         check_whole: bool,
         stop: &Arc<AtomicBool>,
     ) -> Result<Arc<Self>, String> {
+        let reads = setup.reads(material);
         // What was read is not cold any more; what is warm can be read again.
-        let open = matches!(setup.amount, Amount::At { .. });
-        let (count, random, again) = match setup.shape {
-            Shape::Blocks {
-                window_bytes, random, ..
-            } => (
-                window_bytes / spacing(&setup),
-                random,
-                open || setup.heat == Heat::Warm,
-            ),
-            Shape::Files { count } | Shape::Queries { count, .. } => (count as u64, true, false),
-            Shape::Items { count, random, .. } => (count, random, true),
+        let again = match setup.shape {
+            Shape::Blocks { .. } => matches!(setup.amount, Amount::At { .. }) || setup.heat == Heat::Warm,
+            Shape::Files { .. } | Shape::Queries { .. } => false,
+            Shape::Items { .. } => true,
         };
-        let most = if again { u64::MAX } else { count };
+        let most = if again { u64::MAX } else { reads.positions };
         let limit = match setup.amount {
             Amount::For(_) | Amount::At { .. } => most,
             Amount::Reads(reads) => reads.min(most),
@@ -303,7 +88,8 @@ impl Job {
         let mut job = Self {
             setup,
             material: Arc::clone(material),
-            walk: Walk::new(count, random, limit, seed),
+            walk: Walk::new(reads.positions, reads.random, limit, seed),
+            reads,
             opened: Vec::new(),
             begun: OnceLock::new(),
             pacer: OnceLock::new(),
@@ -319,7 +105,7 @@ impl Job {
             }),
         };
         if !setup.open_each && !matches!(setup.shape, Shape::Items { .. }) {
-            let files = (0..setup.files()).map(|file| job.open(file).map(Arc::new));
+            let files = (0..reads.files).map(|file| job.open(file).map(Arc::new));
             let opened: io::Result<Vec<Arc<File>>> = files.collect();
             job.opened = opened.map_err(|error| format!("cannot open: {error}"))?;
         }
@@ -336,10 +122,6 @@ impl Job {
         device.is_some_and(|device| device.poll_queues)
     }
 
-    pub(crate) fn read_bytes(&self) -> usize {
-        self.setup.read_bytes(&self.material)
-    }
-
     pub(crate) fn path(&self, file: usize) -> Option<PathBuf> {
         self.material.files.get(file).map(|file| file.path.clone())
     }
@@ -354,24 +136,21 @@ impl Job {
 
     fn open(&self, file: usize) -> io::Result<File> {
         let path = self.path(file).ok_or(io::ErrorKind::NotFound)?;
-        let flags = if self.is_direct() {
-            OFlags::DIRECT
-        } else {
-            OFlags::empty()
-        };
-        let flags = i32::try_from(flags.bits()).unwrap_or(0);
-        OpenOptions::new().read(true).custom_flags(flags).open(path)
+        let mut options = OpenOptions::new();
+        if self.is_direct() {
+            options.custom_flags(DIRECT);
+        }
+        options.read(true).open(path)
     }
 
     /// Everything is set up: the clock starts. Only the first call counts.
     pub(crate) fn begin(&self) {
         self.begun.get_or_init(|| {
             if let Amount::At { per_second, time } = self.setup.amount {
-                let rate = crate::quantity::approximate(per_second);
-                let open = Some((Ramp { from: rate, to: rate }, Arrivals::Constant));
-                let now = tokio::time::Instant::now();
-                self.pacer
-                    .get_or_init(|| Arc::new(Pacer::new(now, Duration::ZERO, Ok(time), open)));
+                let rate = approximate(per_second);
+                let open = Some((Ramp::constant(rate), Arrivals::Constant));
+                let pacer = Pacer::new(tokio::time::Instant::now(), Duration::ZERO, Ok(time), open);
+                let _first = self.pacer.set(Arc::new(pacer));
             }
             (Instant::now(), usage(), self.daemon_cpu())
         });
@@ -387,8 +166,9 @@ impl Job {
     }
 
     /// Of an open loop that has begun: where thread `thread` of `threads` learns of its arrivals. Within a runtime.
-    pub(crate) fn gate(&self, thread: u32, threads: u32) -> Option<Arc<Gate>> {
+    pub(crate) fn gate(&self, thread: usize, threads: usize) -> Option<Arc<Gate>> {
         let pacer = Arc::clone(self.pacer.get()?);
+        let [thread, threads] = [thread, threads].map(|number| u32::try_from(number).unwrap_or(1));
         Some(Arc::new(Gate::new(pacer, thread, threads, 0, Alarm::precise())))
     }
 
@@ -406,28 +186,26 @@ impl Job {
     }
 
     /// The next reads that belong together: a query's, or up to `most` others. False: the step is over.
-    pub(crate) fn group(&self, most: usize, group: &mut Group) -> bool {
-        group.reads.clear();
+    pub(crate) fn group(&self, most: usize, reads: &mut Vec<ReadAt>) -> bool {
+        reads.clear();
         let Shape::Queries { oversampling, .. } = self.setup.shape else {
-            group.reads.extend(std::iter::from_fn(|| self.next()).take(most));
-            return !group.reads.is_empty();
+            reads.extend(std::iter::from_fn(|| self.next()).take(most));
+            return !reads.is_empty();
         };
-        let query = self
-            .position()
-            .and_then(|position| usize::try_from(position).ok());
-        group.query = query;
-        let (Some(query), Some(questions)) = (query, &self.material.questions) else {
+        let query = self.position().and_then(|place| usize::try_from(place).ok());
+        let (Some(number), Some(questions)) = (query, &self.material.questions) else {
             return false;
         };
         let length = questions.vector_bytes();
-        let read = |id: &u32| ReadAt {
-            file: 0,
-            offset: u64::from(*id) * length as u64,
-            length,
-        };
-        group
-            .reads
-            .extend(questions.ids(query, oversampling).iter().map(read));
+        reads.extend(questions.ids(number, oversampling).iter().map(|id| {
+            let offset = u64::from(*id) * length as u64;
+            ReadAt {
+                file: 0,
+                offset,
+                length,
+                query,
+            }
+        }));
         true
     }
 
@@ -450,28 +228,16 @@ impl Job {
     }
 
     fn read_at(&self, position: u64) -> Option<ReadAt> {
-        match self.setup.shape {
-            Shape::Blocks { block_bytes, .. } => Some(ReadAt {
-                file: 0,
-                offset: position.saturating_mul(spacing(&self.setup)),
-                length: block_bytes,
-            }),
-            Shape::Queries { .. } => None,
-            Shape::Items { .. } => Some(ReadAt {
-                file: 0,
-                offset: position,
-                length: 0,
-            }),
-            Shape::Files { .. } => {
-                let file = usize::try_from(position).ok()?;
-                let length = self.material.files.get(file)?.length_bytes;
-                Some(ReadAt {
-                    file,
-                    offset: 0,
-                    length: usize::try_from(length).ok()?,
-                })
-            }
+        let mut read = ReadAt {
+            offset: position.saturating_mul(self.reads.spacing_bytes),
+            length: self.reads.bytes,
+            ..ReadAt::default()
+        };
+        if let Shape::Files { .. } = self.setup.shape {
+            (read.file, read.offset) = (usize::try_from(position).ok()?, 0);
+            read.length = usize::try_from(self.material.files.get(read.file)?.length_bytes).ok()?;
         }
+        Some(read)
     }
 
     /// Something to count reads with. Each thread or task has its own; dropped, it is counted.
@@ -508,69 +274,21 @@ impl Job {
         if let Some(problem) = totals.problem.take() {
             return Err(problem);
         }
-        let (Some((begun, used, daemon)), Some((end, used_then))) = (self.begun.get(), totals.end) else {
-            return Err("nothing was read".to_owned());
-        };
-        let counts = &totals.counts;
-        let Some(latency) = counts.latency.as_ref().filter(|_| counts.reads > 0) else {
-            return Err("nothing was read".to_owned());
-        };
-        let seconds = end.duration_since(*begun).as_secs_f64().max(1e-9);
-        let cpu = (used_then.user + used_then.system).saturating_sub(used.user + used.system);
-        let daemons = daemon
-            .zip(self.daemon_cpu())
-            .map(|(before, after)| after.saturating_sub(before));
-        let cpu = cpu + daemons.unwrap_or_default();
-        let reads = crate::quantity::approximate(counts.reads);
-        let micros = |nanoseconds: u64| crate::quantity::approximate(nanoseconds) / 1e3;
-        let quantile = |quantile| micros(latency.value_at_quantile(quantile));
+        let nothing = || "nothing was read".to_owned();
+        let ((begun, used, daemon), (end, used_then)) =
+            self.begun.get().zip(totals.end).ok_or_else(nothing)?;
+        let mut cpu = (used_then.user + used_then.system).saturating_sub(used.user + used.system);
+        if let Some((before, after)) = daemon.zip(self.daemon_cpu()) {
+            cpu += after.saturating_sub(before);
+        }
+        let missed = self.pacer.get().map(|pacer| pacer.missed());
+        let sample = totals.counts.sample(end.duration_since(*begun), cpu, missed);
         Ok(Sample {
-            reads: counts.reads,
-            bytes: counts.bytes,
-            seconds,
-            min_us: micros(latency.min()),
-            mean_us: counts.in_flight.as_secs_f64() * 1e6 / reads,
-            p50_us: quantile(0.5),
-            p99_us: quantile(0.99),
-            p999_us: quantile(0.999),
-            max_us: micros(latency.max()),
-            depth_achieved: counts.in_flight.as_secs_f64() / seconds,
-            cpu_us_per_read: cpu.as_secs_f64() * 1e6 / reads,
-            device_share: None,
-            resident_before: None,
             own_memory_bytes: totals.own_memory_bytes,
             note: totals.note.clone(),
-            over: self.pacer.get().map(|pacer| over(latency, pacer.missed())),
-            missed: self.pacer.get().map_or(0, |pacer| pacer.missed()),
-            multiple: None,
+            ..sample.ok_or_else(nothing)?
         })
     }
-}
-
-/// Bytes from one position to the next: small blocks are a page apart, so that none is read with its neighbour.
-fn spacing(setup: &Setup) -> u64 {
-    match setup.shape {
-        Shape::Blocks {
-            block_bytes, random, ..
-        } => {
-            let least = if random { PAGE_BYTES } else { 1 };
-            (block_bytes as u64).max(least)
-        }
-        Shape::Files { .. } | Shape::Queries { .. } | Shape::Items { .. } => 1,
-    }
-}
-
-/// The shares of latencies above 2^n ms, of `missed` more that are above any.
-fn over(latency: &Histogram<u64>, missed: u64) -> [f64; OVER_LIMITS] {
-    let all = crate::quantity::approximate((latency.len() + missed).max(1));
-    std::array::from_fn(|bits| {
-        let recorded = latency.iter_recorded();
-        // Values are recorded to three digits.
-        let slow =
-            recorded.filter(|value| latency.lowest_equivalent(value.value_iterated_to()) > 1_000_000 << bits);
-        let slow: u64 = slow.map(|value| value.count_since_last_iteration()).sum();
-        crate::quantity::approximate(slow + missed) / all
-    })
 }
 
 /// What one thread or task has read.
@@ -585,61 +303,39 @@ pub(crate) struct Lane {
 impl Lane {
     /// A read is over, and its bytes are not here.
     pub(crate) fn counted(&mut self, bytes: usize, started: Instant) {
-        let latency = started.elapsed();
-        self.counts.reads += 1;
-        self.counts.bytes += bytes as u64;
-        self.counts.in_flight += latency;
-        if let Some(histogram) = &mut self.counts.latency {
-            let _recorded = histogram.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
-        }
+        self.counts.read(bytes, started.elapsed());
     }
 
-    /// A read of a group is over: its bytes are scored, if it is a query's.
-    pub(crate) fn read_of(&mut self, group: &Group, read: &ReadAt, started: Instant, data: &[u8]) {
-        if let (Some(query), Some(questions)) = (group.query, &self.job.material.questions) {
-            self.scores.push(questions.score(query, data));
-        }
-        self.done(read, started, data);
-    }
-
-    /// All reads of a group are over: what a query's scores came to is held against what they should be.
-    pub(crate) fn ranked(&mut self, group: &Group) {
-        if let Some(query) = group.query {
-            let mut scores = std::mem::take(&mut self.scores);
-            self.ranking(query, &mut scores);
-            scores.clear();
-            self.scores = scores;
-        }
-    }
-
-    /// Holds scores of a query against what they should be.
-    pub(crate) fn ranking(&self, query: usize, scores: &mut Vec<f64>) {
-        let (Shape::Queries { oversampling, .. }, Some(questions)) =
-            (self.job.setup.shape, &self.job.material.questions)
-        else {
-            return;
-        };
-        if let Err(problem) = questions.check(query, oversampling, scores) {
+    /// Holds the scores of all of a query's candidates against what they should be.
+    pub(crate) fn ranking(&self, query: usize, mut scores: Vec<f64>) {
+        let (shape, questions) = (self.job.setup.shape, &self.job.material.questions);
+        if let (Shape::Queries { oversampling, .. }, Some(questions)) = (shape, questions)
+            && let Err(problem) = questions.check(query, oversampling, &mut scores)
+        {
             self.job.fail(problem);
         }
     }
 
-    /// A read is over: its bytes, all of them.
+    /// A read is over: its bytes, all of them. The reads of a query come one after the other.
     pub(crate) fn done(&mut self, read: &ReadAt, started: Instant, data: &[u8]) {
         self.counted(data.len(), started);
-        if data.len() != read.length {
-            let (got, wanted) = (data.len(), read.length);
-            return self.job.fail(format!(
-                "{got} of {wanted} bytes at {}: a short read",
-                read.offset
-            ));
+        let (got, wanted, at) = (data.len(), read.length, read.offset);
+        if got != wanted {
+            return self
+                .job
+                .fail(format!("{got} of {wanted} bytes at {at}: a short read"));
         }
         let seed = self.job.material.files.get(read.file).and_then(|file| file.seed);
-        if let Some(seed) = seed
-            && let Some(at) = difference(seed, read.offset, data, self.job.check_whole)
-        {
-            self.job
-                .fail(format!("wrong bytes at {}", read.offset + at as u64));
+        let wrong = seed.and_then(|seed| difference(seed, at, data, self.job.check_whole));
+        if let Some(place) = wrong {
+            self.job.fail(format!("wrong bytes at {}", at + place as u64));
+        }
+        if let (Some(query), Some(questions)) = (read.query, &self.job.material.questions) {
+            self.scores.push(questions.score(query, data));
+            if self.scores.len() == self.job.reads.group {
+                let scores = std::mem::take(&mut self.scores);
+                self.ranking(query, scores);
+            }
         }
     }
 }
@@ -648,12 +344,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         let end = (Instant::now(), usage());
         let mut totals = self.job.totals();
-        totals.counts.reads += self.counts.reads;
-        totals.counts.bytes += self.counts.bytes;
-        totals.counts.in_flight += self.counts.in_flight;
-        if let (Some(all), Some(latency)) = (&mut totals.counts.latency, &self.counts.latency) {
-            let _added = all.add(latency);
-        }
+        totals.counts.add(&self.counts);
         if totals.end.is_none() {
             // The first that ends: the others still have their buffers.
             totals.own_memory_bytes = crate::facts::own_memory_bytes();
@@ -706,42 +397,17 @@ mod tests {
         let sample = job.outcome().unwrap();
         assert_eq!((sample.reads, sample.bytes), (10, 5120));
         assert!(sample.min_us <= sample.mean_us && sample.p99_us <= sample.max_us);
-        assert!(
-            sample.min_us > 0.0 && sample.mean_us < sample.max_us * 1.01,
-            "{sample:?}"
-        );
+        assert!(sample.min_us > 0.0 && sample.mean_us < sample.max_us * 1.01);
         assert!(sample.depth_achieved > 0.0 && sample.seconds > 0.0);
-    }
-
-    #[test]
-    fn shares_over_limits_are_those_of_known_distributions() {
-        // Scenario: 900 latencies of exactly 1 ms, 80 of 3 ms, 15 of 20 ms, 5 of 100 ms; 1 000 more were never sent; 20 000 seeded
-        // exponential ones with a mean of 2 ms. Expected: the shares; half of everything is over any; e^(-limit / mean) +- 1 %.
-        let known = || Histogram::<u64>::new(3).unwrap();
-        let (mut known, mut drawn) = (known(), known());
-        for (milliseconds, count) in [(1, 900), (3, 80), (20, 15), (100, 5)] {
-            known.record_n(milliseconds * 1_000_000, count).unwrap();
-        }
-        assert_eq!(over(&known, 0), [0.1, 0.1, 0.02, 0.02, 0.02, 0.005, 0.005]);
-        assert_eq!(over(&known, 1000)[6], 0.5025);
-        let mut random = fastrand::Rng::with_seed(3);
-        for _ in 0..20_000 {
-            let drawn_s = -(1.0 - random.f64()).ln() * 2e-3;
-            let nanoseconds = Duration::from_secs_f64(drawn_s).as_nanos();
-            drawn.record(u64::try_from(nanoseconds).unwrap()).unwrap();
-        }
-        for (limit, share) in [1.0_f64, 2.0, 4.0, 8.0].iter().zip(over(&drawn, 0)) {
-            assert!((share - (-limit / 2.0).exp()).abs() < 0.01, "{limit} ms: {share}");
-        }
     }
 
     #[test]
     fn wrong_and_short_reads_fail_the_step() {
         // Scenario: a byte changed at either end; too few bytes; no read at all. Expected: an error that says which.
         let read = ReadAt {
-            file: 0,
             offset: 8192,
             length: 512,
+            ..ReadAt::default()
         };
         for (wrong, words) in [(0, "wrong bytes at 8192"), (511, "wrong bytes at 8703")] {
             let (_directory, job) = job(Amount::Reads(1));

@@ -4,12 +4,12 @@
 //! while it was written is dropped; one process writes at a time.
 
 use crate::error::LabError;
-use crate::job::Sample;
-use crate::study::Key;
+use crate::sample::Sample;
+use crate::study::{Key, get};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 
 const NAME: &str = "samples.jsonl";
@@ -64,56 +64,66 @@ impl Journal {
     /// The directory has results already, or those of something else; errno with the path.
     pub(crate) fn open(directory: &Path, header: Header, resume: bool) -> Result<Self, LabError> {
         let (shown, path) = (directory.display(), directory.join(NAME));
-        let problem = if directory.join("report.json").exists() {
-            format!("--out: {shown} has a finished report: name another directory")
-        } else if path.exists() && !resume {
-            format!(
-                "--out: {shown} has an unfinished run: --resume goes on with it, another directory begins anew"
-            )
-        } else if resume && !path.exists() {
-            format!("--resume: {shown} has no unfinished run")
-        } else {
-            String::new()
-        };
-        if !problem.is_empty() {
-            return Err(LabError::Usage(problem));
+        let usage = |problem: String| Err(LabError::Usage(problem));
+        match (path.exists(), resume) {
+            _ if directory.join("report.json").exists() => {
+                return usage(format!(
+                    "--out: {shown} has a finished report: name another directory"
+                ));
+            }
+            (true, false) => {
+                let choices = "--resume goes on with it, another directory begins anew";
+                return usage(format!("--out: {shown} has an unfinished run: {choices}"));
+            }
+            (false, true) => return usage(format!("--resume: {shown} has no unfinished run")),
+            (true, true) | (false, false) => {}
         }
         fs::create_dir_all(directory).map_err(|error| LabError::at(format_args!("--out: {shown}"), error))?;
-        let io = |error: std::io::Error| LabError::at(format_args!("--out: {}", path.display()), error);
+        let io = |error: io::Error| LabError::at(format_args!("--out: {}", path.display()), error);
         let mut options = OpenOptions::new();
-        let mut file = options
-            .read(true)
-            .append(true)
-            .create(true)
-            .open(&path)
-            .map_err(io)?;
-        file.try_lock()
-            .map_err(|_| LabError::Failed(format!("--out: another process writes {}", path.display())))?;
-        if !resume {
-            let mut line = serde_json::to_vec(&header).map_err(|error| io(error.into()))?;
-            line.push(b'\n');
-            file.write_all(&line).map_err(io)?;
-            let done = HashMap::new();
-            return Ok(Self { file, header, done });
+        let options = options.read(true).append(true).create(true);
+        let file = options.open(&path).map_err(io)?;
+        let taken = |_| LabError::Failed(format!("--out: another process writes {}", path.display()));
+        file.try_lock().map_err(taken)?;
+        let done = HashMap::new();
+        let mut journal = Self { file, header, done };
+        if resume {
+            journal.read(&path, io)?;
+        } else {
+            write_line(&journal.file, &journal.header).map_err(io)?;
         }
-        if file.metadata().map_err(io)?.len() > LENGTH_MAX_BYTES {
-            return Err(foreign(&path, 1));
+        Ok(journal)
+    }
+
+    /// Takes over what an earlier run has left, if it measured the same.
+    fn read(&mut self, path: &Path, io: impl Fn(io::Error) -> LabError) -> Result<(), LabError> {
+        let foreign = |line: usize| {
+            let what = "is not from this command: name another directory with --out";
+            LabError::Usage(format!("--resume: {} line {line} {what}", path.display()))
+        };
+        if self.file.metadata().map_err(&io)?.len() > LENGTH_MAX_BYTES {
+            return Err(foreign(1));
         }
         let mut text = Vec::new();
-        file.read_to_end(&mut text).map_err(io)?;
-        let whole = text
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .map_or(0, |at| at + 1);
-        text.truncate(whole);
-        let (known, done) = read(&path, &text)?;
-        same(&known.identity, &header.identity)?;
-        file.set_len(whole as u64).map_err(io)?;
-        file.seek(SeekFrom::End(0)).map_err(io)?;
-        let (mut marks, now) = (known.marks.clone(), header.marks.into_iter());
-        marks.extend(now.filter(|mark| !known.marks.contains(mark)));
-        let header = Header { marks, ..known };
-        Ok(Self { file, header, done })
+        self.file.read_to_end(&mut text).map_err(&io)?;
+        let last = text.iter().rposition(|byte| *byte == b'\n');
+        text.truncate(last.map_or(0, |at| at + 1));
+        let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let first = lines.next().and_then(|line| serde_json::from_slice(line).ok());
+        let known = first.filter(|header: &Header| header.format == FORMAT);
+        let known = known.ok_or_else(|| foreign(1))?;
+        for (number, line) in lines.enumerate() {
+            let line: Line = serde_json::from_slice(line).map_err(|_| foreign(number + 2))?;
+            self.done.insert((line.cell, line.repetition), line.sample);
+        }
+        same(&known.identity, &self.header.identity)?;
+        self.file.set_len(text.len() as u64).map_err(&io)?;
+        self.file.seek(SeekFrom::End(0)).map_err(&io)?;
+        let now = std::mem::replace(&mut self.header, known).marks;
+        let known = &mut self.header.marks;
+        let new: Vec<String> = now.into_iter().filter(|mark| !known.contains(mark)).collect();
+        known.extend(new);
+        Ok(())
     }
 
     pub(crate) fn header(&self) -> &Header {
@@ -132,67 +142,39 @@ impl Journal {
             repetition,
             sample: sample.clone(),
         };
-        let failed = |error: std::io::Error| LabError::at("--out: cannot record a step", error);
-        let mut text = serde_json::to_vec(&line).map_err(|error| failed(error.into()))?;
-        text.push(b'\n');
-        self.file.write_all(&text).map_err(failed)?;
+        let written = write_line(&self.file, &line);
+        written.map_err(|error| LabError::at("--out: cannot record a step", error))?;
         self.done.insert((line.cell, repetition), line.sample);
         Ok(())
     }
 }
 
-type Done = HashMap<(String, u32), Sample>;
-
-fn read(path: &Path, text: &[u8]) -> Result<(Header, Done), LabError> {
-    let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    let header = lines
-        .next()
-        .and_then(|line| serde_json::from_slice::<Header>(line).ok());
-    let Some(header) = header.filter(|header| header.format == FORMAT) else {
-        return Err(foreign(path, 1));
-    };
-    let mut done = HashMap::new();
-    for (number, line) in lines.enumerate() {
-        let Ok(line) = serde_json::from_slice::<Line>(line) else {
-            return Err(foreign(path, number + 2));
-        };
-        done.insert((line.cell, line.repetition), line.sample);
-    }
-    Ok((header, done))
-}
-
-fn foreign(path: &Path, line: usize) -> LabError {
-    LabError::Usage(format!(
-        "--resume: {} line {line} is not from this command: name another directory with --out",
-        path.display()
-    ))
+fn write_line(mut file: &File, line: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    file.write_all(&text)
 }
 
 fn same(known: &Key, now: &Key) -> Result<(), LabError> {
-    let of = |key: &Key, name: &str| {
-        let found = key.iter().find(|(known, _)| known == name);
-        found.map_or_else(|| "nothing".to_owned(), |(_, value)| value.clone())
-    };
-    let mut names: Vec<&String> = known.iter().chain(now).map(|(name, _)| name).collect();
-    names.dedup();
-    let Some(name) = names.into_iter().find(|name| of(known, name) != of(now, name)) else {
-        return Ok(());
-    };
-    let (then, now) = (of(known, name), of(now, name));
-    Err(LabError::Usage(format!(
-        "--resume: the unfinished run has {name}: {then}; this one has {now}"
-    )))
+    let of = |key, name: &str| get(key, name).unwrap_or("nothing").to_owned();
+    for (name, _) in known.iter().chain(now) {
+        let (then, now) = (of(known, name), of(now, name));
+        if then != now {
+            let problem = format!("the unfinished run has {name}: {then}; this one has {now}");
+            return Err(LabError::Usage(format!("--resume: {problem}")));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::tests::sample;
+    use crate::study::{pair, tests::sample};
 
     fn header(seed: &str) -> Header {
-        let identity = [("study", "strategies"), ("seed", seed)];
-        let identity = identity.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        Header::new(identity.to_vec(), "lab".to_owned(), "now".to_owned(), Vec::new())
+        let identity = vec![pair("study", "strategies"), pair("seed", seed)];
+        Header::new(identity, "lab".to_owned(), "now".to_owned(), Vec::new())
     }
 
     #[test]
@@ -236,11 +218,8 @@ mod tests {
         fs::write(&path, format!("{good}{{\"cell\":1}}\n")).unwrap();
         assert!(open("1", true).unwrap_err().contains("line 2"));
         fs::write(&path, "{\"format\":\"other\"}\n").unwrap();
-        assert!(
-            open("1", true)
-                .unwrap_err()
-                .contains("line 1 is not from this command")
-        );
+        let foreign = open("1", true).unwrap_err();
+        assert!(foreign.contains("line 1 is not from this command"));
         fs::write(directory.path().join("report.json"), "{}").unwrap();
         assert!(open("1", true).unwrap_err().contains("finished report"));
     }

@@ -1,9 +1,10 @@
 //! Studies: a device measured through the engine's own backends and through the baselines that they are compared with,
 //! and reports of it that a reader can trust.
 //!
-//! A daemon that a study asks: `served`; what vectors are scored for: `questions`. What a study is: `study` and `studies`. What reads: `strategies`, over the loops of `drive`, from a `job`. What is
-//! read: `material`. In which order: `runner`, recorded in a `journal`. What is refused: `honesty`. What is told:
-//! `facts`, `stats`, `report`.
+//! What a study is: `study` and `studies`. What reads: `strategies`, over the loops of `drive`, by a step's settings
+//! (`setup`), from a `job`. What is read: `material`, above it the `page_cache`, a daemon (`served`), what vectors are scored
+//! for (`questions`). In which order: `runner`, recorded in a `journal`. What is refused: `honesty`. What is reported:
+//! `facts`, `sample`, `stats`, `report`.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -14,17 +15,17 @@ mod honesty;
 mod job;
 mod journal;
 mod material;
-pub mod part_file;
-pub mod quantity;
+mod page_cache;
 mod questions;
 mod report;
 mod runner;
+mod sample;
 mod served;
+mod setup;
 mod stats;
 mod strategies;
 mod studies;
 mod study;
-pub mod table;
 mod walk;
 
 pub use args::{
@@ -32,17 +33,15 @@ pub use args::{
     Strategies,
 };
 pub use error::LabError;
-pub use job::Sample;
-pub use report::{Advice, Beside, Claim, Plot, Report, ReportRow};
+pub use report::{Advice, Beside, Claim, Line, Plot, Report, ReportRow};
+pub use sample::Sample;
 pub use stats::Summary;
 
 use crate::journal::{Header, Journal};
 use crate::material::Material;
-use crate::quantity::{approximate, size};
 use crate::runner::Runner;
-use crate::served::Served;
-use crate::study::{Cell, Key, Rows, Study};
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::study::{Cell, Key, Rows, Study, pair};
+use ringfetch_command::quantity::{approximate, size};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -80,30 +79,12 @@ fn refuse(marks: &[String], force: bool) -> Result<(), LabError> {
 pub fn run(lab: &Lab, context: &Context, out: &mut dyn Write) -> Result<(), LabError> {
     let runs = Runs { context, out };
     match &lab.command {
-        LabCommand::Strategies(args) => runs.study(&args.common, |progress| {
-            let material = Material::one(&args.common.path, args.blocks.size, progress)?;
-            studies::strategies::plan(args, material)
-        }),
-        LabCommand::BlockSize(args) => runs.study(&args.common, |progress| {
-            let material = Material::one(&args.common.path, args.blocks.size, progress)?;
-            studies::block_size::plan(args, material)
-        }),
-        LabCommand::Objects(args) => runs.study(&args.common, |progress| {
-            let sizes = studies::objects::sizes(args)?.into_iter();
-            let made = sizes.map(|(count, bytes)| Material::many(&args.common.path, count, bytes, progress));
-            studies::objects::plan(args, made.collect::<Result<_, _>>()?)
-        }),
-        LabCommand::Act(args) => runs.study(&args.common, |progress| {
-            let mut material = Material::one(&args.common.path, args.size, progress)?;
-            material.served = Served::find(&args.daemon)?.map(Arc::new);
-            studies::act::plan(args, material)
-        }),
-        LabCommand::Rescore(args) => runs.study(&args.common, |progress| {
-            studies::rescore::plan(args, studies::rescore::material(args, progress)?)
-        }),
-        LabCommand::Flip(args) => runs.study(&args.common, |_progress| {
-            studies::flip::plan(args, &context.admin)
-        }),
+        LabCommand::Strategies(args) => runs.study(&args.common, |bar| studies::strategies::plan(args, bar)),
+        LabCommand::BlockSize(args) => runs.study(&args.common, |bar| studies::block_size::plan(args, bar)),
+        LabCommand::Objects(args) => runs.study(&args.common, |bar| studies::objects::plan(args, bar)),
+        LabCommand::Act(args) => runs.study(&args.common, |bar| studies::act::plan(args, bar)),
+        LabCommand::Rescore(args) => runs.study(&args.common, |bar| studies::rescore::plan(args, bar)),
+        LabCommand::Flip(args) => runs.study(&args.common, |_| studies::flip::plan(args, &context.admin)),
         LabCommand::Calibrate(args) => studies::calibrate::run(args, runs),
         LabCommand::Compare { first, second } => {
             let text = report::compare::compare(&Report::read(first)?, &Report::read(second)?)?;
@@ -166,7 +147,7 @@ fn measured(
     }
     more_descriptors();
     let stop = &context.stop;
-    let bar = made_bar();
+    let bar = runner::bar("making data: {bytes}  {bytes_per_sec}");
     let mut study = plan(&mut |bytes| {
         bar.set_position(bytes);
         !stop.load(Ordering::Relaxed)
@@ -176,7 +157,7 @@ fn measured(
     let materials: Vec<&Material> = study.materials.iter().map(Arc::as_ref).collect();
     marks.extend(honesty::objections(&materials, study.needs, &memory));
     refuse(&marks, common.force)?;
-    let named = || PathBuf::from(format!("lab-{}", study.name));
+    let named = || PathBuf::from(format!("lab-{}", study.about.name));
     let directory = common.out.clone().unwrap_or_else(named);
     let now = || humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let line = context.command_line.clone();
@@ -187,7 +168,7 @@ fn measured(
         seed: common.seed,
         stop,
     };
-    let (bar, mut rows) = (runner::bar(), Rows::default());
+    let (bar, mut rows) = (runner::bar(runner::STEPS), Rows::default());
     let mut steps = || {
         runner.probe(&mut study)?;
         while !study.cells.is_empty() && !stop.load(Ordering::Relaxed) {
@@ -208,10 +189,9 @@ fn measured(
         format!("stopped after {done} of {steps} steps; --resume --out {shown} goes on")
     });
     let mut known = facts::host();
-    if let Some(material) = study.materials.first() {
-        known.extend(material.place.lines());
-    }
-    known.extend(told(&study, &memory, &journal, &rows, now()));
+    let places = study.materials.iter().map(|material| material.place.lines());
+    known.extend(places.take(1).flatten());
+    known.extend(of_run(&study, &memory, &journal, &rows, now()));
     let report = Report::of(&study, journal.header().marks.clone(), known, &rows);
     Ok(Measured {
         rows,
@@ -223,55 +203,42 @@ fn measured(
 
 /// What has to be the same for a run to go on.
 fn identity(study: &Study, common: &Common) -> Key {
-    let data: Vec<String> = study
-        .materials
-        .iter()
-        .map(|material| material.identity())
-        .collect();
+    let data = study.materials.iter().map(|material| material.identity());
+    let data = data.collect::<Vec<_>>().join("; ");
     let mut identity = vec![
-        ("study".to_owned(), study.name.to_owned()),
-        ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-        ("kernel".to_owned(), facts::kernel()),
-        ("path".to_owned(), common.path.display().to_string()),
-        ("data".to_owned(), data.join("; ")),
-        ("repetitions".to_owned(), common.repetitions.to_string()),
-        ("seed".to_owned(), common.seed.to_string()),
-        ("strategies".to_owned(), common.only.join(", ")),
+        pair("study", study.about.name),
+        pair("version", env!("CARGO_PKG_VERSION")),
+        pair("kernel", facts::kernel()),
+        pair("path", common.path.display()),
+        pair("data", data),
+        pair("repetitions", common.repetitions),
+        pair("seed", common.seed),
+        pair("strategies", common.only.join(", ")),
     ];
     identity.extend(study.settings.iter().cloned());
     identity
 }
 
 /// Facts of the run.
-fn told(study: &Study, memory: &facts::Memory, journal: &Journal, rows: &Rows, ended: String) -> Key {
-    let length = study
+fn of_run(study: &Study, memory: &facts::Memory, journal: &Journal, rows: &Rows, ended: String) -> Key {
+    let length: u64 = study
         .materials
         .iter()
         .map(|material| material.length_bytes())
-        .sum::<u64>();
+        .sum();
     let ratio = approximate(length) / approximate(memory.bytes.max(1));
     let header = journal.header();
     let samples = rows.0.iter().flat_map(|row| row.measured());
     let most = samples.map(|sample| sample.own_memory_bytes).max().unwrap_or(0);
-    [
-        ("data", size(length)),
-        ("data to memory", format!("{ratio:.2}")),
-        ("begun", header.begun.clone()),
-        ("ended", ended),
-        ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("own memory, at most", size(most)),
-        ("command line", header.command_line.clone()),
+    vec![
+        pair("data", size(length)),
+        pair("data to memory", format!("{ratio:.2}")),
+        pair("begun", &header.begun),
+        pair("ended", ended),
+        pair("version", env!("CARGO_PKG_VERSION")),
+        pair("own memory, at most", size(most)),
+        pair("command line", &header.command_line),
     ]
-    .map(|(name, value)| (name.to_owned(), value))
-    .to_vec()
-}
-
-fn made_bar() -> ProgressBar {
-    let bar = ProgressBar::no_length();
-    match ProgressStyle::with_template("making data: {bytes}  {bytes_per_sec}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 /// A thousand files are open at once: as many as are allowed.

@@ -63,9 +63,6 @@ pub(crate) struct Questions {
 
 impl Questions {
     /// Reads them; `command` makes the file.
-    ///
-    /// # Errors
-    /// One line that names the option and the file.
     pub(crate) fn read(path: &Path, count: u64, command: &str) -> Result<Self, LabError> {
         let shown = path.display();
         let wrong =
@@ -77,9 +74,7 @@ impl Questions {
         let bytes = fs::read(path).map_err(|error| LabError::at(format_args!("--path: {shown}"), error))?;
         let line = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(0);
         let (line, rest) = bytes.split_at(line);
-        let head = serde_json::from_slice::<Head>(line)
-            .ok()
-            .filter(Head::makes_sense);
+        let head = serde_json::from_slice(line).ok().filter(Head::makes_sense);
         let head = head.ok_or_else(|| wrong("holds no candidates of this version"))?;
         if head.count != count {
             return Err(wrong("is of another number of vectors"));
@@ -97,9 +92,8 @@ impl Questions {
             best.extend(scores.iter().map(|word| f32::from_le_bytes(*word)));
         }
         if ids.iter().any(|id| u64::from(*id) >= count) || !vectors.iter().all(|value| value.is_finite()) {
-            return Err(wrong(
-                "has a candidate past the last vector, or a query that is no number",
-            ));
+            let what = "has a candidate past the last vector, or a query that is no number";
+            return Err(wrong(what));
         }
         let scorer = Scorer::new(Metric::Dot, Dtype::F32).ok_or_else(|| wrong("cannot be scored"))?;
         Ok(Self {
@@ -151,25 +145,18 @@ impl Questions {
         let limit = self.head.limit;
         scores.sort_unstable_by(|one, other| other.total_cmp(one));
         scores.truncate(limit);
-        let part = self
-            .head
-            .oversampling
-            .iter()
-            .position(|known| *known == oversampling);
-        let from = (query * self.head.oversampling.len() + part.unwrap_or(0)) * limit;
+        let prepared = &self.head.oversampling;
+        let part = prepared.iter().position(|known| *known == oversampling);
+        let from = (query * prepared.len() + part.unwrap_or(0)) * limit;
         let best = self.best.get(from..from + limit).unwrap_or_default();
+        let wrong = |what: String| Err(format!("wrong bytes: query {query} has {what}"));
         if scores.len() != limit {
-            return Err(format!(
-                "wrong bytes: query {query} has {} scores of {limit}",
-                scores.len()
-            ));
+            return wrong(format!("{} scores of {limit}", scores.len()));
         }
         let near = |(score, best): &(&f64, &f32)| (*score - f64::from(**best)).abs() <= TOLERANCE;
         match scores.iter().zip(best).find(|pair| !near(pair)) {
             None => Ok(()),
-            Some((score, best)) => Err(format!(
-                "wrong bytes: query {query} has a score of {score}, not {best}"
-            )),
+            Some((score, best)) => wrong(format!("a score of {score}, not {best}")),
         }
     }
 }

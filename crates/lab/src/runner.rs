@@ -5,13 +5,18 @@
 //! Invariant: a step that was stopped leaves nothing.
 
 use crate::error::LabError;
-use crate::job::{Amount, Heat, Job, Sample, Setup};
+use crate::job::Job;
 use crate::journal::Journal;
+use crate::sample::Sample;
+use crate::setup::{Amount, Heat, Shape};
 use crate::study::{Cell, Row, Rows, Study};
 use indicatif::{ProgressBar, ProgressStyle};
+use ringfetch_command::quantity::approximate;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The bar's line of the steps.
+pub(crate) const STEPS: &str = "{bar:30} {pos}/{len}  {eta} left  {msg}";
 /// Reads of a probe.
 const PROBE_READS: u64 = 8;
 
@@ -30,32 +35,27 @@ impl Runner<'_> {
     /// A strategy returned wrong bytes.
     pub(crate) fn probe(&self, study: &mut Study) -> Result<(), LabError> {
         let mut tried: Vec<((&str, Heat, bool), bool)> = Vec::new();
-        let cells = std::mem::take(&mut study.cells);
-        for cell in &cells {
-            let kind = (cell.strategy.name, cell.setup.heat, cell.setup.files() > 1);
-            let known = tried.iter().find(|(known, _)| *known == kind);
-            let works = match known {
-                Some((_, works)) => *works,
-                None => {
-                    let works = self.tried(study, cell)?;
-                    if self.stop.load(Ordering::Relaxed) {
-                        // What was cut short says nothing; the first step will see the same.
-                        study.cells = cells;
-                        return Ok(());
-                    }
-                    if let Err(why) = &works {
-                        study
-                            .left_out
-                            .push(format!("{}, {}: {why}", kind.0, kind.1.as_str()));
-                    }
-                    tried.push((kind, works.is_ok()));
-                    works.is_ok()
+        let mut working = Vec::new();
+        for cell in &study.cells {
+            let files = matches!(cell.setup.shape, Shape::Files { count } if count > 1);
+            let kind = (cell.strategy.name, cell.setup.heat, files);
+            if !tried.iter().any(|(known, _)| *known == kind) {
+                let works = self.tried(study, cell)?;
+                if self.stop.load(Ordering::Relaxed) {
+                    // What was cut short says nothing; the first step will see the same.
+                    return Ok(());
                 }
-            };
-            if works {
-                study.cells.push(cell.clone());
+                tried.push((kind, works.is_ok()));
+                let why = works
+                    .err()
+                    .map(|why| format!("{}, {}: {why}", kind.0, kind.1.as_str()));
+                study.left_out.extend(why);
+            }
+            if tried.contains(&(kind, true)) {
+                working.push(cell.clone());
             }
         }
+        study.cells = working;
         if study.cells.is_empty() {
             let why = study.left_out.join("; ");
             return Err(LabError::Failed(format!("nothing can be measured here: {why}")));
@@ -86,16 +86,14 @@ impl Runner<'_> {
         journal: &mut Journal,
         bar: &ProgressBar,
     ) -> Result<Rows, LabError> {
-        let cells = study.cells.clone();
-        let mut rows: Vec<Row> = cells
-            .iter()
-            .map(|cell| Row {
-                key: cell.key.clone(),
-                samples: vec![None; self.repetitions as usize],
-            })
-            .collect();
+        let row = |cell: &Cell| Row {
+            key: cell.key.clone(),
+            samples: Vec::new(),
+        };
+        // With whether no repetition has failed.
+        let cells = study.cells.iter().map(|cell| (cell.clone(), row(cell), true));
+        let mut cells: Vec<(Cell, Row, bool)> = cells.collect();
         bar.inc_length(cells.len() as u64 * u64::from(self.repetitions));
-        let mut broken: Vec<usize> = Vec::new();
         'steps: for repetition in 0..self.repetitions {
             let mut order: Vec<usize> = (0..cells.len()).collect();
             // An order of its own, then the same swapped; when the run goes on they are the same.
@@ -104,16 +102,14 @@ impl Runner<'_> {
                 order.reverse();
             }
             for index in order {
-                let (Some(cell), Some(row)) = (cells.get(index), rows.get_mut(index)) else {
+                let Some((cell, row, whole)) = cells.get_mut(index) else {
                     continue;
                 };
                 let id = cell.id();
                 bar.set_message(id.clone());
-                let Some(place) = row.samples.get_mut(repetition as usize) else {
-                    continue;
-                };
-                *place = journal.sample(&id, repetition).cloned();
-                if place.is_some() || broken.contains(&index) {
+                let known = journal.sample(&id, repetition).cloned();
+                if known.is_some() || !*whole {
+                    row.samples.push(known);
                     bar.inc(1);
                     // Steps of an earlier run took no time now.
                     bar.reset_eta();
@@ -127,13 +123,13 @@ impl Runner<'_> {
                 match made {
                     Ok(sample) => {
                         journal.record(&id, repetition, &sample)?;
-                        *place = Some(sample);
+                        row.samples.push(Some(sample));
                     }
                     Err(problem) if problem.starts_with("wrong bytes") => {
                         return Err(LabError::Failed(format!("{id}: {problem}")));
                     }
                     Err(problem) => {
-                        broken.push(index);
+                        *whole = false;
                         study.left_out.push(format!("{id}: {problem}"));
                     }
                 }
@@ -141,20 +137,15 @@ impl Runner<'_> {
             }
         }
         // A row that failed in some repetition is none.
-        let whole = rows
-            .into_iter()
-            .enumerate()
-            .filter(|(index, _)| !broken.contains(index));
-        Ok(Rows(whole.map(|(_, row)| row).collect()))
+        let whole = cells.into_iter().filter(|(.., whole)| *whole);
+        Ok(Rows(whole.map(|(_, row, _)| row).collect()))
     }
 
     /// One step, of as many runs as the study makes of it.
     fn step(&self, study: &Study, cell: &Cell, seed: u64, check_whole: bool) -> Result<Sample, String> {
-        let mut once = |setup: Setup| {
-            if self.stop.load(Ordering::Relaxed) {
-                return Err("stopped".to_owned());
-            }
-            self.once(
+        let mut once = |setup| match self.stop.load(Ordering::Relaxed) {
+            true => Err("stopped".to_owned()),
+            false => self.once(
                 study,
                 &Cell {
                     setup,
@@ -162,7 +153,7 @@ impl Runner<'_> {
                 },
                 seed,
                 check_whole,
-            )
+            ),
         };
         if check_whole {
             return once(cell.setup);
@@ -172,8 +163,9 @@ impl Runner<'_> {
 
     /// One run: the page cache as it should be, the reads, what the device says of them.
     fn once(&self, study: &Study, cell: &Cell, seed: u64, check_whole: bool) -> Result<Sample, String> {
-        let material = study.materials.get(cell.material).ok_or("no such data")?;
-        let (files, window) = (cell.setup.files(), cell.setup.window_bytes());
+        let material = study.materials.get(cell.setup.material).ok_or("no such data")?;
+        let reads = cell.setup.reads(material);
+        let (files, window) = (reads.files, reads.window_bytes);
         let prepared = match cell.setup.heat {
             Heat::Direct | Heat::Cold => material.make_cold(files),
             Heat::Warm if material.resident_share(files, window) == Some(1.0) => Ok(()),
@@ -184,27 +176,27 @@ impl Runner<'_> {
         let resident_before = material.resident_share(files, window);
         let device_before = material.place.counted();
         let job = Job::new(material, cell.setup, seed, check_whole, self.stop)?;
-        (cell.strategy.run)(&job)?;
+        cell.strategy.run(&job)?;
         let mut sample = job.outcome()?;
         sample.resident_before = resident_before;
-        let device = device_before.zip(material.place.counted());
-        sample.device_share = device.map(|(before, after)| {
-            // A daemon's reads are not this process's.
-            let read = match cell.strategy.name {
-                "daemon" => after.by_anybody(&before),
-                _ => after.since(&before),
-            };
-            let read = crate::quantity::approximate(read);
-            read / crate::quantity::approximate(sample.bytes.max(1))
-        });
+        sample.device_share = device_before
+            .zip(material.place.counted())
+            .map(|(before, after)| {
+                // A daemon's reads are not this process's.
+                let read = match cell.strategy.name {
+                    "daemon" => after.by_anybody(&before),
+                    _ => after.since(&before),
+                };
+                approximate(read) / approximate(sample.bytes.max(1))
+            });
         Ok(sample)
     }
 }
 
-/// A bar that counts steps.
-pub(crate) fn bar() -> ProgressBar {
+/// A bar with this line, of no length so far.
+pub(crate) fn bar(line: &str) -> ProgressBar {
     let bar = ProgressBar::new(0);
-    match ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left  {msg}") {
+    match ProgressStyle::with_template(line) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }

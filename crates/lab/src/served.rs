@@ -3,12 +3,12 @@
 use crate::args::OfDaemon;
 use crate::error::LabError;
 use crate::job::ReadAt;
+use procfs::process::Process;
 use ringfetch_client::{
     AdminClient, Backend, ByteRange, Client, Code, Dataset, DatasetStatus, Error, Kind, Metric, ObjectPart,
     Request, RetryPolicy, ScoreRequest,
 };
 use ringfetch_pace::trace::TraceEntries;
-use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -41,15 +41,13 @@ pub(crate) struct Served {
 
 impl Served {
     /// The dataset that the arguments name; `None`: they name no daemon.
-    ///
-    /// # Errors
-    /// One line that names the option.
     pub(crate) fn find(args: &OfDaemon) -> Result<Option<Self>, LabError> {
         let (Some(url), Some(name)) = (&args.server, &args.dataset) else {
             return Ok(None);
         };
-        let found = wait(async { client(url, TIMEOUT)?.get_dataset(name).await })?;
-        let dataset = found.map_err(|error| told("server", url, &error))?;
+        let dataset = wait("server", url, async {
+            client(url, TIMEOUT)?.get_dataset(name).await
+        })?;
         let served = Self {
             url: url.clone(),
             dataset,
@@ -67,7 +65,7 @@ impl Served {
     /// Names of its objects.
     pub(crate) fn objects(&self) -> Result<Vec<String>, LabError> {
         use futures_util::TryStreamExt as _;
-        let names = wait(async {
+        wait("server", &self.url, async {
             let objects = client(&self.url, TIMEOUT)?.list_objects(&self.dataset.name);
             let mut objects = std::pin::pin!(objects);
             let mut names = Vec::new();
@@ -78,18 +76,13 @@ impl Served {
                 }
             }
             Ok(names)
-        })?;
-        names.map_err(|error| told("server", &self.url, &error))
+        })
     }
 
     /// For the report and to recognise a run.
     pub(crate) fn shown(&self) -> String {
-        format!(
-            "{} of {}, kind {}",
-            self.dataset.name,
-            self.url,
-            self.dataset.kind.as_str()
-        )
+        let (dataset, url) = (&self.dataset, &self.url);
+        format!("{} of {url}, kind {}", dataset.name, dataset.kind.as_str())
     }
 
     /// A client with a connection.
@@ -105,28 +98,26 @@ impl Served {
         let name = self.dataset.name.as_str();
         let numbers = || reads.iter().map(|read| read.offset);
         let places = || numbers().map(|number| usize::try_from(number).unwrap_or(usize::MAX));
-        let range = |(offset, length): (u64, u64)| ByteRange::new(offset, length);
-        let ranges = |ranges: Vec<ByteRange>| Request::ranges(name, ranges);
         let by_number = |numbers: Vec<u64>| match self.dataset.kind {
             Kind::Vectors => Request::vectors(name, numbers),
             Kind::Blocks | Kind::Objects | Kind::Unknown | _ => Request::blocks(name, numbers),
         };
+        let by_range = |ranges: Vec<(u64, u64)>| {
+            let ranges = ranges.iter().map(|range| ByteRange::new(range.0, range.1));
+            Request::ranges(name, ranges.collect::<Vec<_>>())
+        };
         match &self.items {
-            Items::Ranges => ranges(
-                reads
-                    .iter()
-                    .map(|read| range((read.offset, read.length as u64)))
-                    .collect(),
-            ),
+            Items::Ranges => {
+                let ranges = reads.iter().map(|read| (read.offset, read.length as u64));
+                by_range(ranges.collect())
+            }
             Items::Numbers => by_number(numbers().collect()),
             Items::Trace(TraceEntries::Items(items)) => {
                 by_number(places().filter_map(|place| items.get(place).copied()).collect())
             }
-            Items::Trace(TraceEntries::Ranges(listed)) => ranges(
-                places()
-                    .filter_map(|place| listed.get(place).copied().map(range))
-                    .collect(),
-            ),
+            Items::Trace(TraceEntries::Ranges(listed)) => {
+                by_range(places().filter_map(|place| listed.get(place).copied()).collect())
+            }
             Items::Objects(names) => {
                 let parts = places().filter_map(|place| names.get(place).map(ObjectPart::whole));
                 Request::objects(name, parts.collect::<Vec<_>>())
@@ -136,22 +127,16 @@ impl Served {
 
     /// A call for the scores of one query.
     pub(crate) fn scores(&self, query: &[f32], reads: &[ReadAt], limit: usize) -> ScoreRequest {
-        let ids: Vec<u64> = reads
-            .iter()
-            .map(|read| read.offset / read.length.max(1) as u64)
-            .collect();
-        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        let ids = reads.iter().map(|read| read.offset / read.length.max(1) as u64);
+        let (ids, limit) = (ids.collect::<Vec<_>>(), u32::try_from(limit).unwrap_or(u32::MAX));
         ScoreRequest::new(&self.dataset.name, Metric::Dot, limit).query(query, ids)
     }
 
     /// CPU time of the daemon so far, user and system. `None`: its process is not known.
     pub(crate) fn cpu(&self) -> Option<Duration> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid?)).ok()?;
-        // The command, in parentheses, may have any bytes; the state follows, then the fields of proc_pid_stat(5) from 4.
-        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-        let ticks = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
-        let ticks = ticks(14)?.saturating_add(ticks(15)?);
+        let stat = Process::new(i32::try_from(self.pid?).ok()?).ok()?.stat().ok()?;
         let tick = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+        let ticks = stat.utime.saturating_add(stat.stime);
         Some(Duration::from_nanos(ticks.saturating_mul(tick)))
     }
 }
@@ -169,20 +154,14 @@ pub(crate) struct Flip {
 
 impl Flip {
     /// Learns what there is to return to.
-    ///
-    /// # Errors
-    /// One line that names the option.
     pub(crate) fn prepare(admin: &str, dataset: &str) -> Result<Self, LabError> {
-        let status = wait(async { AdminClient::from(client(admin, TIMEOUT)?).status().await })?;
-        let status = status.map_err(|error| told("admin", admin, &error))?;
+        let status = wait("admin", admin, async {
+            AdminClient::from(client(admin, TIMEOUT)?).status().await
+        })?;
         let named =
             |status: &&DatasetStatus| status.dataset.as_ref().is_some_and(|known| known.name == dataset);
-        let path = status
-            .datasets
-            .iter()
-            .find(named)
-            .and_then(|status| status.read_path.clone());
-        let path = path.ok_or_else(|| {
+        let found = status.datasets.iter().find(named);
+        let path = found.and_then(|status| status.read_path.clone()).ok_or_else(|| {
             LabError::Usage(format!(
                 "--admin: {admin} does not serve {dataset}: is it the daemon of --server?"
             ))
@@ -223,14 +202,13 @@ impl Flip {
     }
 
     fn set(&self, backend: Option<Backend>) -> Result<Backend, LabError> {
-        let switched = wait(async {
+        let switched = wait("admin", &self.admin, async {
             let admin = AdminClient::from(client(&self.admin, TIMEOUT)?);
             match backend {
                 Some(backend) => admin.set_backend(backend, Some(&self.dataset)).await,
                 None => admin.clear_backend(&self.dataset).await,
             }
         })?;
-        let switched = switched.map_err(|error| told("admin", &self.admin, &error))?;
         Ok(switched.backend)
     }
 }
@@ -250,12 +228,11 @@ fn client(url: &str, timeout: Duration) -> Result<Client, Error> {
         .connect_lazy()
 }
 
-/// On a runtime of its own.
-fn wait<T>(call: impl Future<Output = Result<T, Error>>) -> Result<Result<T, Error>, LabError> {
+/// A call to the daemon at the address of this option, on a runtime of its own.
+fn wait<T>(option: &str, url: &str, call: impl Future<Output = Result<T, Error>>) -> Result<T, LabError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    Ok(runtime
-        .map_err(|error| LabError::at("a runtime", error))?
-        .block_on(call))
+    let runtime = runtime.map_err(|error| LabError::at("a runtime", error))?;
+    runtime.block_on(call).map_err(|error| told(option, url, &error))
 }
 
 fn told(option: &str, url: &str, error: &Error) -> LabError {

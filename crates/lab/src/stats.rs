@@ -75,14 +75,10 @@ impl Summary {
         let [middle, low, high] = [self.median, self.low, self.high].map(f64::ln);
         let factor = if self.count < JUDGED_FEW { FEW_FACTOR } else { 1.0 };
         let beyond = middle.abs() > (1.0 + GAIN_MIN).ln().max(factor * (high - low) / 2.0);
-        if self.count < JUDGED_MIN || !beyond {
-            Verdict::Same
-        } else if low > 0.0 {
-            Verdict::More
-        } else if high < 0.0 {
-            Verdict::Less
-        } else {
-            Verdict::Same
+        match self.count >= JUDGED_MIN && beyond {
+            true if low > 0.0 => Verdict::More,
+            true if high < 0.0 => Verdict::Less,
+            _ => Verdict::Same,
         }
     }
 
@@ -178,10 +174,7 @@ mod tests {
                     hits += f64::from(u8::from(drawn.low <= median && median <= drawn.high));
                 }
                 let share = hits / 4000.0;
-                assert!(
-                    (share - stated).abs() < 0.015,
-                    "{count}: {share} against {stated}"
-                );
+                assert!((share - stated).abs() < 0.015, "{count}: {share}, {stated}");
             }
         }
     }
@@ -222,10 +215,8 @@ mod tests {
             assert_eq!(verdict(noise), Verdict::Same, "{noise:?}");
         }
         let there = Summary::of([1.28, 1.3, 1.35]).unwrap();
-        assert_eq!(
-            (there.verdict(), there.inverse().verdict()),
-            (Verdict::More, Verdict::Less)
-        );
+        let both = [there, there.inverse()].map(|ratio| ratio.verdict());
+        assert_eq!(both, [Verdict::More, Verdict::Less]);
         assert_eq!(there.times(), "1.30x (1.28 to 1.35)");
         let mut random = fastrand::Rng::with_seed(7);
         let mut differing = |values: u32, noise: f64, gain: f64| {

@@ -1,29 +1,46 @@
-//! What a study is: data. Axes become cells, each a strategy with its settings; what the cells came to is judged by a
+//! What a study is: data. Its axes become cells, each a strategy with its settings; what the cells came to is judged by a
 //! function of the study.
 
+use crate::args::Common;
 use crate::error::LabError;
-use crate::job::{Sample, Setup};
 use crate::material::Material;
 use crate::report::Report;
+use crate::sample::{Of, Sample};
 use crate::served::Flip;
+use crate::setup::Setup;
 use crate::stats::Summary;
-use crate::strategies::Strategy;
+use crate::strategies::{Run, Strategy, named};
 use crate::studies::act::Search;
+use ringfetch_command::quantity::size;
 use std::sync::Arc;
 
 /// Buffers of one step, at most; what needs more is left out.
-const STEP_BYTES_MAX: u64 = 256 << 20;
+pub(crate) const STEP_BYTES_MAX: u64 = 256 << 20;
 
 /// A name with a value, in the order of columns.
 pub(crate) type Key = Vec<(String, String)>;
+
+pub(crate) fn pair(name: &str, value: impl ToString) -> (String, String) {
+    (name.to_owned(), value.to_string())
+}
+
+/// The value of a name.
+pub(crate) fn get<'a>(key: &'a Key, name: &str) -> Option<&'a str> {
+    let found = key.iter().find(|(known, _)| known == name);
+    found.map(|(_, value)| value.as_str())
+}
+
+/// `profile=direct strategy=pread depth=1`.
+pub(crate) fn shown(key: &Key) -> String {
+    let pairs = key.iter().map(|(name, value)| format!("{name}={value}"));
+    pairs.collect::<Vec<_>>().join(" ")
+}
 
 /// One combination of the axes.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
     pub(crate) key: Key,
     pub(crate) strategy: &'static Strategy,
-    /// Which of the study's data.
-    pub(crate) material: usize,
     pub(crate) setup: Setup,
 }
 
@@ -32,19 +49,25 @@ impl Cell {
     pub(crate) fn id(&self) -> String {
         shown(&self.key)
     }
-}
 
-/// `profile=direct strategy=pread depth=1`.
-pub(crate) fn shown(key: &Key) -> String {
-    let pairs: Vec<String> = key
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect();
-    pairs.join(" ")
+    /// Bytes of the buffers of a step: the engine's memory or those of all reads in flight, and for buffers that are not
+    /// used again one more.
+    pub(crate) fn buffer_bytes(&self, material: &Material) -> u64 {
+        let (setup, reads) = (&self.setup, self.setup.reads(material));
+        let held = match self.strategy.run {
+            Run::Engine(choice) => {
+                let batch = setup.engine.unwrap_or_else(|| choice(setup)).batch;
+                reads.engine_bytes(setup.depth, batch)
+            }
+            Run::Own(_) => reads.in_flight_bytes(setup.depth),
+        };
+        let new = if setup.pooled { 0 } else { reads.bytes };
+        held.saturating_add(new as u64)
+    }
 }
 
 /// What has to be true of data and memory for a study to mean anything.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// Reads have to reach the device: what is read must not fit memory.
     pub(crate) larger_than_memory: bool,
@@ -87,40 +110,104 @@ impl Measure {
     }
 }
 
-/// A study, planned for given data.
+/// What a study is, whatever it reads.
 #[derive(Debug)]
-pub(crate) struct Study {
+pub(crate) struct About {
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
     /// The publication that it repeats.
     pub(crate) source: &'static str,
-    /// Everything that decides what is measured, for the report and for resuming.
-    pub(crate) settings: Key,
-    pub(crate) materials: Vec<Arc<Material>>,
-    pub(crate) cells: Vec<Cell>,
-    /// What was not planned, and why: a sentence each.
-    pub(crate) left_out: Vec<String>,
-    pub(crate) needs: Needs,
-    /// Measures in tables, by their names in [`crate::report::MEASURES`].
-    pub(crate) columns: &'static [&'static str],
-    pub(crate) measure: Measure,
+    /// Measures in tables, by their names in [`crate::report::MEASURES`], with spaces between them.
+    pub(crate) columns: &'static str,
     /// Adds claims, tables, plots and notes.
     pub(crate) judge: fn(&mut Report, &Rows),
 }
 
+/// A study, planned for given data.
+#[derive(Debug)]
+pub(crate) struct Study {
+    pub(crate) about: &'static About,
+    /// Everything that decides what is measured, for the report and for resuming.
+    pub(crate) settings: Key,
+    pub(crate) materials: Vec<Arc<Material>>,
+    /// What `--only` leaves of the strategies.
+    pub(crate) chosen: Vec<String>,
+    pub(crate) cells: Vec<Cell>,
+    /// What was not planned, and why: a sentence each.
+    pub(crate) left_out: Vec<String>,
+    pub(crate) needs: Needs,
+    pub(crate) measure: Measure,
+}
+
 impl Study {
+    /// A study without cells, of those of `names` (with spaces between them) that `--only` chooses and that the data allow.
+    ///
+    /// # Errors
+    /// `--only` chooses none of them.
+    pub(crate) fn new(
+        about: &'static About,
+        common: &Common,
+        names: &str,
+        settings: Key,
+        materials: Vec<Material>,
+    ) -> Result<Self, LabError> {
+        let only = &common.only;
+        let names: Vec<&str> = names.split_whitespace().collect();
+        if let Some(wrong) = only.iter().find(|name| !names.contains(&name.as_str())) {
+            let all = names.join(", ");
+            return Err(LabError::Usage(format!("--only: {wrong}: this study has {all}")));
+        }
+        let served = materials.iter().any(|material| material.served.is_some());
+        let wanted = names.iter().map(|name| (*name).to_owned());
+        let chosen: Vec<String> = wanted
+            .filter(|name| only.is_empty() || only.contains(name))
+            .filter(|name| name != "daemon" || served)
+            .collect();
+        if chosen.is_empty() {
+            let problem = "--only: daemon needs --server and --dataset";
+            return Err(LabError::Usage(problem.to_owned()));
+        }
+        Ok(Self {
+            about,
+            settings,
+            materials: materials.into_iter().map(Arc::new).collect(),
+            chosen,
+            cells: Vec::new(),
+            left_out: Vec::new(),
+            needs: Needs::default(),
+            measure: Measure::Once,
+        })
+    }
+
+    /// Plans a cell for each combination of the axes' values, the last axis the fastest, read by the strategy of its axis
+    /// (without one, by a daemon). `None`: the combination makes no sense.
+    pub(crate) fn cross(&mut self, axes: &[(&str, Vec<String>)], of: impl Fn(&At<'_>) -> Option<Setup>) {
+        let mut keys: Vec<Key> = vec![Vec::new()];
+        for (name, values) in axes {
+            let longer = |key: &Key| {
+                let key = key.clone();
+                let one = |value: &String| [&key[..], &[pair(name, value)]].concat();
+                values.iter().map(one).collect::<Vec<_>>()
+            };
+            keys = keys.iter().flat_map(longer).collect();
+        }
+        for key in keys {
+            let strategy = named(get(&key, "strategy").unwrap_or("daemon"));
+            if let (Some(strategy), Some(setup)) = (strategy, of(&At(&key))) {
+                self.plan(Cell { key, strategy, setup });
+            }
+        }
+    }
+
     /// Plans a cell, unless its strategy cannot be so deep or its buffers would be too large.
-    pub(crate) fn plan(&mut self, cell: Cell) {
-        let material = self.materials.get(cell.material);
-        let bytes = material.map_or(0, |material| {
-            (cell.setup.read_bytes(material) * cell.setup.group(material)) as u64
-        });
-        let buffers = bytes.saturating_mul(cell.setup.depth as u64);
+    fn plan(&mut self, cell: Cell) {
+        let material = self.materials.get(cell.setup.material);
+        let bytes = material.map_or(0, |material| cell.buffer_bytes(material));
         if cell.setup.depth > cell.strategy.depth_max {
             return;
         }
-        if buffers > STEP_BYTES_MAX {
-            let (id, most) = (cell.id(), crate::quantity::size(STEP_BYTES_MAX));
+        if bytes > STEP_BYTES_MAX {
+            let (id, most) = (cell.id(), size(STEP_BYTES_MAX));
             self.left_out.push(format!("{id}: more than {most} of buffers"));
             return;
         }
@@ -128,22 +215,47 @@ impl Study {
     }
 }
 
+/// A combination of the axes' values.
+#[derive(Debug)]
+pub(crate) struct At<'a>(&'a Key);
+
+impl At<'_> {
+    /// The value of an axis.
+    pub(crate) fn text(&self, name: &str) -> &str {
+        get(self.0, name).unwrap_or_default()
+    }
+
+    /// The same as a number, as which it was given.
+    pub(crate) fn number<T: std::str::FromStr + Default>(&self, name: &str) -> T {
+        self.text(name).parse().unwrap_or_default()
+    }
+}
+
+/// The values of an axis.
+pub(crate) fn texts<T: ToString>(values: &[T]) -> Vec<String> {
+    values.iter().map(T::to_string).collect()
+}
+
+/// `1, 2, 4`.
+pub(crate) fn list<T: ToString>(values: &[T]) -> String {
+    texts(values).join(", ")
+}
+
 /// A cell with its repetitions.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) key: Key,
-    /// By repetition; `None`: not measured.
+    /// By repetition; `None`, and those that are not there: not measured.
     pub(crate) samples: Vec<Option<Sample>>,
 }
 
 impl Row {
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        let found = self.key.iter().find(|(known, _)| known == name);
-        found.map(|(_, value)| value.as_str())
+        get(&self.key, name)
     }
 
     /// Whether its key has these values, and something was measured.
-    fn is(&self, values: &[(&str, &str)]) -> bool {
+    pub(crate) fn is(&self, values: &[(&str, &str)]) -> bool {
         let mut each = values.iter();
         each.all(|(name, value)| self.get(name) == Some(*value)) && self.measured().next().is_some()
     }
@@ -157,26 +269,21 @@ impl Row {
         self.samples.iter().flatten()
     }
 
-    pub(crate) fn summary(&self, of: fn(&Sample) -> f64) -> Option<Summary> {
+    pub(crate) fn summary(&self, of: Of) -> Option<Summary> {
         Summary::of(self.measured().map(of))
     }
 
+    /// The median; 0 where nothing was measured.
+    pub(crate) fn median(&self, of: Of) -> f64 {
+        self.summary(of).map_or(0.0, |summary| summary.median)
+    }
+
     /// `self / other`, repetition by repetition: a machine that drifts moves both.
-    pub(crate) fn ratio(&self, other: &Self, of: fn(&Sample) -> f64) -> Option<Summary> {
+    pub(crate) fn ratio(&self, other: &Self, of: Of) -> Option<Summary> {
         let pairs = self.samples.iter().zip(&other.samples);
         let ratios = pairs.filter_map(|(ours, theirs)| Some(of(ours.as_ref()?) / of(theirs.as_ref()?)));
         Summary::of(ratios)
     }
-}
-
-/// Reads a second of a sample.
-pub(crate) fn reads_per_second(sample: &Sample) -> f64 {
-    crate::quantity::approximate(sample.reads) / sample.seconds
-}
-
-/// Bytes a second of a sample.
-pub(crate) fn bytes_per_second(sample: &Sample) -> f64 {
-    crate::quantity::approximate(sample.bytes) / sample.seconds
 }
 
 /// All rows of a study, in the order of its cells.
@@ -190,19 +297,14 @@ impl Rows {
     }
 
     /// The first with exactly these values.
-    pub(crate) fn one_of<const N: usize>(&self, values: [(&str, &str); N]) -> Option<&Row> {
-        self.0.iter().find(|row| row.is(&values))
+    pub(crate) fn one_of(&self, values: &[(&str, &str)]) -> Option<&Row> {
+        self.0.iter().find(|row| row.is(values))
     }
 
     /// The one with these values that has the highest median.
-    pub(crate) fn best<const N: usize>(
-        &self,
-        values: [(&str, &str); N],
-        of: fn(&Sample) -> f64,
-    ) -> Option<&Row> {
-        let median = |row: &Row| row.summary(of).map_or(f64::MIN, |summary| summary.median);
-        let rows = self.0.iter().filter(|row| row.is(&values));
-        rows.max_by(|a, b| median(a).total_cmp(&median(b)))
+    pub(crate) fn best(&self, values: &[(&str, &str)], of: Of) -> Option<&Row> {
+        let rows = self.0.iter().filter(|row| row.is(values));
+        rows.max_by(|a, b| a.median(of).total_cmp(&b.median(of)))
     }
 
     /// The values of a name, in order of appearance.
@@ -220,6 +322,7 @@ impl Rows {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::sample::reads_per_second;
 
     pub(crate) fn sample(reads: u64, seconds: f64) -> Sample {
         Sample {
@@ -245,9 +348,8 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn row(key: &[(&str, &str)], reads: &[u64]) -> Row {
-        let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         Row {
-            key: key.iter().map(pair).collect(),
+            key: key.iter().map(|(name, value)| pair(name, value)).collect(),
             samples: reads.iter().map(|reads| Some(sample(*reads, 1.0))).collect(),
         }
     }
@@ -266,11 +368,11 @@ pub(crate) mod tests {
         );
         let rows = Rows(vec![slow, fast, row(&[("strategy", "b"), ("depth", "8")], &[])]);
         assert_eq!(
-            rows.best([], reads_per_second).unwrap().get("strategy"),
+            rows.best(&[], reads_per_second).unwrap().get("strategy"),
             Some("b")
         );
-        assert_eq!(rows.one_of([("depth", "4")]).unwrap().number("depth"), Some(4.0));
-        assert!(rows.one_of([("depth", "8")]).is_none(), "a row without samples");
+        assert_eq!(rows.one_of(&[("depth", "4")]).unwrap().number("depth"), Some(4.0));
+        assert!(rows.one_of(&[("depth", "8")]).is_none(), "a row without samples");
         assert_eq!(rows.values("strategy"), ["a", "b"]);
     }
 }

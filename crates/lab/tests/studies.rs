@@ -1,40 +1,12 @@
 //! Whole studies, from the command line's words to the files of a report, over a few MiB and a few milliseconds a step.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use clap::Parser as _;
-use ringfetch_lab::{Context, Lab, LabError, Report};
+mod line;
+
+use line::{run, scratch};
+use ringfetch_lab::{LabError, Report};
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
-#[derive(clap::Parser)]
-struct Line {
-    #[command(flatten)]
-    lab: Lab,
-}
-
-/// Beside the test's program: temporary directories are often memory.
-fn scratch() -> tempfile::TempDir {
-    let program = std::env::current_exe().unwrap();
-    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
-}
-
-/// What a command prints.
-fn run(words: &str, directory: &Path, stopped: bool) -> Result<String, LabError> {
-    let at = directory.display().to_string();
-    let words = words.replace("DIR", &at);
-    let line = Line::parse_from(["lab"].into_iter().chain(words.split_ascii_whitespace()));
-    let context = Context {
-        stop: Arc::new(AtomicBool::new(stopped)),
-        json: false,
-        admin: "http://127.0.0.1:1".to_owned(),
-        command_line: words,
-    };
-    let mut out = Vec::new();
-    ringfetch_lab::run(&line.lab, &context, &mut out)?;
-    Ok(String::from_utf8(out).unwrap())
-}
 
 fn report(directory: &Path) -> Report {
     let text = fs::read(directory.join("report.json")).unwrap();
@@ -53,10 +25,8 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
          --only pread,threaded-pread,aio,mmap"
     );
     // Not forced it is refused, before anything is made.
-    assert!(matches!(
-        run(&words.replace(" --force", ""), directory.path(), false),
-        Err(LabError::Refused(_))
-    ));
+    let refused = run(&words.replace(" --force", ""), directory.path(), false);
+    assert!(matches!(refused, Err(LabError::Refused(_))));
     assert!(!directory.path().join("ringfetch-lab-data").exists());
     // The data, which a stop would leave unmade.
     run(&words.replace("DIR/out", "DIR/before"), directory.path(), false).unwrap();
@@ -64,10 +34,8 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
     assert!(stopped.contains("--resume"), "{stopped}");
     let out = directory.path().join("out");
     assert!(!out.join("report.json").exists() && !out.join("report.html").exists());
-    assert!(matches!(
-        run(&words, directory.path(), false),
-        Err(LabError::Usage(_))
-    ));
+    let again = run(&words, directory.path(), false);
+    assert!(matches!(again, Err(LabError::Usage(_))));
     let other = run(&format!("{words} --resume --seed 9"), directory.path(), false);
     assert!(other.unwrap_err().to_string().contains("seed"));
 
@@ -77,12 +45,8 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
     // pread has depth 1 only.
     assert_eq!(report.rows.len(), 7);
     assert!(report.rows.iter().all(|row| row.measures[0].1.count == 2));
-    assert!(
-        report
-            .facts
-            .iter()
-            .any(|(name, value)| name == "command line" && value.contains("strategies"))
-    );
+    let mut facts = report.facts.iter();
+    assert!(facts.any(|(name, value)| name == "command line" && value.contains("strategies")));
     for name in [
         "report.csv",
         "report.html",
@@ -109,15 +73,10 @@ fn a_study_of_block_sizes_recommends_one() {
     let report = report(&directory.path().join("out"));
     assert_eq!(report.rows.len() % 3, 0);
     assert!(report.rows.len() >= 3 * 7, "{} rows", report.rows.len());
-    assert!(
-        report.notes[0].starts_with("recommended block: "),
-        "{:?}",
-        report.notes
-    );
-    assert_eq!(
-        report.beside[0].rows[0][1..5],
-        ["HDD", "SATA SSD", "NVMe SSD", "Optane"]
-    );
+    let notes = &report.notes;
+    assert!(notes[0].starts_with("recommended block: "), "{notes:?}");
+    let devices = &report.beside[0].rows[0][1..5];
+    assert_eq!(devices, ["HDD", "SATA SSD", "NVMe SSD", "Optane"]);
 }
 
 #[test]
@@ -128,11 +87,9 @@ fn a_study_of_objects_finds_crossovers() {
     let words = format!("objects {SMALL} --files 5,20 --file-bytes 16KiB");
     run(&words, directory.path(), false).unwrap();
     let report = report(&directory.path().join("out"));
-    let threads = report
-        .rows
-        .iter()
-        .filter(|row| row.key.iter().any(|(_, value)| value == "threaded-pread"));
-    assert_eq!(threads.count(), 16);
+    let threads =
+        |row: &&ringfetch_lab::ReportRow| row.key.iter().any(|(_, value)| value == "threaded-pread");
+    assert_eq!(report.rows.iter().filter(threads).count(), 16);
     assert!(report.beside[0].title.starts_with("Crossovers"));
 }
 

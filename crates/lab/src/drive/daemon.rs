@@ -1,6 +1,6 @@
 //! A daemon, through the client: as many calls in flight as the depth, from a few threads with connections of their own.
 
-use crate::job::{Group, Job};
+use crate::job::Job;
 use crate::served::Served;
 use ringfetch_client::Client;
 use ringfetch_pace::Gate;
@@ -53,8 +53,7 @@ async fn slots(
     slots: usize,
     (thread, threads): (usize, usize),
 ) {
-    let number = |count: usize| u32::try_from(count).unwrap_or(1);
-    let gate = job.gate(number(thread), number(threads));
+    let gate = job.gate(thread, threads);
     let mut all = JoinSet::new();
     for _ in 0..slots {
         let (job, served, client, gate) = (Arc::clone(job), Arc::clone(served), client.clone(), gate.clone());
@@ -68,29 +67,29 @@ async fn slots(
 }
 
 async fn slot(job: &Arc<Job>, served: &Served, client: &Client, gate: Option<&Gate>) -> Result<(), String> {
-    let (mut lane, mut group) = (job.lane(), Group::default());
-    let most = job.setup.group(&job.material);
+    let (mut lane, mut reads) = (job.lane(), Vec::new());
+    let most = job.reads.group;
     while let Some(started) = job.turn(gate).await {
-        if !job.group(most, &mut group) {
+        if !job.group(most, &mut reads) {
             break;
         }
         let failed = |error: ringfetch_client::Error| format!("--server: {error}");
-        if let (Some(query), Some(questions)) = (group.query, &job.material.questions) {
-            let request = served.scores(questions.query(query), &group.reads, questions.limit());
+        let query = reads.first().and_then(|read| read.query);
+        if let (Some(query), Some(questions)) = (query, &job.material.questions) {
+            let request = served.scores(questions.query(query), &reads, questions.limit());
             let scores = client.score_vectors(request).await.map_err(failed)?;
             let ranking = scores.results.first().ok_or("no scores")?;
             if let Some(error) = ranking.errors.first() {
                 return Err(error.to_string());
             }
-            for read in &group.reads {
+            for read in &reads {
                 lane.counted(read.length, started);
             }
-            let mut scores = ranking.best.iter().map(|(_, score)| *score).collect();
-            lane.ranking(query, &mut scores);
+            lane.ranking(query, ranking.best.iter().map(|(_, score)| *score).collect());
             continue;
         }
-        let answer = client.fetch(served.request(&group.reads)).await.map_err(failed)?;
-        for (read, item) in group.reads.iter().zip(answer.items().iter()) {
+        let answer = client.fetch(served.request(&reads)).await.map_err(failed)?;
+        for (read, item) in reads.iter().zip(answer.items().iter()) {
             let data = item.map_err(|error| format!("--server: {error}"))?;
             if read.length == 0 {
                 lane.counted(data.len(), started);

@@ -1,6 +1,7 @@
 //! The engine, through the calls that the daemon makes: batches submitted on its cores.
 
-use crate::job::{Group, Job, Lane, ReadAt, Shape};
+use crate::job::{Job, Lane, ReadAt};
+use crate::setup::Shape;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::config::{BackendKind, DirectIo, EngineConfig, OnUnavailable};
 use ringfetch_engine::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile, PartialTail};
@@ -13,9 +14,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Response memory, within these bounds; a step that needs more is not planned (see the runner's bound).
+/// Response memory, at least; a step that needs more than a study may have is not planned.
 const MEMORY_MIN_BYTES: u64 = 16 << 20;
-const MEMORY_MAX_BYTES: u64 = 512 << 20;
 /// What a step says whose memory could not be registered with the ring.
 pub(crate) const UNREGISTERED: &str = "memory not registered: RLIMIT_MEMLOCK (ulimit -l) is too low";
 const OBJECTS_OPEN_MAX: usize = 2048;
@@ -60,20 +60,15 @@ impl Choice {
 /// Reads with `depth` reads asked for at once.
 pub(crate) fn drive(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let choice = job.setup.engine.unwrap_or(choice);
-    runtime
-        .map_err(|error| error.to_string())?
-        .block_on(drive_on(job, choice))
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    runtime.block_on(drive_on(job, choice))
 }
 
 async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     // Arrivals come one by one, and a slot has a query.
-    let alone = job.is_open() || job.setup.group(&job.material) > 1;
-    let batch = if alone {
-        1
-    } else {
-        choice.batch.clamp(1, job.setup.depth.max(1))
-    };
+    let alone = job.is_open() || job.reads.group > 1;
+    let most = if alone { 1 } else { job.setup.depth };
+    let batch = choice.batch.clamp(1, most.max(1));
     let slots = job.setup.depth.max(1).div_ceil(batch);
     let dataset = Arc::new(dataset(job)?);
     let engine = Engine::start(&configuration(job, choice)).map_err(|error| error.to_string())?;
@@ -108,10 +103,8 @@ async fn drive_on(job: &Arc<Job>, choice: Choice) -> Result<(), String> {
     drop(source);
     let left = engine.drain(Instant::now() + DRAIN).await.abandoned_reads;
     if left > 0 {
-        return Err(format!(
-            "{left} reads did not complete within {} s",
-            DRAIN.as_secs()
-        ));
+        let within = DRAIN.as_secs();
+        return Err(format!("{left} reads did not complete within {within} s"));
     }
     Ok(())
 }
@@ -143,17 +136,14 @@ struct Source {
 impl Source {
     /// One batch in flight, again and again.
     async fn slot(&self, job: &Arc<Job>, core: &Core, place: (usize, usize)) -> Result<(), String> {
-        let number = |count: usize| u32::try_from(count).unwrap_or(1);
-        let gate = core
-            .gate
-            .get_or_init(|| job.gate(number(place.0), number(place.1)));
-        let mut group = Group::default();
+        let gate = core.gate.get_or_init(|| job.gate(place.0, place.1));
+        let mut reads = Vec::new();
         while let Some(started) = job.turn(gate.as_deref()).await {
-            if !job.group(self.batch, &mut group) {
+            if !job.group(self.batch, &mut reads) {
                 break;
             }
-            let mut batch = Batch::new(Arc::clone(&self.dataset), group.reads.len());
-            for read in &group.reads {
+            let mut batch = Batch::new(Arc::clone(&self.dataset), reads.len());
+            for read in &reads {
                 self.push(job, &mut batch, read).await?;
             }
             let ticket = self.engine.submit(batch, SubmitOptions::default());
@@ -170,12 +160,11 @@ impl Source {
             let mut rest: &[u8] = copy.as_deref().unwrap_or(&fetched.data);
             // No code panics under this lock.
             let mut lane = core.lane.lock().unwrap_or_else(PoisonError::into_inner);
-            for read in &group.reads {
+            for read in &reads {
                 let (data, after) = rest.split_at(read.length.min(rest.len()));
-                lane.read_of(&group, read, started, data);
+                lane.done(read, started, data);
                 rest = after;
             }
-            lane.ranked(&group);
         }
         Ok(())
     }
@@ -210,23 +199,18 @@ async fn opened(job: &Job, dataset: &Arc<Dataset>) -> Result<HashMap<usize, Arc<
 }
 
 fn dataset(job: &Job) -> Result<Dataset, String> {
-    let direct_io = if job.is_direct() {
-        DirectIo::Required
-    } else {
-        DirectIo::Off
+    let direct_io = match job.is_direct() {
+        true => DirectIo::Required,
+        false => DirectIo::Off,
     };
-    match job.setup.shape {
-        Shape::Blocks { .. } | Shape::Queries { .. } | Shape::Items { .. } => {
-            blocks(&job.path(0).unwrap_or_default(), job.read_bytes(), direct_io)
-        }
-        Shape::Files { .. } => {
-            let kind = KindSpec::Objects {
-                max_open_files: OBJECTS_OPEN_MAX,
-                revalidate: Duration::from_secs(3600),
-            };
-            opened_as(&job.material.directory, kind, direct_io)
-        }
+    if !matches!(job.setup.shape, Shape::Files { .. }) {
+        return blocks(&job.path(0).unwrap_or_default(), job.reads.bytes, direct_io);
     }
+    let kind = KindSpec::Objects {
+        max_open_files: OBJECTS_OPEN_MAX,
+        revalidate: Duration::from_secs(3600),
+    };
+    opened_as(&job.material.directory, kind, direct_io)
 }
 
 /// A file or device as the engine sees it.
@@ -249,15 +233,8 @@ fn opened_as(path: &Path, kind: KindSpec, direct_io: DirectIo) -> Result<Dataset
 }
 
 fn configuration(job: &Job, choice: Choice) -> EngineConfig {
-    let group = job.setup.group(&job.material);
     let depth = u32::try_from(job.setup.depth).unwrap_or(u32::MAX).clamp(1, 4096);
-    // A read that is not whole pages takes them, and scratch memory for those that it touches: one more.
-    let bytes = job.read_bytes() as u64;
-    let read = bytes.next_multiple_of(4096) * if bytes.is_multiple_of(4096) { 1 } else { 3 };
-    // A batch may have a quarter; 12 reads of 16 MiB get 240 MiB.
-    let batches = read.saturating_mul(4 * group.max(choice.batch) as u64);
-    let memory = batches.max(read.saturating_mul((group * job.setup.depth) as u64) / 4 * 5);
-    let memory = memory.next_multiple_of(1 << 20);
+    let memory = job.reads.engine_bytes(job.setup.depth, choice.batch);
     let mut config = EngineConfig {
         backend: choice.backend,
         // Whether there is a ring was found out before: a fallback would be a lie.
@@ -265,7 +242,7 @@ fn configuration(job: &Job, choice: Choice) -> EngineConfig {
         cores: choice.rings,
         // As the baselines are: whatever else runs on one CPU does not meet the engine alone.
         pin: choice.rings > 1,
-        memory_budget_bytes: memory.clamp(MEMORY_MIN_BYTES, MEMORY_MAX_BYTES),
+        memory_budget_bytes: memory.next_multiple_of(1 << 20).max(MEMORY_MIN_BYTES),
         device_tags: choice.device_tags,
         ..EngineConfig::default()
     };

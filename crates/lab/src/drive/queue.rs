@@ -7,7 +7,7 @@ use std::time::Instant;
 
 /// As many buffers as the depth.
 pub(crate) fn buffers(job: &Job) -> Result<Vec<Buffer>, String> {
-    let buffer = |_| Buffer::zeroed(job.read_bytes());
+    let buffer = |_| Buffer::zeroed(job.reads.bytes);
     let buffers: std::io::Result<Vec<Buffer>> = (0..job.setup.depth.max(1)).map(buffer).collect();
     buffers.map_err(|error| error.to_string())
 }

@@ -1,6 +1,6 @@
 //! Threads that each make one read at a time.
 
-use crate::job::{Group, Job};
+use crate::job::Job;
 use ringfetch_baselines::Buffer;
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ pub(crate) fn drive(
         let mut started = Ok(());
         for _ in 0..threads.max(1) {
             let thread = || {
-                let buffer = Buffer::zeroed(job.read_bytes());
+                let buffer = Buffer::zeroed(job.reads.bytes);
                 drop(gate.read());
                 if let Err(problem) = buffer.and_then(|buffer| one(job, buffer, &read)) {
                     job.fail(problem);
@@ -43,9 +43,9 @@ fn one(
     mut buffer: Buffer,
     read: &(impl Fn(&File, &mut [u8], u64) -> io::Result<usize> + Sync),
 ) -> io::Result<()> {
-    let (mut lane, mut group) = (job.lane(), Group::default());
-    while job.group(1, &mut group) {
-        for at in &group.reads {
+    let (mut lane, mut reads) = (job.lane(), Vec::new());
+    while job.group(1, &mut reads) {
+        for at in &reads {
             let started = Instant::now();
             let file = job.file(at.file)?;
             if !job.setup.pooled {
@@ -63,9 +63,8 @@ fn one(
                     Err(error) => return Err(error),
                 }
             }
-            lane.read_of(&group, at, started, place.get(..filled).unwrap_or_default());
+            lane.done(at, started, place.get(..filled).unwrap_or_default());
         }
-        lane.ranked(&group);
     }
     Ok(())
 }

@@ -3,8 +3,7 @@
 use super::{Report, measure_named};
 use crate::error::LabError;
 use crate::study::shown;
-use crate::table::Table;
-use std::fmt::Write as _;
+use ringfetch_command::table::Table;
 
 /// A table of the second report against the first.
 ///
@@ -12,85 +11,57 @@ use std::fmt::Write as _;
 /// They are reports of different studies.
 pub(crate) fn compare(first: &Report, second: &Report) -> Result<String, LabError> {
     if first.study != second.study {
-        return Err(LabError::Usage(format!(
-            "these are reports of different studies: {} and {}",
-            first.study, second.study
-        )));
+        let (first, second) = (&first.study, &second.study);
+        let problem = format!("these are reports of different studies: {first} and {second}");
+        return Err(LabError::Usage(problem));
     }
     let mut out = String::new();
-    // A String takes everything.
-    let _written = lines(first, second, &mut out);
-    Ok(out)
-}
-
-fn lines(first: &Report, second: &Report, out: &mut String) -> std::fmt::Result {
     for (name, report) in [("A", first), ("B", second)] {
         for mark in &report.marks {
-            writeln!(out, "{name} was FORCED, no evidence: {mark}")?;
+            out.push_str(&format!("{name} was FORCED, no evidence: {mark}\n"));
         }
     }
-    let value = |report: &Report, name: &str| {
-        let found = report
-            .facts
-            .iter()
-            .chain(&report.settings)
-            .find(|(known, _)| known == name);
-        found.map_or_else(|| "-".to_owned(), |(_, value)| value.clone())
-    };
+    let facts = [&first.facts, &first.settings, &second.facts, &second.settings];
     let mut names: Vec<&String> = Vec::new();
-    for (name, _) in [&first.facts, &first.settings, &second.facts, &second.settings]
-        .into_iter()
-        .flatten()
-    {
-        if !names.contains(&name) {
-            names.push(name);
+    for (name, _) in facts.into_iter().flatten() {
+        if names.contains(&name) {
+            continue;
         }
-    }
-    for name in names {
-        let (a, b) = (value(first, name), value(second, name));
+        names.push(name);
+        let [a, b] = [first, second].map(|report| report.fact(name).unwrap_or("-"));
         if a != b {
-            writeln!(out, "{name}: {a} against {b}")?;
+            out.push_str(&format!("{name}: {a} against {b}\n"));
         }
     }
-    writeln!(out)?;
     let mut table = Table::new(&[]);
     table.row(["", "measure", "A", "B", "B / A", ""]);
-    let (mut same, mut alone) = (0, second.rows.len());
+    let (mut same, mut both) = (0, 0);
     for row in &first.rows {
         let Some(other) = second.rows.iter().find(|other| other.key == row.key) else {
-            alone += 1;
             continue;
         };
-        alone -= 1;
+        both += 1;
         for name in &first.columns {
             let (Some(a), Some(b)) = (row.measure(name), other.measure(name)) else {
                 continue;
             };
-            if !a.differs_from(b) {
-                same += 1;
-                continue;
-            }
-            let Some(show) = measure_named(name).map(|measure| measure.show) else {
+            let Some(measure) = measure_named(name).filter(|_| a.differs_from(b)) else {
+                same += u32::from(!a.differs_from(b));
                 continue;
             };
-            let verdict = if b.median > a.median { "more" } else { "less" };
-            table.row([
-                shown(&row.key),
-                name.clone(),
-                show(a.median),
-                show(b.median),
-                format!("{:.2}", b.median / a.median),
-                verdict.to_owned(),
-            ]);
+            let [shown_a, shown_b] = [a, b].map(|summary| (measure.show)(summary.median));
+            let (times, verdict) = (
+                b.median / a.median,
+                if b.median > a.median { "more" } else { "less" },
+            );
+            let times = format!("{times:.2}");
+            table.row([&shown(&row.key), name, &shown_a, &shown_b, &times, verdict].map(str::to_owned));
         }
     }
-    let mut bytes = Vec::new();
-    let _written = table.write(&mut bytes);
-    out.push_str(&String::from_utf8_lossy(&bytes));
-    writeln!(
-        out,
-        "\n{same} measures do not differ beyond the spread; {alone} rows are in one report only"
-    )
+    let alone = first.rows.len() + second.rows.len() - 2 * both;
+    Ok(format!(
+        "{out}\n{table}\n{same} measures do not differ beyond the spread; {alone} rows are in one report only\n"
+    ))
 }
 
 #[cfg(test)]

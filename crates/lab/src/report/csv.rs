@@ -3,15 +3,14 @@
 use super::{MEASURES, Report};
 
 pub(super) fn write(report: &Report) -> String {
-    let mut out = String::new();
-    let axes = report.rows.first().map(|row| row.key.clone()).unwrap_or_default();
-    let mut head: Vec<String> = axes.iter().map(|(name, _)| name.clone()).collect();
+    let axes = report.rows.iter().take(1).flat_map(|row| &row.key);
+    let mut head: Vec<String> = axes.map(|(name, _)| name.clone()).collect();
     head.extend(["came_from", "repetitions"].map(str::to_owned));
     for measure in &MEASURES {
         head.extend(["median", "low", "high"].map(|part| format!("{}_{part}", measure.name)));
     }
     head.push("note".to_owned());
-    line(&mut out, &head);
+    let mut out = line(&head);
     for row in &report.rows {
         let mut cells: Vec<String> = row.key.iter().map(|(_, value)| value.clone()).collect();
         let count = row.measures.first().map_or(0, |(_, summary)| summary.count);
@@ -19,28 +18,21 @@ pub(super) fn write(report: &Report) -> String {
         for measure in &MEASURES {
             let found = row.measure(measure.name);
             let parts = found.map(|summary| [summary.median, summary.low, summary.high]);
-            cells.extend(parts.map_or([const { String::new() }; 3], |parts| {
-                parts.map(|value| format!("{value:.6}"))
-            }));
+            let shown = parts.map(|parts| parts.map(|value| format!("{value:.6}")));
+            cells.extend(shown.unwrap_or_default());
         }
         cells.push(row.note.clone().unwrap_or_default());
-        line(&mut out, &cells);
+        out.push_str(&line(&cells));
     }
     out
 }
 
-fn line(out: &mut String, cells: &[String]) {
-    for (number, cell) in cells.iter().enumerate() {
-        if number > 0 {
-            out.push(',');
-        }
-        if cell.contains([',', '"', '\n', '\r']) {
-            out.push_str(&format!("\"{}\"", cell.replace('"', "\"\"")));
-        } else {
-            out.push_str(cell);
-        }
-    }
-    out.push_str("\r\n");
+fn line(cells: &[String]) -> String {
+    let quoted = |cell: &String| match cell.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", cell.replace('"', "\"\"")),
+        false => cell.clone(),
+    };
+    cells.iter().map(quoted).collect::<Vec<_>>().join(",") + "\r\n"
 }
 
 #[cfg(test)]

@@ -27,23 +27,16 @@ const COLOURS: [RGBColor; 12] = [
 ];
 
 /// Plots below each other as one SVG element.
-///
-/// # Errors
-/// There is nothing to draw.
 pub(crate) fn svg(plots: &[&Plot]) -> Result<String, LabError> {
     let count = u32::try_from(plots.len()).unwrap_or(1).max(1);
     let mut out = String::new();
-    {
-        let area = SVGBackend::with_string(&mut out, (SIZE.0, SIZE.1 * count)).into_drawing_area();
-        let panels = area.split_evenly((plots.len().max(1), 1));
-        let drawn = plots
-            .iter()
-            .zip(&panels)
-            .try_for_each(|(plot, panel)| draw(plot, panel));
-        drawn
-            .and_then(|()| Ok(area.present()?))
-            .map_err(|error| LabError::at("plot", error))?;
-    }
+    let area = SVGBackend::with_string(&mut out, (SIZE.0, SIZE.1 * count)).into_drawing_area();
+    let panels = area.split_evenly((plots.len().max(1), 1));
+    let mut each = plots.iter().zip(&panels);
+    let drawn = each.try_for_each(|(plot, panel)| draw(plot, panel));
+    let drawn = drawn.and_then(|()| Ok(area.present()?));
+    drawn.map_err(|error| LabError::at("plot", error))?;
+    drop((area, panels));
     Ok(out)
 }
 
@@ -63,12 +56,9 @@ fn draw(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), Bo
         .configure_mesh()
         .x_desc(&plot.x)
         .y_desc(&plot.y)
-        .x_label_formatter(&|value| {
-            if plot.x.contains("bytes") {
-                bytes(*value)
-            } else {
-                short(*value)
-            }
+        .x_label_formatter(&|value| match plot.x.contains("bytes") {
+            true => bytes(*value),
+            false => short(*value),
         })
         .y_label_formatter(&|value| short(*value))
         .light_line_style(RGBColor(235, 235, 235))
@@ -77,13 +67,8 @@ fn draw(plot: &Plot, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), Bo
     for ((name, points), colour) in plot.series.iter().zip(COLOURS.iter().cycle()) {
         let line = points.iter().map(|point| (point[0], point[1]));
         chart.draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(3))?;
-        let bars = points.iter().map(|point| {
-            PathElement::new(
-                [(point[0], point[2]), (point[0], point[3])],
-                colour.stroke_width(1),
-            )
-        });
-        chart.draw_series(bars)?;
+        let bar = |p: &[f64; 4]| PathElement::new([(p[0], p[2]), (p[0], p[3])], colour.stroke_width(1));
+        chart.draw_series(points.iter().map(bar))?;
         let sample = PathElement::new([(0, y), (18, y)], colour.stroke_width(3));
         legend.draw(&sample)?;
         let label = Text::new(name.as_str(), (24, y - 6), ("sans-serif", 13));
@@ -114,7 +99,7 @@ fn bytes(value: f64) -> String {
         reason = "a label of an axis of positive numbers"
     )]
     let whole = value.round() as u64;
-    crate::quantity::exact_size(whole)
+    ringfetch_command::quantity::exact_size(whole)
 }
 
 /// `1`, `250k`, `1.5M`.
@@ -140,14 +125,16 @@ mod tests {
     #[test]
     fn a_plot_has_its_names_and_survives_odd_points() {
         // Scenario: two series; then none, one point, a zero. Expected: names and labels as text; no error.
-        let title = || "reads & <depth>".to_owned();
-        let plot = |series| Plot::of(String::new(), title(), ["depth", "reads/s"], series);
+        let plot = |series| Plot {
+            name: String::new(),
+            title: "reads & <depth>".to_owned(),
+            x: "depth".to_owned(),
+            y: "reads/s".to_owned(),
+            series,
+        };
         let points = vec![[1.0, 1e3, 900.0, 1100.0], [64.0, 5e4, 4e4, 6e4]];
-        let text = svg(&[&plot(vec![
-            ("uring".to_owned(), points.clone()),
-            ("aio".to_owned(), points),
-        ])])
-        .unwrap();
+        let both = ["uring", "aio"].map(|name| (name.to_owned(), points.clone()));
+        let text = svg(&[&plot(both.to_vec())]).unwrap();
         assert!(text.contains("uring") && text.contains("aio") && text.contains("reads/s"));
         assert!(text.contains("reads &amp; &lt;depth&gt;"));
         for odd in [vec![], vec![[1.0, 0.0, 0.0, 0.0]], vec![[8.0, 5.0, 5.0, 5.0]]] {

@@ -1,8 +1,9 @@
 //! Linux AIO on one thread.
 
-use super::Strategy;
+use super::{Run, Strategy};
 use crate::drive::queue;
-use crate::job::{Heat, Job};
+use crate::job::Job;
+use crate::setup::Heat;
 use ringfetch_baselines::AioQueue;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ pub(super) static STRATEGY: Strategy = Strategy {
     name: "aio",
     about: "Linux AIO (io_submit) on one thread; only direct reads are asynchronous",
     depth_max: 512,
-    run,
+    run: Run::Own(run),
 };
 
 fn run(job: &Arc<Job>) -> Result<(), String> {

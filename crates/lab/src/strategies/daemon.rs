@@ -1,11 +1,11 @@
 //! A running daemon, over gRPC.
 
-use super::Strategy;
+use super::{Run, Strategy};
 use crate::drive::daemon;
 
 pub(super) static STRATEGY: Strategy = Strategy {
     name: "daemon",
     about: "a running daemon, over gRPC, as it is configured; half of this machine's cores ask, at most 4",
     depth_max: 4096,
-    run: daemon::drive,
+    run: Run::Own(daemon::drive),
 };

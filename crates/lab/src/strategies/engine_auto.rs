@@ -1,12 +1,12 @@
 //! The engine's `auto`: from the page cache what is there, through the ring what is not.
 
-use super::{DEPTH_MAX, Strategy};
-use crate::drive::engine::{self, Choice};
+use super::{DEPTH_MAX, Run, Strategy};
+use crate::drive::engine::Choice;
 use ringfetch_engine::config::BackendKind;
 
 pub(super) static STRATEGY: Strategy = Strategy {
     name: "auto",
     about: "the engine's auto: copies what the page cache has, reads the rest through the ring",
     depth_max: DEPTH_MAX,
-    run: |job| engine::drive(job, Choice::of(BackendKind::Auto)),
+    run: Run::Engine(|_| Choice::of(BackendKind::Auto)),
 };

@@ -1,18 +1,15 @@
 //! The engine's `mmap` as it is configured by default: batches are announced (MADV_WILLNEED), two threads copy.
 
-use super::{DEPTH_MAX, Strategy};
-use crate::drive::engine::{self, Choice};
+use super::{DEPTH_MAX, Run, Strategy};
+use crate::drive::engine::Choice;
 use ringfetch_engine::config::BackendKind;
 
 pub(super) static STRATEGY: Strategy = Strategy {
     name: "mmap",
     about: "the engine's mmap, announced: batches of up to 16 reads, two threads; latency is that of a batch",
     depth_max: DEPTH_MAX,
-    run: |job| {
-        let choice = Choice {
-            batch: 16,
-            ..Choice::of(BackendKind::Mmap)
-        };
-        engine::drive(job, choice)
-    },
+    run: Run::Engine(|_| Choice {
+        batch: 16,
+        ..Choice::of(BackendKind::Mmap)
+    }),
 };

@@ -1,12 +1,12 @@
 //! The engine's `pread`: a pool of as many threads as the depth.
 
-use super::{DEPTH_MAX, Strategy};
-use crate::drive::engine::{self, Choice};
+use super::{DEPTH_MAX, Run, Strategy};
+use crate::drive::engine::Choice;
 use ringfetch_engine::config::BackendKind;
 
 pub(super) static STRATEGY: Strategy = Strategy {
     name: "engine-pread",
     about: "the engine's pread: a pool of as many threads as the depth",
     depth_max: DEPTH_MAX,
-    run: |job| engine::drive(job, Choice::of(BackendKind::Pread)),
+    run: Run::Engine(|_| Choice::of(BackendKind::Pread)),
 };

@@ -17,7 +17,9 @@ mod ring_polled;
 mod threaded_pread;
 mod tokio_fs;
 
+use crate::drive::engine::{self, Choice};
 use crate::job::Job;
+use crate::setup::Setup;
 use std::sync::Arc;
 
 /// The engine has no bound of its own: memory bounds it.
@@ -32,8 +34,25 @@ pub(crate) struct Strategy {
     pub(crate) about: &'static str,
     /// Most reads in flight that it can have.
     pub(crate) depth_max: usize,
+    pub(crate) run: Run,
+}
+
+/// What makes a job's reads.
+#[derive(Debug)]
+pub(crate) enum Run {
+    /// The engine, as it is chosen for a step.
+    Engine(fn(&Setup) -> Choice),
+    Own(fn(&Arc<Job>) -> Result<(), String>),
+}
+
+impl Strategy {
     /// Makes the job's reads.
-    pub(crate) run: fn(&Arc<Job>) -> Result<(), String>,
+    pub(crate) fn run(&self, job: &Arc<Job>) -> Result<(), String> {
+        match self.run {
+            Run::Engine(choice) => engine::drive(job, job.setup.engine.unwrap_or_else(|| choice(&job.setup))),
+            Run::Own(run) => run(job),
+        }
+    }
 }
 
 /// All of them, in the order of tables.
@@ -62,9 +81,9 @@ pub(crate) fn named(name: &str) -> Option<&'static Strategy> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{Amount, Heat, Setup, Shape};
     use crate::material::Material;
     use crate::material::tests::{scratch, small};
+    use crate::setup::{Amount, Heat, Setup, Shape};
     use std::sync::atomic::AtomicBool;
 
     /// Runs a strategy with every byte checked; returns the reads it made.
@@ -72,111 +91,88 @@ mod tests {
         let strategy = named(name).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let job = Job::new(material, setup, 3, true, &stop).unwrap();
-        (strategy.run)(&job).unwrap_or_else(|problem| panic!("{name} {setup:?}: {problem}"));
-        let sample = job
-            .outcome()
+        strategy
+            .run(&job)
             .unwrap_or_else(|problem| panic!("{name} {setup:?}: {problem}"));
-        sample.reads
+        job.outcome().unwrap().reads
     }
 
     /// Blocks of several sizes, deep and shallow, at random and in order, through the page cache; then whole files, opened
     /// before and each time, with and without buffers that are used again.
-    fn returns_the_right_bytes(name: &str) {
+    fn return_the_right_bytes(names: &str) {
         let directory = scratch();
         let blocks = Arc::new(small(directory.path()));
         let files = Arc::new(Material::many(directory.path(), 20, 48 << 10, &mut |_| true).unwrap());
-        let most = named(name).unwrap().depth_max;
-        for (block_bytes, depth, random) in [(512, 4, true), (4096, 32, true), (1 << 20, 2, false)] {
-            let shape = Shape::Blocks {
-                block_bytes,
-                window_bytes: 4 << 20,
-                random,
-            };
-            let setup = Setup::new(Heat::Cold, shape, Amount::Reads(1000), most.min(depth));
-            let all = (4 << 20) / (block_bytes as u64).max(if random { 4096 } else { 1 });
-            assert_eq!(reads(name, &blocks, setup), all.min(1000), "{name} {block_bytes}");
+        for name in names.split(' ') {
+            let most = named(name).unwrap().depth_max;
+            for (block_bytes, depth, random) in [(512, 4, true), (4096, 32, true), (1 << 20, 2, false)] {
+                let window_bytes = 4 << 20;
+                let shape = Shape::Blocks {
+                    block_bytes,
+                    window_bytes,
+                    random,
+                };
+                let setup = Setup::new(Heat::Cold, shape, Amount::Reads(1000), most.min(depth));
+                let all = window_bytes / (block_bytes as u64).max(if random { 4096 } else { 1 });
+                assert_eq!(reads(name, &blocks, setup), all.min(1000), "{name} {block_bytes}");
+            }
+            for (open_each, pooled) in [(false, true), (true, false)] {
+                let (shape, amount) = (Shape::Files { count: 20 }, Amount::Reads(u64::MAX));
+                let setup = Setup::new(Heat::Warm, shape, amount, most.min(7));
+                let setup = Setup {
+                    open_each,
+                    pooled,
+                    ..setup
+                };
+                assert_eq!(reads(name, &files, setup), 20, "{name}");
+            }
         }
-        for (open_each, pooled) in [(false, true), (true, false)] {
-            let shape = Shape::Files { count: 20 };
-            let setup = Setup {
-                open_each,
-                pooled,
-                ..Setup::new(Heat::Warm, shape, Amount::Reads(u64::MAX), most.min(7))
-            };
-            assert_eq!(reads(name, &files, setup), 20, "{name}");
-        }
-    }
-
-    macro_rules! right_bytes {
-        ($($test:ident: $name:literal $(, $needs:literal)?;)*) => {
-            $(
-                #[test]
-                $(#[ignore = $needs])?
-                fn $test() {
-                    returns_the_right_bytes($name);
-                }
-            )*
-        };
-    }
-
-    right_bytes! {
-        pread_returns_the_right_bytes: "pread";
-        threaded_pread_returns_the_right_bytes: "threaded-pread";
-        preadv2_hipri_returns_the_right_bytes: "preadv2-hipri";
-        tokio_fs_returns_the_right_bytes: "tokio-fs";
-        aio_returns_the_right_bytes: "aio";
-        ring_returns_the_right_bytes: "ring", "needs io_uring";
-        engine_uring_returns_the_right_bytes: "uring", "needs io_uring";
-        engine_uring_batch_returns_the_right_bytes: "uring-batch", "needs io_uring";
-        engine_auto_returns_the_right_bytes: "auto", "needs io_uring";
-        engine_mmap_returns_the_right_bytes: "mmap";
-        engine_mmap_plain_returns_the_right_bytes: "mmap-plain";
-        engine_pread_returns_the_right_bytes: "engine-pread";
     }
 
     /// O_DIRECT at every depth that the study uses.
-    fn returns_the_right_bytes_direct(names: &[&str]) {
+    fn return_the_right_bytes_direct(names: &str) {
         let directory = scratch();
         let blocks = Arc::new(small(directory.path()));
-        for name in names {
-            for depth in [1, 64] {
-                let shape = Shape::random(4096, 4 << 20);
-                let depth = depth.min(named(name).unwrap().depth_max);
-                let setup = Setup::new(Heat::Direct, shape, Amount::Reads(2000), depth);
-                assert_eq!(reads(name, &blocks, setup), 1024, "{name} {depth}");
-            }
+        for (name, depth) in names.split(' ').flat_map(|name| [(name, 1), (name, 64)]) {
+            let depth = named(name).unwrap().depth_max.min(depth);
+            let shape = Shape::random(4096, 4 << 20);
+            let setup = Setup::new(Heat::Direct, shape, Amount::Reads(2000), depth);
+            assert_eq!(reads(name, &blocks, setup), 1024, "{name} {depth}");
         }
+    }
+
+    const WITHOUT_RING: &str = "pread threaded-pread preadv2-hipri tokio-fs aio engine-pread";
+    const WITH_RING: &str = "ring uring uring-batch auto";
+
+    #[test]
+    fn strategies_without_a_ring_return_the_right_bytes() {
+        return_the_right_bytes(&format!("{WITHOUT_RING} mmap mmap-plain"));
+    }
+
+    #[test]
+    #[ignore = "needs io_uring"]
+    fn strategies_with_a_ring_return_the_right_bytes() {
+        return_the_right_bytes(WITH_RING);
     }
 
     #[test]
     #[ignore = "needs direct I/O"]
     fn strategies_without_a_ring_return_the_right_bytes_direct() {
-        returns_the_right_bytes_direct(&[
-            "pread",
-            "threaded-pread",
-            "preadv2-hipri",
-            "tokio-fs",
-            "aio",
-            "engine-pread",
-        ]);
+        return_the_right_bytes_direct(WITHOUT_RING);
     }
 
     #[test]
     #[ignore = "needs io_uring and direct I/O"]
     fn strategies_with_a_ring_return_the_right_bytes_direct() {
-        returns_the_right_bytes_direct(&["ring", "uring", "uring-batch", "auto"]);
+        return_the_right_bytes_direct(WITH_RING);
     }
 
     #[test]
     fn names_are_unique_and_found() {
         // Scenario: every strategy by its name, and a name of none. Expected: itself; nothing.
         for strategy in ALL {
-            assert!(
-                std::ptr::eq(named(strategy.name).unwrap(), strategy),
-                "{}",
-                strategy.name
-            );
-            assert!(!strategy.about.is_empty());
+            let found = named(strategy.name).unwrap();
+            assert!(std::ptr::eq(found, strategy) && !strategy.about.is_empty());
         }
         assert!(named("io_uring").is_none());
     }

@@ -1,6 +1,6 @@
 //! pread(2) on one thread.
 
-use super::Strategy;
+use super::{Run, Strategy};
 use crate::drive::threads;
 use std::os::unix::fs::FileExt as _;
 
@@ -8,5 +8,5 @@ pub(super) static STRATEGY: Strategy = Strategy {
     name: "pread",
     about: "pread on one thread, one read at a time",
     depth_max: 1,
-    run: |job| threads::drive(job, 1, |file, place, offset| file.read_at(place, offset)),
+    run: Run::Own(|job| threads::drive(job, 1, |file, place, offset| file.read_at(place, offset))),
 };

@@ -1,6 +1,6 @@
 //! preadv2(2) with RWF_HIPRI: the thread polls for the completion, where the device's queues are set up for that.
 
-use super::Strategy;
+use super::{Run, Strategy};
 use crate::drive::threads;
 use crate::job::Job;
 use rustix::io::{ReadWriteFlags, preadv2};
@@ -11,7 +11,7 @@ pub(super) static STRATEGY: Strategy = Strategy {
     name: "preadv2-hipri",
     about: "preadv2 with RWF_HIPRI on as many threads as the depth; without polling queues as pread",
     depth_max: 512,
-    run,
+    run: Run::Own(run),
 };
 
 fn run(job: &Arc<Job>) -> Result<(), String> {

@@ -1,6 +1,6 @@
 //! io_uring without the engine: one ring, one thread, registered file and buffers, COOP_TASKRUN, SINGLE_ISSUER.
 
-use super::Strategy;
+use super::{Run, Strategy};
 use crate::drive::queue;
 use crate::job::Job;
 use ringfetch_baselines::{RingOptions, RingQueue};
@@ -10,7 +10,7 @@ pub(super) static STRATEGY: Strategy = Strategy {
     name: "ring",
     about: "bare io_uring on one thread: registered file and buffers, COOP_TASKRUN, SINGLE_ISSUER",
     depth_max: 512,
-    run: |job| read_through(job, false),
+    run: Run::Own(|job| read_through(job, false)),
 };
 
 /// Also of the polled ring.
@@ -18,7 +18,7 @@ pub(super) fn read_through(job: &Arc<Job>, polled: bool) -> Result<(), String> {
     let mut buffers = queue::buffers(job)?;
     let options = RingOptions {
         polled,
-        registered_file: (job.setup.files() == 1 && !job.setup.open_each)
+        registered_file: (job.reads.files == 1 && !job.setup.open_each)
             .then(|| job.file(0))
             .transpose()
             .map_err(|error| error.to_string())?,

@@ -1,13 +1,13 @@
 //! The bare ring with polled completions (IORING_SETUP_IOPOLL), which need O_DIRECT and polling queues.
 
-use super::{Strategy, ring};
+use super::{Run, Strategy, ring};
 
 pub(super) static STRATEGY: Strategy = Strategy {
     name: "ring-polled",
     about: "bare io_uring with polled completions (IORING_SETUP_IOPOLL)",
     depth_max: 512,
     // Completions report what the kernel refuses, so whoever succeeds was polled, or served from memory.
-    run: |job| {
+    run: Run::Own(|job| {
         ring::read_through(job, true).map_err(|problem| {
             if job.polls() {
                 problem
@@ -15,5 +15,5 @@ pub(super) static STRATEGY: Strategy = Strategy {
                 format!("{problem} (the device has no polling queues: queue/io_poll is 0)")
             }
         })
-    },
+    }),
 };

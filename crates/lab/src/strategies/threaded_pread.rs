@@ -1,6 +1,6 @@
 //! pread(2) on as many threads as the depth.
 
-use super::Strategy;
+use super::{Run, Strategy};
 use crate::drive::threads;
 use std::os::unix::fs::FileExt as _;
 
@@ -8,9 +8,9 @@ pub(super) static STRATEGY: Strategy = Strategy {
     name: "threaded-pread",
     about: "pread on as many threads as the depth",
     depth_max: 512,
-    run: |job| {
+    run: Run::Own(|job| {
         threads::drive(job, job.setup.depth, |file, place, offset| {
             file.read_at(place, offset)
         })
-    },
+    }),
 };

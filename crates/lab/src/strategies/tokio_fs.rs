@@ -3,7 +3,7 @@
 //! It reads into memory of its own that O_DIRECT refuses: direct reads are made by `spawn_blocking` and pread(2), which is
 //! what tokio::fs is made of.
 
-use super::Strategy;
+use super::{Run, Strategy};
 use crate::job::{Job, Lane, ReadAt};
 use ringfetch_baselines::Buffer;
 use std::io::{self, SeekFrom};
@@ -16,7 +16,7 @@ pub(super) static STRATEGY: Strategy = Strategy {
     name: "tokio-fs",
     about: "tokio::fs, as many tasks as the depth; direct: tokio's blocking pool with pread",
     depth_max: 512,
-    run,
+    run: Run::Own(run),
 };
 
 fn run(job: &Arc<Job>) -> Result<(), String> {
@@ -43,7 +43,7 @@ fn run(job: &Arc<Job>) -> Result<(), String> {
 }
 
 async fn task(job: &Arc<Job>, lane: &mut Lane) -> io::Result<()> {
-    let mut buffer = Buffer::zeroed(job.read_bytes())?;
+    let mut buffer = Buffer::zeroed(job.reads.bytes)?;
     // One file stays open for the task: to clone a descriptor for each read would be a system call more.
     let mut kept: Option<(usize, tokio::fs::File)> = None;
     while let Some(at) = job.next() {

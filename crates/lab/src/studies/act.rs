@@ -3,18 +3,28 @@
 //!
 //! A step searches by short runs, doubling and then halving the distance, and holds what it found for the whole time.
 
-use super::{chosen, pair};
 use crate::args::Act;
 use crate::error::LabError;
-use crate::job::{Amount, Heat, OVER_LIMITS, Sample, Setup, Shape};
-use crate::material::Material;
-use crate::report::{Beside, Claim, Report};
+use crate::material::{Material, Progress};
+use crate::report::Report;
+use crate::sample::{OVER_LIMITS, Sample, reads_per_second};
+use crate::served::Served;
+use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Summary;
-use crate::study::{Cell, Measure, Needs, Once, Rows, Study, reads_per_second};
+use crate::study::{About, Measure, Once, Rows, Study, pair};
+use humantime::format_duration;
+use ringfetch_command::quantity::{approximate, rate};
 use std::sync::Arc;
 use std::time::Duration;
 
-const NAMES: [&str; 6] = ["uring", "auto", "mmap", "mmap-plain", "engine-pread", "daemon"];
+const NAMES: &str = "uring auto mmap mmap-plain engine-pread daemon";
+static ABOUT: About = About {
+    name: "act",
+    title: "the highest rate of reads of 1.5 KiB within the limits of a certification",
+    source: "Aerospike's ACT",
+    columns: "multiple over_1ms over_8ms over_64ms p50_us p999_us cpu_us_per_read",
+    judge,
+};
 /// 1x of the certification.
 const READS_PER_SECOND: u64 = 2000;
 const READ_BYTES: usize = 1536;
@@ -23,75 +33,36 @@ const IN_FLIGHT: usize = 512;
 const LIMITS: [(usize, f64); 3] = [(0, 0.05), (3, 0.01), (6, 0.001)];
 
 /// Plans the study.
-pub(crate) fn plan(args: &Act, material: Material) -> Result<Study, LabError> {
+pub(crate) fn plan(args: &Act, progress: Progress<'_>) -> Result<Study, LabError> {
+    let mut material = Material::one(&args.common.path, args.size, progress)?;
+    material.served = Served::find(&args.daemon)?.map(Arc::new);
     let length = material.length_bytes();
     let served = material.served.as_ref();
-    let mut names = chosen(&NAMES, &args.common.only)?;
-    if let Some(served) = served.filter(|served| served.dataset.length_bytes < length) {
-        return Err(LabError::Usage(format!(
-            "--dataset: {} is shorter than the data of --path",
-            served.shown()
-        )));
-    }
-    if served.is_none() {
-        names.retain(|strategy| strategy.name != "daemon");
-    }
     let shown = served.map_or_else(|| "none".to_owned(), |served| served.shown());
-    let mut study = Study {
-        name: "act",
-        title: "the highest rate of reads of 1.5 KiB within the limits of a certification",
-        source: "Aerospike's ACT",
-        settings: vec![
-            pair("limits", "< 5 % over 1 ms, < 1 % over 8 ms, < 0.1 % over 64 ms"),
-            pair("1x", format!("{READS_PER_SECOND} reads/s of {READ_BYTES} bytes")),
-            pair("hold", humantime::format_duration(args.hold)),
-            pair("step", humantime::format_duration(args.step)),
-            pair("most", args.most),
-            pair("daemon", shown),
-        ],
-        materials: vec![Arc::new(material)],
-        cells: Vec::new(),
-        left_out: Vec::new(),
-        needs: Needs {
-            larger_than_memory: true,
-            warm_bytes: 0,
-            warm_option: "",
-        },
-        columns: &[
-            "multiple",
-            "over_1ms",
-            "over_8ms",
-            "over_64ms",
-            "p50_us",
-            "p999_us",
-            "cpu_us_per_read",
-        ],
-        measure: Measure::Highest(Search {
-            hold: args.hold,
-            step: args.step,
-            most: args.most,
-        }),
-        judge,
-    };
-    if names.is_empty() {
-        return Err(LabError::Usage(
-            "--only: daemon needs --server and --dataset".to_owned(),
-        ));
+    if served.is_some_and(|served| served.dataset.length_bytes < length) {
+        let problem = format!("--dataset: {shown} is shorter than the data of --path");
+        return Err(LabError::Usage(problem));
     }
-    let shape = Shape::Blocks {
-        block_bytes: READ_BYTES,
-        window_bytes: length,
-        random: true,
-    };
-    let amount = at(1, args.hold);
-    for strategy in names {
-        study.plan(Cell {
-            key: vec![pair("strategy", strategy.name)],
-            strategy,
-            material: 0,
-            setup: Setup::new(Heat::Direct, shape, amount, IN_FLIGHT),
-        });
-    }
+    let settings = vec![
+        pair("limits", "< 5 % over 1 ms, < 1 % over 8 ms, < 0.1 % over 64 ms"),
+        pair("1x", format!("{READS_PER_SECOND} reads/s of {READ_BYTES} bytes")),
+        pair("hold", format_duration(args.hold)),
+        pair("step", format_duration(args.step)),
+        pair("most", args.most),
+        pair("daemon", shown),
+    ];
+    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
+    study.needs.larger_than_memory = true;
+    study.measure = Measure::Highest(Search {
+        hold: args.hold,
+        step: args.step,
+        most: args.most,
+    });
+    let shape = Shape::random(READ_BYTES, length);
+    let axes = [("strategy", study.chosen.clone())];
+    study.cross(&axes, |_| {
+        Some(Setup::new(Heat::Direct, shape, at(1, args.hold), IN_FLIGHT))
+    });
     Ok(study)
 }
 
@@ -134,11 +105,7 @@ impl Search {
             let mut held = run(low.max(1), self.hold)?;
             let passed = passes(&held);
             if passed || low <= 1 {
-                held.multiple = Some(if passed {
-                    crate::quantity::approximate(low.max(1))
-                } else {
-                    0.0
-                });
+                held.multiple = Some(if passed { approximate(low.max(1)) } else { 0.0 });
                 return Ok(held);
             }
             // A short run was luckier.
@@ -159,12 +126,12 @@ fn judge(report: &mut Report, rows: &Rows) {
     head.extend((0..OVER_LIMITS).map(|bits| format!("> {} ms", 1 << bits)));
     let mut beside = vec![head];
     for row in &rows.0 {
-        let (Some(n), Some(rate)) = (row.summary(multiple), row.summary(reads_per_second)) else {
+        let (Some(n), Some(reads)) = (row.summary(multiple), row.summary(reads_per_second)) else {
             continue;
         };
         let mut line = vec![row.get("strategy").unwrap_or_default().to_owned()];
         line.push(format!("{:.0}x ({:.0} to {:.0})", n.median, n.low, n.high));
-        line.push(crate::quantity::rate(rate.median));
+        line.push(rate(reads.median));
         for bits in 0..OVER_LIMITS {
             let shares = row
                 .measured()
@@ -174,22 +141,16 @@ fn judge(report: &mut Report, rows: &Rows) {
         }
         beside.push(line);
     }
-    report.beside.push(Beside {
-        title: "The highest N held, and the share of its reads above each bucket (medians)".to_owned(),
-        rows: beside,
-    });
+    let title = "The highest N held, and the share of its reads above each bucket (medians)";
+    report.table(title, beside);
     let note = "where N is 0 not even 1x was held: the row is of 1x all the same";
     report.notes.push(note.to_owned());
-    let process = NAMES.iter().filter(|name| **name != "daemon");
-    let process = process.filter_map(|name| rows.one_of([("strategy", name)]));
-    let median = |row: &&crate::study::Row| row.summary(multiple).map_or(0.0, |n| n.median);
-    let best = process.max_by(|one, other| median(one).total_cmp(&median(other)));
-    let ratio = rows
-        .one_of([("strategy", "daemon")])
-        .zip(best)
-        .and_then(|(ours, best)| ours.ratio(best, multiple));
+    let process = rows.0.iter().filter(|row| row.get("strategy") != Some("daemon"));
+    let best = process.max_by(|one, other| one.median(multiple).total_cmp(&other.median(multiple)));
+    let daemon = rows.one_of(&[("strategy", "daemon")]).zip(best);
+    let ratio = daemon.and_then(|(ours, best)| ours.ratio(best, multiple));
     let claim = "over gRPC the same N is held as by the best engine in process (ours, not ACT's)";
-    report.claims.push(Claim::of_ratio(claim.to_owned(), 1.0, ratio));
+    report.claim(claim, 1.0, ratio);
 }
 
 fn multiple(sample: &Sample) -> f64 {
@@ -238,14 +199,8 @@ mod tests {
             };
             let n = per_second / READS_PER_SECOND;
             tried.push(n);
-            Ok(with(
-                if holds(n, time) {
-                    [0.0; OVER_LIMITS]
-                } else {
-                    [1.0; OVER_LIMITS]
-                },
-                0,
-            ))
+            let share = if holds(n, time) { 0.0 } else { 1.0 };
+            Ok(with([share; OVER_LIMITS], 0))
         });
         (found.unwrap().multiple.unwrap(), tried)
     }

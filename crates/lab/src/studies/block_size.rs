@@ -1,26 +1,24 @@
 //! `block-size`: how the latency of a random direct read grows with its block. After ClickHouse, "A journey to io_uring,
 //! AIO and modern storage devices" (arXiv 2102.11198); blocks below 4 KiB after Neon's RFC on direct I/O.
 
-use super::{chosen, list, pair, sizes_shown};
 use crate::args::BlockSize;
 use crate::error::LabError;
-use crate::job::{Amount, Heat, Sample, Setup, Shape};
-use crate::material::Material;
-use crate::quantity::{exact_size, latency};
-use crate::report::{Beside, Claim, Plot, Report, series};
-use crate::study::{Cell, Measure, Needs, Rows, Study, bytes_per_second};
-use std::sync::Arc;
+use crate::material::{Material, Progress};
+use crate::report::{Report, series};
+use crate::sample::{Of, Sample, bytes_per_second};
+use crate::setup::{Amount, Heat, Setup, Shape};
+use crate::study::{About, Row, Rows, Study, list, pair, texts};
+use humantime::format_duration;
+use ringfetch_command::quantity::{exact_size, latency};
 
-const NAMES: [&str; 8] = [
-    "pread",
-    "threaded-pread",
-    "preadv2-hipri",
-    "aio",
-    "ring",
-    "ring-polled",
-    "uring",
-    "engine-pread",
-];
+const NAMES: &str = "pread threaded-pread preadv2-hipri aio ring ring-polled uring engine-pread";
+static ABOUT: About = About {
+    name: "block-size",
+    title: "how latency grows with the block, and which block to read",
+    source: "ClickHouse, A journey to io_uring, AIO and modern storage devices",
+    columns: "mean_us min_us p50_us p99_us p999_us max_us mib_per_second",
+    judge,
+};
 const SMALLEST_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
 /// The publication recommends the largest block whose latency is "almost the same" as the smallest one's. Its own example
@@ -28,77 +26,45 @@ const PAGE_BYTES: u64 = 4096;
 const ALMOST_THE_SAME: f64 = 1.2;
 
 /// Plans the study.
-pub(crate) fn plan(args: &BlockSize, material: Material) -> Result<Study, LabError> {
+pub(crate) fn plan(args: &BlockSize, progress: Progress<'_>) -> Result<Study, LabError> {
+    let material = Material::one(&args.common.path, args.blocks.size, progress)?;
     let length = material.length_bytes();
-    let logical = material
-        .place
-        .device
-        .as_ref()
-        .map_or(512, |device| u64::from(device.logical_block_bytes));
+    let device = material.place.device.as_ref();
+    let logical = device.map_or(512, |device| u64::from(device.logical_block_bytes));
     let largest = args.largest.min(length / 16);
-    let sizes: Vec<u64> = std::iter::successors(Some(SMALLEST_BYTES), |bytes| Some(bytes * 2))
-        .take_while(|bytes| *bytes <= largest)
-        .collect();
-    let (sizes, small): (Vec<u64>, Vec<u64>) = sizes.iter().partition(|bytes| **bytes >= logical);
+    let doubled = std::iter::successors(Some(SMALLEST_BYTES), |bytes| Some(bytes * 2));
+    let sizes = doubled.take_while(|bytes| *bytes <= largest);
+    let (sizes, small): (Vec<u64>, Vec<u64>) = sizes.partition(|bytes| *bytes >= logical);
     if sizes.iter().all(|bytes| *bytes < PAGE_BYTES) {
-        return Err(LabError::Usage(
-            "--largest: at least 4KiB, and a sixteenth of the data".to_owned(),
-        ));
+        let problem = "--largest: at least 4KiB, and a sixteenth of the data";
+        return Err(LabError::Usage(problem.to_owned()));
     }
-    let mut study = Study {
-        name: "block-size",
-        title: "how latency grows with the block, and which block to read",
-        source: "ClickHouse, A journey to io_uring, AIO and modern storage devices",
-        settings: vec![
-            pair("blocks", sizes_shown(&sizes)),
-            pair("depths", list(&args.depths)),
-            pair("step", humantime::format_duration(args.blocks.step)),
-        ],
-        materials: vec![Arc::new(material)],
-        cells: Vec::new(),
-        left_out: Vec::new(),
-        needs: Needs {
-            larger_than_memory: true,
-            warm_bytes: 0,
-            warm_option: "",
-        },
-        columns: &[
-            "mean_us",
-            "min_us",
-            "p50_us",
-            "p99_us",
-            "p999_us",
-            "max_us",
-            "mib_per_second",
-        ],
-        measure: Measure::Once,
-        judge,
-    };
+    let shown: Vec<String> = sizes.iter().map(|bytes| exact_size(*bytes)).collect();
+    let settings = vec![
+        pair("blocks", list(&shown)),
+        pair("depths", list(&args.depths)),
+        pair("step", format_duration(args.blocks.step)),
+    ];
+    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
+    study.needs.larger_than_memory = true;
     for bytes in small {
         let why = format!("below the device's blocks of {logical} bytes");
         study.left_out.push(format!("blocks of {bytes} bytes: {why}"));
     }
-    for strategy in chosen(&NAMES, &args.common.only)? {
-        for depth in &args.depths {
-            for bytes in &sizes {
-                study.plan(Cell {
-                    key: vec![
-                        pair("strategy", strategy.name),
-                        pair("depth", depth),
-                        pair("block_bytes", bytes),
-                    ],
-                    strategy,
-                    material: 0,
-                    setup: Setup::new(
-                        Heat::Direct,
-                        Shape::random(usize::try_from(*bytes).unwrap_or(usize::MAX), length),
-                        Amount::For(args.blocks.step),
-                        *depth as usize,
-                    ),
-                });
-            }
-        }
-    }
+    let axes = [
+        ("strategy", study.chosen.clone()),
+        ("depth", texts(&args.depths)),
+        ("block_bytes", texts(&sizes)),
+    ];
+    study.cross(&axes, |at| {
+        let shape = Shape::random(at.number("block_bytes"), length);
+        Some(Setup::new(
+            Heat::Direct,
+            shape,
+            Amount::For(args.blocks.step),
+            at.number("depth"),
+        ))
+    });
     Ok(study)
 }
 
@@ -110,25 +76,22 @@ fn recommended(means: &[(u64, f64)]) -> Option<u64> {
     flat.map(|(bytes, _)| *bytes).last()
 }
 
-type Value = fn(&Sample) -> f64;
-
 /// One read at a time.
-fn one<'a>(rows: &'a Rows, strategy: &str, bytes: &str) -> Option<&'a crate::study::Row> {
-    rows.one_of([("strategy", strategy), ("depth", "1"), ("block_bytes", bytes)])
+fn one<'a>(rows: &'a Rows, strategy: &str, bytes: &str) -> Option<&'a Row> {
+    rows.one_of(&[("strategy", strategy), ("depth", "1"), ("block_bytes", bytes)])
 }
 
 fn judge(report: &mut Report, rows: &Rows) {
-    let single = |bytes: &str, value: Value| one(rows, "pread", bytes).and_then(|row| row.summary(value));
-    let shown = |bytes: &str, value: Value| {
+    let single = |bytes: &str, value: Of| one(rows, "pread", bytes).and_then(|row| row.summary(value));
+    let shown = |bytes: &str, value: Of| {
         single(bytes, value).map_or_else(|| "-".to_owned(), |summary| latency(summary.median * 1e3))
     };
-    let means: Vec<(u64, f64)> = rows
-        .with(&[("strategy", "pread"), ("depth", "1")])
-        .filter_map(|row| {
-            let bytes = row.get("block_bytes")?.parse().ok()?;
-            Some((bytes, row.summary(|sample| sample.mean_us)?.median))
-        })
-        .collect();
+    let alone = rows.with(&[("strategy", "pread"), ("depth", "1")]);
+    let means = alone.filter_map(|row| {
+        let mean = row.summary(|sample| sample.mean_us)?.median;
+        Some((row.get("block_bytes")?.parse().ok()?, mean))
+    });
+    let means: Vec<(u64, f64)> = means.collect();
     let best = recommended(&means).map_or_else(|| "-".to_owned(), exact_size);
     let min = |sample: &Sample| sample.min_us;
     let mean = |sample: &Sample| sample.mean_us;
@@ -136,73 +99,56 @@ fn judge(report: &mut Report, rows: &Rows) {
         let cells = [name].into_iter().chain(published.split('|'));
         cells.map(str::to_owned).chain([ours]).collect()
     };
-    report.beside.push(Beside {
-        title: "One random pread at a time: published and here".to_owned(),
-        rows: vec![
-            line("", "HDD|SATA SSD|NVMe SSD|Optane", "here".to_owned()),
-            line("4 KiB, min", "4 ms|-|-|12 us", shown("4096", min)),
-            line(
-                "4 KiB, mean",
-                "12 ms|140 us|a little below SATA|-",
-                shown("4096", mean),
-            ),
-            line("4 KiB, p99", "-|-|half of SATA|-", shown("4096", |s| s.p99_us)),
-            line("256 KiB, mean", "12 ms|1.2 ms|-|-", shown("262144", mean)),
-            line("1 MiB, mean", "-|3 ms|below 1 ms|-", shown("1048576", mean)),
-            line("recommended block", "256KiB|4KiB|4KiB|8KiB", best.clone()),
-        ],
-    });
+    let published = [
+        ("", "HDD|SATA SSD|NVMe SSD|Optane", "here".to_owned()),
+        ("4 KiB, min", "4 ms|-|-|12 us", shown("4096", min)),
+        (
+            "4 KiB, mean",
+            "12 ms|140 us|a little below SATA|-",
+            shown("4096", mean),
+        ),
+        ("4 KiB, p99", "-|-|half of SATA|-", shown("4096", |s| s.p99_us)),
+        ("256 KiB, mean", "12 ms|1.2 ms|-|-", shown("262144", mean)),
+        ("1 MiB, mean", "-|3 ms|below 1 ms|-", shown("1048576", mean)),
+        ("recommended block", "256KiB|4KiB|4KiB|8KiB", best.clone()),
+    ];
+    let lines = published.map(|(name, published, ours)| line(name, published, ours));
+    report.table("One random pread at a time: published and here", lines.to_vec());
     report.notes.push(format!(
         "recommended block: {best}, the largest whose mean latency is at most {ALMOST_THE_SAME} times that of 4KiB (one \
          pread at a time)"
     ));
-    let ratio = |above: &str, below: &str, value: Value| {
+    let ratio = |above: &str, below: &str, value: Of| {
         one(rows, "pread", above)?.ratio(one(rows, "pread", below)?, value)
     };
     let linear = "latency grows linearly from 4 MiB on: 32 MiB take 8x as long";
-    report.claims.push(Claim::of_ratio(
-        linear.to_owned(),
-        8.0,
-        ratio("33554432", "4194304", mean),
-    ));
-    let tails = "Neon: the p99.9 of 512 bytes is 3x lower than that of 4 KiB";
+    report.claim(linear, 8.0, ratio("33554432", "4194304", mean));
     let tail = ratio("4096", "512", |sample| sample.p999_us);
-    report.claims.push(Claim::of_ratio(tails.to_owned(), 3.0, tail));
-    let polled = |row: &&crate::study::Row| row.measured().all(|sample| sample.note.is_none());
-    let halved = one(rows, "preadv2-hipri", "4096")
-        .filter(polled)
-        .zip(one(rows, "pread", "4096"))
-        .and_then(|(polled, plain)| plain.ratio(polled, |sample| sample.max_us));
+    let smaller = "Neon: the p99.9 of 512 bytes is 3x lower than that of 4 KiB";
+    report.claim(smaller, 3.0, tail);
+    let polled = |row: &&Row| row.measured().all(|sample| sample.note.is_none());
+    let polled = one(rows, "preadv2-hipri", "4096").filter(polled);
+    let both = polled.zip(one(rows, "pread", "4096"));
+    let halved = both.and_then(|(polled, plain)| plain.ratio(polled, |sample| sample.max_us));
     let halves = "polled reads (RWF_HIPRI) halve the longest latency of 4 KiB (Optane)";
-    report
-        .claims
-        .push(Claim::of_ratio(halves.to_owned(), 2.0, halved));
-    let few = rows
-        .0
-        .iter()
-        .filter(|row| row.measured().any(|sample| sample.reads < 1000))
-        .count();
+    report.claim(halves, 2.0, halved);
+    let few = |row: &&Row| row.measured().any(|sample| sample.reads < 1000);
+    let few = rows.0.iter().filter(few).count();
     if few > 0 {
         let note = "rows have fewer than 1 000 reads in a step: their p99.9 is their longest";
         report.notes.push(format!("{few} {note}"));
     }
-    let depths = rows.values("depth");
-    for depth in &depths {
-        let values = [("depth", depth.as_str())];
-        let draws: [(&str, &str, Value); 3] = [
+    for depth in &rows.values("depth") {
+        let draws: [(&str, &str, Of); 3] = [
             ("mean", "mean latency, us", mean),
             ("p99", "p99 latency, us", |sample| sample.p99_us),
             ("throughput", "MB/s", |sample| bytes_per_second(sample) / 1e6),
         ];
         for (name, y, value) in draws {
-            let (name, title) = (
-                format!("plot-depth-{depth}-{name}"),
-                format!("Random direct reads, {depth} in flight"),
-            );
-            let lines = series(rows, &values, "strategy", "block_bytes", value);
-            report
-                .plots
-                .push(Plot::of(name, title, ["block, bytes", y], lines));
+            let (name, axes) = (format!("plot-depth-{depth}-{name}"), ["block, bytes", y]);
+            let lines = series(rows, &[("depth", depth)], "strategy", "block_bytes", value);
+            let title = format!("Random direct reads, {depth} in flight");
+            report.plot(name, title, axes, lines);
         }
     }
 }
@@ -211,6 +157,7 @@ fn judge(report: &mut Report, rows: &Rows) {
 mod tests {
     use super::*;
     use crate::study::tests::row;
+    use ringfetch_command::quantity::approximate;
 
     #[test]
     fn the_publications_devices_get_its_recommendations() {
@@ -218,17 +165,14 @@ mod tests {
         // a curve that falls below again later; no figure of 4 KiB. Expected: 256 KiB, 4 KiB, 8 KiB; the first bend; none.
         let sizes = || (12..24).map(|bits| 1u64 << bits);
         let mean = |base: f64, per_byte: f64| {
-            sizes()
-                .map(|bytes| (bytes, base + crate::quantity::approximate(bytes) * per_byte))
-                .collect::<Vec<_>>()
+            let one = |bytes| (bytes, base + approximate(bytes) * per_byte);
+            sizes().map(one).collect::<Vec<_>>()
         };
         assert_eq!(recommended(&mean(10_300.0, 1.0 / 150.0)), Some(256 << 10));
         assert_eq!(recommended(&mean(75.0, 65.0 / 4096.0)), Some(4096));
         assert_eq!(recommended(&mean(11.0, 0.9 / 4096.0)), Some(8192));
-        assert_eq!(
-            recommended(&[(4096, 10.0), (8192, 20.0), (16384, 10.0)]),
-            Some(4096)
-        );
+        let bent = [(4096, 10.0), (8192, 20.0), (16384, 10.0)];
+        assert_eq!(recommended(&bent), Some(4096));
         assert_eq!(recommended(&[(512, 1.0)]), None);
     }
 

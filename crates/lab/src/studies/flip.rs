@@ -1,15 +1,15 @@
 //! `flip`: the operator's question. The same load on a running daemon, under each of its backends in turn, and in words
 //! which one serves it best. The daemon gets back the one that it had.
 
-use super::{list, pair};
 use crate::args::FlipArgs;
 use crate::error::LabError;
-use crate::job::{Amount, Heat, Sample, Setup, Shape};
 use crate::material::Material;
 use crate::report::Report;
+use crate::sample::{Of, Sample, reads_per_second};
 use crate::served::{Flip, Items, Served};
-use crate::strategies::named;
-use crate::study::{Cell, Measure, Needs, Once, Row, Rows, Study, reads_per_second};
+use crate::setup::{Amount, Heat, Setup, Shape};
+use crate::study::{About, Cell, Measure, Once, Row, Rows, Study, get, list, pair};
+use humantime::format_duration;
 use ringfetch_client::{Backend, Kind};
 use ringfetch_pace::trace::{self, TraceEntries, TraceShape};
 use std::fs;
@@ -17,114 +17,72 @@ use std::path::Path;
 use std::sync::Arc;
 
 const TRACE_BYTES_MAX: u64 = 1 << 30;
+static ABOUT: About = About {
+    name: "flip",
+    title: "one load on a running daemon, under each backend",
+    source: "the operator",
+    columns: "reads_per_second p50_us p99_us p999_us depth_achieved cpu_us_per_read",
+    judge,
+};
 
 /// Plans the study.
 pub(crate) fn plan(args: &FlipArgs, admin: &str) -> Result<Study, LabError> {
     let missing = || LabError::Usage("--server: this study needs a running daemon, and --dataset".to_owned());
-    let known = Backend::ALL.map(Backend::as_str);
-    if let Some(wrong) = args
-        .common
-        .only
-        .iter()
-        .find(|name| !known.contains(&name.as_str()))
-    {
-        return Err(LabError::Usage(format!(
-            "--only: {wrong}: this study has {}",
-            known.join(", ")
-        )));
-    }
+    let mut material = Material::found(&args.common.path)?;
+    let backends = Backend::ALL.map(Backend::as_str).join(" ");
+    // What is wrong with `--only` needs no daemon to be seen.
+    let mut study = Study::new(&ABOUT, &args.common, &backends, Vec::new(), Vec::new())?;
     let mut served = Served::find(&args.daemon)?.ok_or_else(missing)?;
     let count = load(&mut served, args.trace.as_deref())?;
-    let flip = Flip::prepare(admin, &served.dataset.name)?;
-    let mut material = Material::found(&args.common.path)?;
-    let load = match (&args.trace, args.rate) {
-        (Some(trace), _) => format!("{}, {count} entries in order", trace.display()),
-        (None, _) => format!("{count} items at random"),
+    study.measure = Measure::Flipped(Flip::prepare(admin, &served.dataset.name)?);
+    let load = match &args.trace {
+        Some(trace) => format!("{}, {count} entries in order", trace.display()),
+        None => format!("{count} items at random"),
     };
-    let mut study = Study {
-        name: "flip",
-        title: "one load on a running daemon, under each backend",
-        source: "the operator",
-        settings: vec![
-            pair("daemon", served.shown()),
-            pair("etag", &served.dataset.etag),
-            pair("load", load),
-            pair("batch", args.batch),
-            pair("in flight", args.in_flight),
-            pair(
-                "requests/s",
-                args.rate
-                    .map_or("as many as are answered".to_owned(), |rate| rate.to_string()),
-            ),
-            pair("step", humantime::format_duration(args.step)),
-        ],
-        materials: Vec::new(),
-        cells: Vec::new(),
-        left_out: Vec::new(),
-        needs: Needs {
-            larger_than_memory: false,
-            warm_bytes: 0,
-            warm_option: "",
-        },
-        columns: &[
-            "reads_per_second",
-            "p50_us",
-            "p99_us",
-            "p999_us",
-            "depth_achieved",
-            "cpu_us_per_read",
-        ],
-        measure: Measure::Flipped(flip),
-        judge,
-    };
+    let rate = args.rate.map(|rate| rate.to_string());
+    study.settings = vec![
+        pair("daemon", served.shown()),
+        pair("etag", &served.dataset.etag),
+        pair("load", load),
+        pair("batch", args.batch),
+        pair("in flight", args.in_flight),
+        pair(
+            "requests/s",
+            rate.unwrap_or_else(|| "as many as are answered".to_owned()),
+        ),
+        pair("step", format_duration(args.step)),
+    ];
     material.served = Some(Arc::new(served));
     study.materials.push(Arc::new(material));
     if args.common.repetitions % 2 == 1 {
         let note = "--repetitions is odd: the last order has no swapped partner";
         study.left_out.push(note.to_owned());
     }
-    let Some(strategy) = named("daemon") else {
-        return Err(missing());
-    };
-    let wanted =
-        |name: &&str| args.common.only.is_empty() || args.common.only.iter().any(|only| only == name);
-    let shape = Shape::Items {
-        count,
-        batch: args.batch as usize,
-        random: args.trace.is_none(),
-    };
-    let time = args.step;
-    let amount = args
-        .rate
-        .map_or(Amount::For(time), |per_second| Amount::At { per_second, time });
-    for backend in known.into_iter().filter(wanted) {
-        study.plan(Cell {
-            key: vec![pair("backend", backend)],
-            strategy,
-            material: 0,
-            setup: Setup::new(Heat::AsFound, shape, amount, args.in_flight as usize),
-        });
-    }
+    let (batch, random, time) = (args.batch as usize, args.trace.is_none(), args.step);
+    let shape = Shape::Items { count, batch, random };
+    let at_rate = |per_second| Amount::At { per_second, time };
+    let amount = args.rate.map_or(Amount::For(time), at_rate);
+    let axes = [("backend", study.chosen.clone())];
+    study.cross(&axes, |_| {
+        Some(Setup::new(Heat::AsFound, shape, amount, args.in_flight as usize))
+    });
     Ok(study)
 }
 
 /// Decides what is asked for; returns how many entries that has.
 fn load(served: &mut Served, trace: Option<&Path>) -> Result<u64, LabError> {
     let dataset = &served.dataset;
-    let mut meaning = TraceShape {
-        items: dataset.count,
+    let objects = dataset.kind == Kind::Objects;
+    let names = if objects { served.objects()? } else { Vec::new() };
+    let meaning = TraceShape {
+        items: if objects {
+            names.len() as u64
+        } else {
+            dataset.count
+        },
         range_bytes: None,
-        length_bytes: Some(dataset.length_bytes),
+        length_bytes: (!objects).then_some(dataset.length_bytes),
     };
-    let mut names = Vec::new();
-    if dataset.kind == Kind::Objects {
-        names = served.objects()?;
-        meaning = TraceShape {
-            items: names.len() as u64,
-            range_bytes: None,
-            length_bytes: None,
-        };
-    }
     if meaning.items == 0 {
         return Err(LabError::Usage(format!("--dataset: {} is empty", served.shown())));
     }
@@ -162,8 +120,7 @@ fn parse(path: &Path, meaning: TraceShape) -> Result<TraceEntries, LabError> {
 
 /// One run under the cell's backend.
 pub(crate) fn step(flip: &Flip, cell: &Cell, once: Once<'_>) -> Result<Sample, String> {
-    let wanted = cell.key.iter().find(|(name, _)| name == "backend");
-    let wanted: Backend = wanted.map_or("", |(_, value)| value.as_str()).parse()?;
+    let wanted: Backend = get(&cell.key, "backend").unwrap_or_default().parse()?;
     let reads = flip.to(wanted)?;
     let mut sample = once(cell.setup)?;
     if reads != wanted {
@@ -173,12 +130,9 @@ pub(crate) fn step(flip: &Flip, cell: &Cell, once: Once<'_>) -> Result<Sample, S
 }
 
 /// What is compared: with a rate, the tail; without one, what was served. The larger, the better.
-fn measured(rows: &Rows) -> (&'static str, fn(&Sample) -> f64) {
-    let open = rows
-        .0
-        .iter()
-        .flat_map(Row::measured)
-        .any(|sample| sample.over.is_some());
+fn measured(rows: &Rows) -> (&'static str, Of) {
+    let mut samples = rows.0.iter().flat_map(Row::measured);
+    let open = samples.any(|sample| sample.over.is_some());
     if open {
         ("shortness of p99", |sample| 1.0 / sample.p99_us)
     } else {
@@ -192,8 +146,8 @@ fn judge(report: &mut Report, rows: &Rows) {
 }
 
 /// Which backend to choose, in a sentence.
-fn verdict(rows: &Rows, what: &str, of: fn(&Sample) -> f64) -> String {
-    let Some(best) = rows.best([], of) else {
+fn verdict(rows: &Rows, what: &str, of: Of) -> String {
+    let Some(best) = rows.best(&[], of) else {
         return "verdict: none, nothing was measured".to_owned();
     };
     let name = |row: &Row| row.get("backend").unwrap_or_default().to_owned();
@@ -237,10 +191,8 @@ mod tests {
         };
         let (fast, slow) = ([400, 380, 360, 200, 180], [200, 190, 180, 100, 90]);
         let clear = of(&[("uring", fast), ("mmap", slow)]);
-        assert_eq!(
-            clear,
-            "verdict: uring; its items/s: 2.00x of mmap (2.00 to 2.00, 94 %)"
-        );
+        let times = "2.00x of mmap (2.00 to 2.00, 94 %)";
+        assert_eq!(clear, format!("verdict: uring; its items/s: {times}"));
         let level = [390, 390, 350, 210, 170];
         let two = of(&[("uring", fast), ("mmap", slow), ("auto", level)]);
         assert!(two.contains("; no difference beyond the spread: "), "{two}");
@@ -251,10 +203,8 @@ mod tests {
     #[test]
     fn with_a_rate_the_tail_is_compared() {
         // Scenario: an open loop whose p99 is halved. Expected: twice as good.
-        let mut rows = Rows(vec![
-            row(&[("backend", "uring")], &[9; 5]),
-            row(&[("backend", "mmap")], &[9; 5]),
-        ]);
+        let rows = ["uring", "mmap"].map(|name| row(&[("backend", name)], &[9; 5]));
+        let mut rows = Rows(rows.to_vec());
         for (row, p99_us) in rows.0.iter_mut().zip([100.0, 200.0]) {
             for sample in row.samples.iter_mut().flatten() {
                 sample.p99_us = p99_us;
@@ -263,9 +213,7 @@ mod tests {
         }
         let mut report = crate::report::tests::report();
         judge(&mut report, &rows);
-        assert_eq!(
-            report.notes[0],
-            "verdict: uring; its shortness of p99: 2.00x of mmap (2.00 to 2.00, 94 %)"
-        );
+        let expected = "verdict: uring; its shortness of p99: 2.00x of mmap (2.00 to 2.00, 94 %)";
+        assert_eq!(report.notes[0], expected);
     }
 }

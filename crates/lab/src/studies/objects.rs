@@ -4,26 +4,30 @@
 //! Buffers are `pooled` or `new` for each read (of the engine, whose memory is always pooled, `new` is a copy into new
 //! memory); opening is `in` the time or `out` of it. Cold files are read through an emptied page cache.
 
-use super::{chosen, list, pair, sizes_shown};
 use crate::args::Objects;
 use crate::error::LabError;
-use crate::job::{Amount, Heat, Sample, Setup, Shape};
-use crate::material::Material;
-use crate::quantity::{exact_size, size};
-use crate::report::{Beside, Claim, Plot, Report, series};
+use crate::material::{Material, Progress};
+use crate::report::{Claim, Report, series};
+use crate::sample::seconds;
+use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Summary;
-use crate::study::{Cell, Measure, Needs, Rows, Study};
-use std::sync::Arc;
+use crate::study::{About, Needs, Row, Rows, STEP_BYTES_MAX, Study, list, pair, texts};
+use ringfetch_command::quantity::{exact_size, size};
 
-const NAMES: [&str; 3] = ["threaded-pread", "ring", "uring"];
+const NAMES: &str = "threaded-pread ring uring";
+static ABOUT: About = About {
+    name: "objects",
+    title: "whole files, many of them: threads against io_uring",
+    source: "An io_uring experiment in Grafana Loki's read path",
+    columns: "step_seconds mib_per_second p50_us p99_us depth_achieved cpu_us_per_read",
+    judge,
+};
 /// As in the publication.
 const THREADS: usize = 150;
 const RING_DEPTH: usize = 128;
-/// The engine has a quarter more than its reads in flight, and that is to be below 256 MiB.
-const IN_FLIGHT_BYTES_MAX: u64 = 192 << 20;
 
 /// The files that are made: so many of so many bytes each.
-pub(crate) fn sizes(args: &Objects) -> Result<Vec<(u64, u64)>, LabError> {
+fn sizes(args: &Objects) -> Result<Vec<(u64, u64)>, LabError> {
     let most = args.files.iter().max().copied().unwrap_or(0);
     let least = args.files.iter().min().copied().unwrap_or(0);
     let of = |bytes: &u64| {
@@ -35,113 +39,82 @@ pub(crate) fn sizes(args: &Objects) -> Result<Vec<(u64, u64)>, LabError> {
             )));
         }
         // The largest number of files that is asked for and fits.
-        let fitting = args
-            .files
-            .iter()
-            .map(|files| u64::from(*files))
-            .filter(|files| *files <= count);
-        Ok((fitting.max().unwrap_or(count), *bytes))
+        let files = args.files.iter().map(|files| u64::from(*files));
+        Ok((
+            files.filter(|files| *files <= count).max().unwrap_or(count),
+            *bytes,
+        ))
     };
     args.file_bytes.iter().map(of).collect()
 }
 
 /// Plans the study.
-pub(crate) fn plan(args: &Objects, materials: Vec<Material>) -> Result<Study, LabError> {
+pub(crate) fn plan(args: &Objects, progress: Progress<'_>) -> Result<Study, LabError> {
+    let made = sizes(args)?.into_iter();
+    let made = made.map(|(count, bytes)| Material::many(&args.common.path, count, bytes, progress));
+    let materials: Vec<Material> = made.collect::<Result<_, _>>()?;
     let warm_bytes = materials.iter().map(Material::length_bytes).max().unwrap_or(0);
-    let mut study = Study {
-        name: "objects",
-        title: "whole files, many of them: threads against io_uring",
-        source: "An io_uring experiment in Grafana Loki's read path",
-        settings: vec![
-            pair("files", list(&args.files)),
-            pair("file bytes", sizes_shown(&args.file_bytes)),
-            pair("threads", THREADS),
-            pair("ring depth", RING_DEPTH),
-        ],
-        materials: materials.into_iter().map(Arc::new).collect(),
-        cells: Vec::new(),
-        left_out: Vec::new(),
-        needs: Needs {
-            // Cold files are evicted before each step, and that is checked.
-            larger_than_memory: false,
-            warm_bytes,
-            warm_option: "--bytes-max",
-        },
-        columns: &[
-            "step_seconds",
-            "mib_per_second",
-            "p50_us",
-            "p99_us",
-            "depth_achieved",
-            "cpu_us_per_read",
-        ],
-        measure: Measure::Once,
-        judge,
+    let sizes: Vec<String> = args.file_bytes.iter().map(|bytes| exact_size(*bytes)).collect();
+    let settings = vec![
+        pair("files", list(&args.files)),
+        pair("file bytes", list(&sizes)),
+        pair("threads", THREADS),
+        pair("ring depth", RING_DEPTH),
+    ];
+    let made: Vec<usize> = materials.iter().map(|material| material.files.len()).collect();
+    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, materials)?;
+    study.needs = Needs {
+        // Cold files are evicted before each step, and that is checked.
+        larger_than_memory: false,
+        warm_bytes,
+        warm_option: "--bytes-max",
     };
-    let strategies = chosen(&NAMES, &args.common.only)?;
-    let sizes = args.file_bytes.iter().copied().enumerate();
-    for (number, bytes, files) in
-        sizes.flat_map(|(number, bytes)| args.files.iter().map(move |files| (number, bytes, *files)))
-    {
-        let there = study
-            .materials
-            .get(number)
-            .map_or(0, |material| material.files.len());
-        if files as usize > there {
-            let (each, all) = (exact_size(bytes), size(args.bytes_max));
-            study
-                .left_out
-                .push(format!("{files} files of {each}: more than --bytes-max {all}"));
-            continue;
-        }
-        let shape = Shape::Files {
-            count: files as usize,
-        };
-        // As many buffers as fit: large files are fewer in flight.
-        let fitting = usize::try_from(IN_FLIGHT_BYTES_MAX / bytes).unwrap_or(1).max(1);
-        for heat in [Heat::Cold, Heat::Warm] {
-            for (opening, open_each) in [("in", true), ("out", false)] {
-                for (buffers, pooled) in [("pooled", true), ("new", false)] {
-                    for strategy in &strategies {
-                        let depth = if strategy.name == "threaded-pread" {
-                            THREADS
-                        } else {
-                            RING_DEPTH
-                        };
-                        let depth = depth.min(fitting).min(files as usize);
-                        study.plan(Cell {
-                            key: vec![
-                                pair("heat", heat.as_str()),
-                                pair("file_bytes", bytes),
-                                pair("opening", opening),
-                                pair("buffers", buffers),
-                                pair("strategy", strategy.name),
-                                pair("files", files),
-                            ],
-                            strategy,
-                            material: number,
-                            setup: Setup {
-                                open_each,
-                                pooled,
-                                ..Setup::new(heat, shape, Amount::Reads(u64::MAX), depth)
-                            },
-                        });
-                    }
-                }
-            }
-        }
+    for (each, made) in sizes.iter().zip(&made) {
+        let most = size(args.bytes_max);
+        let too_many = args.files.iter().filter(|files| **files as usize > *made);
+        let sentence = |files| format!("{files} files of {each}: more than --bytes-max {most}");
+        study.left_out.extend(too_many.map(sentence));
     }
+    let axes = [
+        ("heat", texts(&["cold", "warm"])),
+        ("file_bytes", texts(&args.file_bytes)),
+        ("opening", texts(&["in", "out"])),
+        ("buffers", texts(&["pooled", "new"])),
+        ("strategy", study.chosen.clone()),
+        ("files", texts(&args.files)),
+    ];
+    study.cross(&axes, |at| {
+        let (bytes, count) = (at.number::<u64>("file_bytes"), at.number("files"));
+        let material = args.file_bytes.iter().position(|known| *known == bytes)?;
+        if count > *made.get(material)? {
+            return None;
+        }
+        let heat = if at.text("heat") == "cold" {
+            Heat::Cold
+        } else {
+            Heat::Warm
+        };
+        let threads = at.text("strategy") == "threaded-pread";
+        let depth = if threads { THREADS } else { RING_DEPTH };
+        // As many buffers as fit: the engine has a quarter more than its reads in flight, and a new buffer comes on top. Of
+        // 16 MiB 12 fit.
+        let fitting = STEP_BYTES_MAX.saturating_sub(bytes) / 5 * 4 / bytes;
+        let fitting = usize::try_from(fitting).unwrap_or(1).max(1);
+        let (shape, depth) = (Shape::Files { count }, depth.min(fitting).min(count));
+        Some(Setup {
+            material,
+            open_each: at.text("opening") == "in",
+            pooled: at.text("buffers") == "pooled",
+            ..Setup::new(heat, shape, Amount::Reads(u64::MAX), depth)
+        })
+    });
     Ok(study)
-}
-
-fn seconds(sample: &Sample) -> f64 {
-    sample.seconds
 }
 
 /// How much longer the threads take than a ring: above 1 the ring is ahead.
 fn ahead(rows: &Rows, strategy: &str, key: [(&str, &str); 5]) -> Option<Summary> {
     let [heat, bytes, opening, buffers, files] = key;
-    let of = |strategy| rows.one_of([("strategy", strategy), heat, bytes, opening, buffers, files]);
+    let of = |strategy| rows.one_of(&[("strategy", strategy), heat, bytes, opening, buffers, files]);
     of("threaded-pread")?.ratio(of(strategy)?, seconds)
 }
 
@@ -169,48 +142,29 @@ fn judge(report: &mut Report, rows: &Rows) {
             };
             let (from, to) = crossover(&ratios);
             let most = format!("{:.2}x", last.median);
-            let line = [
-                heat.1,
-                &shown(bytes.1),
-                opening.1,
-                buffers.1,
-                strategy,
-                &from,
-                &to,
-                &most,
-            ];
-            table.push(line.map(str::to_owned).to_vec());
+            let line = [heat.1, &shown(bytes.1), opening.1, buffers.1, strategy];
+            table.push([&line.map(str::to_owned)[..], &[from, to, most]].concat());
         }
     }
     let title = "Crossovers: numbers of files at which a ring is ahead of, or behind, 150 threads";
-    report.beside.push(Beside::of(title, table));
+    report.table(title, table);
     claims(report, rows);
-    for heat in rows.values("heat") {
+    for heat in &rows.values("heat") {
         for bytes in &sizes {
-            let values = [
-                ("heat", heat.as_str()),
-                ("file_bytes", bytes),
-                ("opening", "in"),
-                ("buffers", "pooled"),
-            ];
-            let shown = shown(bytes);
-            let title = format!("Whole files of {shown}, {heat}, opening included, buffers pooled");
+            let pooled = [("opening", "in"), ("buffers", "pooled")];
+            let values = [[("heat", heat.as_str()), ("file_bytes", bytes)], pooled].concat();
             let lines = series(rows, &values, "strategy", "files", |sample| sample.seconds * 1e3);
-            let name = format!("plot-{heat}-{bytes}");
-            report
-                .plots
-                .push(Plot::of(name, title, ["files", "time, ms"], lines));
+            let (name, files) = (format!("plot-{heat}-{bytes}"), shown(bytes));
+            let title = format!("Whole files of {files}, {heat}, opening included, buffers pooled");
+            report.plot(name, title, ["files", "time, ms"], lines);
         }
     }
 }
 
 /// From which number of files on the ring is ahead at all of them, and up to which it is behind at all.
 fn crossover(ratios: &[(&String, Summary)]) -> (String, String) {
-    let from = ratios
-        .iter()
-        .rev()
-        .take_while(|(_, ratio)| ratio.low > 1.0)
-        .last();
+    let ahead = ratios.iter().rev().take_while(|(_, ratio)| ratio.low > 1.0);
+    let from = ahead.last();
     let to = ratios.iter().take_while(|(_, ratio)| ratio.high < 1.0).last();
     let shown = |found: Option<&(&String, Summary)>| {
         found.map_or_else(|| "-".to_owned(), |(files, _)| (*files).clone())
@@ -229,10 +183,11 @@ fn claims(report: &mut Report, rows: &Rows) {
         return;
     };
     let of = |strategy: &str, bytes: &str, count: &str, buffers: &str| {
+        let [heat, opening] = [("heat", "cold"), ("opening", "in")];
         let key = [
-            ("heat", "cold"),
+            heat,
             ("file_bytes", bytes),
-            ("opening", "in"),
+            opening,
             ("buffers", buffers),
             ("files", count),
         ];
@@ -240,42 +195,40 @@ fn claims(report: &mut Report, rows: &Rows) {
     };
     // The largest number of files that this size has.
     let most = |strategy: &str, bytes: &str, buffers: &str| {
-        let tried = files.iter().rev();
-        let mut found = tried.filter_map(|count| of(strategy, bytes, count, buffers));
-        found.next()
+        let mut tried = files.iter().rev();
+        tried.find_map(|count| of(strategy, bytes, count, buffers))
     };
     let inverse = |ratio: Option<Summary>| ratio.map(|ratio| ratio.inverse());
     for strategy in ["ring", "uring"] {
-        let few = inverse(of(strategy, small, fewest, "pooled"));
-        let few_claim = format!("cold, {strategy} is behind 150 threads at few files ({fewest})");
-        report.claims.push(Claim::of_order(few_claim, few));
-        let large_claim = format!("cold, {strategy} is ahead of 150 threads at large files");
-        report
-            .claims
-            .push(Claim::of_order(large_claim, most(strategy, large, "pooled")));
-        let new_claim = format!("cold, without pooled buffers {strategy} loses outright");
-        report
-            .claims
-            .push(Claim::of_order(new_claim, inverse(most(strategy, small, "new"))));
+        let few = format!("cold, {strategy} is behind 150 threads at few files ({fewest})");
+        let large_files = format!("cold, {strategy} is ahead of 150 threads at large files");
+        let new = format!("cold, without pooled buffers {strategy} loses outright");
+        report.claims.extend([
+            Claim::of_order(&few, inverse(of(strategy, small, fewest, "pooled"))),
+            Claim::of_order(&large_files, most(strategy, large, "pooled")),
+            Claim::of_order(&new, inverse(most(strategy, small, "new"))),
+        ]);
     }
-    let pooled = |heat: &str| {
-        let row = |buffers: &str| {
-            let values = [
-                ("heat", heat),
-                ("file_bytes", large.as_str()),
-                ("opening", "in"),
+    let threads = |buffers: &str| -> Option<&Row> {
+        let [heat, opening, strategy] = [
+            ("heat", "warm"),
+            ("opening", "in"),
+            ("strategy", "threaded-pread"),
+        ];
+        rows.0.iter().rfind(|row| {
+            row.is(&[
+                heat,
+                ("file_bytes", large),
+                opening,
                 ("buffers", buffers),
-                ("strategy", "threaded-pread"),
-            ];
-            let found: Vec<_> = rows.with(&values).cloned().collect();
-            found.into_iter().last()
-        };
-        row("new")?.ratio(&row("pooled")?, seconds)
+                strategy,
+            ])
+        })
     };
+    let pooled = threads("new").zip(threads("pooled"));
+    let pooled = pooled.and_then(|(new, pooled)| new.ratio(pooled, seconds));
     let claim = "warm, pooling buffers makes 150 threads faster";
-    report
-        .claims
-        .push(Claim::of_order(claim.to_owned(), pooled("warm")));
+    report.claims.push(Claim::of_order(claim, pooled));
 }
 
 #[cfg(test)]
@@ -292,12 +245,10 @@ mod tests {
             crossover(&counts.iter().zip(ratios).collect::<Vec<_>>())
         };
         let (behind, level, ahead) = ([0.7, 0.8, 0.9], [0.9, 1.0, 1.1], [1.1, 1.2, 1.3]);
-        assert_eq!(
-            of([behind, level, ahead, ahead]),
-            ("300".to_owned(), "50".to_owned())
-        );
-        assert_eq!(of([level, ahead, level, level]), ("-".to_owned(), "-".to_owned()));
-        assert_eq!(of([ahead; 4]), ("50".to_owned(), "-".to_owned()));
+        let pair = |from: &str, to: &str| (from.to_owned(), to.to_owned());
+        assert_eq!(of([behind, level, ahead, ahead]), pair("300", "50"));
+        assert_eq!(of([level, ahead, level, level]), pair("-", "-"));
+        assert_eq!(of([ahead; 4]), pair("50", "-"));
     }
 
     #[test]
@@ -311,23 +262,12 @@ mod tests {
             objects: Objects,
         }
         let parse = |most: &str| {
-            let line = [
-                "x",
-                "--path",
-                "/",
-                "--bytes-max",
-                most,
-                "--file-bytes",
-                "16KiB,4MiB",
-            ];
+            let line = format!("x --path / --bytes-max {most} --file-bytes 16KiB,4MiB");
+            let line = line.split(' ');
             sizes(&Line::parse_from(line).objects)
         };
         assert_eq!(parse("1GiB").unwrap(), [(1000, 16 << 10), (100, 4 << 20)]);
-        assert!(
-            parse("100MiB")
-                .unwrap_err()
-                .to_string()
-                .starts_with("--bytes-max")
-        );
+        let refused = parse("100MiB").unwrap_err().to_string();
+        assert!(refused.starts_with("--bytes-max"), "{refused}");
     }
 }

@@ -4,35 +4,29 @@
 //! `direct` makes random reads of 4 KiB of more than memory holds, past the page cache; mmap cannot, and reads through a
 //! cache that was emptied. `buffered` reads blocks of 64 KiB one after the other, from memory.
 
-use super::{chosen, list, pair};
 use crate::args::Strategies;
 use crate::error::LabError;
-use crate::job::{Amount, Heat, Setup, Shape};
-use crate::material::Material;
-use crate::quantity::size;
-use crate::report::{Beside, Claim, Plot, Report, series};
-use crate::study::{Cell, Measure, Needs, Rows, Study, reads_per_second};
-use std::sync::Arc;
+use crate::material::{Material, Progress};
+use crate::report::{Claim, Report, series};
+use crate::sample::reads_per_second;
+use crate::setup::{Amount, Heat, Setup, Shape};
+use crate::study::{About, Needs, Rows, Study, list, pair, texts};
+use humantime::format_duration;
+use ringfetch_command::quantity::size;
 
-const NAMES: [&str; 13] = [
-    "pread",
-    "threaded-pread",
-    "preadv2-hipri",
-    "tokio-fs",
-    "aio",
-    "ring",
-    "ring-polled",
-    "uring",
-    "uring-batch",
-    "auto",
-    "mmap",
-    "mmap-plain",
-    "engine-pread",
-];
+const NAMES: &str = "pread threaded-pread preadv2-hipri tokio-fs aio ring ring-polled uring \
+    uring-batch auto mmap mmap-plain engine-pread";
+static ABOUT: About = About {
+    name: "strategies",
+    title: "which way to read is fastest, by queue depth",
+    source: "io-uring-bench (NVMe, 24 cores, poll_queues=16)",
+    columns: "reads_per_second mib_per_second p50_us p99_us depth_achieved cpu_us_per_read",
+    judge,
+};
 const DIRECT_BLOCK_BYTES: usize = 4096;
 const BUFFERED_BLOCK_BYTES: usize = 64 << 10;
 /// The buffered profile measures memory: more threads than this measure the scheduler.
-const BUFFERED_DEPTH_MAX: u32 = 64;
+const BUFFERED_DEPTH_MAX: usize = 64;
 /// Reads a second against one pread thread (PUBLISHED: 28 418 IOPS), by depth.
 const PUBLISHED: [(&str, f64); 6] = [
     ("1", 1.1),
@@ -44,81 +38,56 @@ const PUBLISHED: [(&str, f64); 6] = [
 ];
 
 /// Plans the study.
-pub(crate) fn plan(args: &Strategies, material: Material) -> Result<Study, LabError> {
+pub(crate) fn plan(args: &Strategies, progress: Progress<'_>) -> Result<Study, LabError> {
+    let material = Material::one(&args.common.path, args.blocks.size, progress)?;
     let length = material.length_bytes();
-    let has = |profile: &str| args.profiles.iter().any(|known| known == profile);
-    let warm_bytes = if has("buffered") {
+    let has = |profile: &&str| args.profiles.iter().any(|known| known == profile);
+    let warm_bytes = if has(&"buffered") {
         args.warm_bytes.min(length)
     } else {
         0
     };
-    let mut study = Study {
-        name: "strategies",
-        title: "which way to read is fastest, by queue depth",
-        source: "io-uring-bench (NVMe, 24 cores, poll_queues=16)",
-        settings: vec![
-            pair("profiles", list(&args.profiles)),
-            pair("depths", list(&args.depths)),
-            pair("step", humantime::format_duration(args.blocks.step)),
-            pair("warm bytes", size(warm_bytes)),
-        ],
-        materials: vec![Arc::new(material)],
-        cells: Vec::new(),
-        left_out: Vec::new(),
-        needs: Needs {
-            larger_than_memory: has("direct"),
-            warm_bytes,
-            warm_option: "--warm-bytes",
-        },
-        columns: &[
-            "reads_per_second",
-            "mib_per_second",
-            "p50_us",
-            "p99_us",
-            "depth_achieved",
-            "cpu_us_per_read",
-        ],
-        measure: Measure::Once,
-        judge,
+    let settings = vec![
+        pair("profiles", list(&args.profiles)),
+        pair("depths", list(&args.depths)),
+        pair("step", format_duration(args.blocks.step)),
+        pair("warm bytes", size(warm_bytes)),
+    ];
+    let mut study = Study::new(&ABOUT, &args.common, NAMES, settings, vec![material])?;
+    study.needs = Needs {
+        larger_than_memory: has(&"direct"),
+        warm_bytes,
+        warm_option: "--warm-bytes",
     };
-    let strategies = chosen(&NAMES, &args.common.only)?;
-    for profile in ["direct", "buffered"].into_iter().filter(|profile| has(profile)) {
-        let direct = profile == "direct";
-        let (heat, block_bytes, window_bytes) = if direct {
-            (Heat::Direct, DIRECT_BLOCK_BYTES, length)
-        } else {
-            (Heat::Warm, BUFFERED_BLOCK_BYTES, warm_bytes)
+    let profiles: Vec<&str> = ["direct", "buffered"].into_iter().filter(has).collect();
+    let axes = [
+        ("profile", texts(&profiles)),
+        ("strategy", study.chosen.clone()),
+        ("depth", texts(&args.depths)),
+    ];
+    study.cross(&axes, |at| {
+        let (depth, random) = (at.number("depth"), at.text("profile") == "direct");
+        let (heat, block_bytes, window_bytes) = match random {
+            true => (Heat::Direct, DIRECT_BLOCK_BYTES, length),
+            false => (Heat::Warm, BUFFERED_BLOCK_BYTES, warm_bytes),
         };
-        for strategy in &strategies {
-            for depth in &args.depths {
-                // A ring is polled past the page cache only.
-                if !direct && (*depth > BUFFERED_DEPTH_MAX || strategy.name == "ring-polled") {
-                    continue;
-                }
-                let shape = Shape::Blocks {
-                    block_bytes,
-                    window_bytes,
-                    random: direct,
-                };
-                study.plan(Cell {
-                    key: vec![
-                        pair("profile", profile),
-                        pair("strategy", strategy.name),
-                        pair("depth", depth),
-                    ],
-                    strategy,
-                    material: 0,
-                    setup: Setup::new(heat, shape, Amount::For(args.blocks.step), *depth as usize),
-                });
-            }
+        // A ring is polled past the page cache only.
+        if !random && (depth > BUFFERED_DEPTH_MAX || at.text("strategy") == "ring-polled") {
+            return None;
         }
-    }
+        let shape = Shape::Blocks {
+            block_bytes,
+            window_bytes,
+            random,
+        };
+        Some(Setup::new(heat, shape, Amount::For(args.blocks.step), depth))
+    });
     Ok(study)
 }
 
 fn judge(report: &mut Report, rows: &Rows) {
     let direct =
-        |strategy, depth| rows.one_of([("profile", "direct"), ("strategy", strategy), ("depth", depth)]);
+        |strategy, depth| rows.one_of(&[("profile", "direct"), ("strategy", strategy), ("depth", depth)]);
     let base = direct("pread", "1");
     let head = ["depth", "published io_uring", "ring here", "uring here"].map(str::to_owned);
     let mut beside = vec![head.to_vec()];
@@ -130,41 +99,38 @@ fn judge(report: &mut Report, rows: &Rows) {
                 .and_then(|(ring, pread)| ring.ratio(pread, reads_per_second));
             line.push(ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{:.2}x", ratio.median)));
             if ["1", "16", "64"].contains(&depth) {
-                let claim =
+                let what =
                     format!("{strategy} at depth {depth} makes {published}x the reads of one pread thread");
-                report.claims.push(Claim::of_ratio(claim, published, ratio));
+                report.claim(&what, published, ratio);
             }
         }
         beside.push(line);
     }
+    report.table("Random direct reads of 4 KiB against one pread thread", beside);
     let best =
-        |profile, strategy| rows.best([("profile", profile), ("strategy", strategy)], reads_per_second);
-    for strategy in ["ring", "uring"] {
+        |profile, strategy| rows.best(&[("profile", profile), ("strategy", strategy)], reads_per_second);
+    for ring in ["ring", "uring"] {
+        let beats = "all pread threads (published: 974 495 against 564 188)";
+        let warm = "warm, the order reverses: pread threads beat";
         for (profile, first, second, claim) in [
             (
                 "direct",
-                strategy,
+                ring,
                 "threaded-pread",
-                format!(
-                    "one thread with {strategy} beats all pread threads (published: 974 495 against 564 188)"
-                ),
+                format!("one thread with {ring} beats {beats}"),
             ),
             (
                 "buffered",
                 "threaded-pread",
-                strategy,
-                format!(
-                    "warm, the order reverses: pread threads beat {strategy} (published: 46 GB/s against 7)"
-                ),
+                ring,
+                format!("{warm} {ring} (published: 46 GB/s against 7)"),
             ),
         ] {
             let rows = best(profile, first).zip(best(profile, second));
             let ratio = rows.and_then(|(first, second)| first.ratio(second, reads_per_second));
-            report.claims.push(Claim::of_order(claim, ratio));
+            report.claims.push(Claim::of_order(&claim, ratio));
         }
     }
-    let title = "Random direct reads of 4 KiB against one pread thread";
-    report.beside.push(Beside::of(title, beside));
     for (profile, title) in [
         ("direct", "Random direct reads of 4 KiB"),
         ("buffered", "Sequential reads of 64 KiB from memory"),
@@ -175,8 +141,8 @@ fn judge(report: &mut Report, rows: &Rows) {
             ("p99", "p99 latency, us", lines(|sample| sample.p99_us)),
         ] {
             if !lines.is_empty() {
-                let (name, x) = (format!("plot-{profile}-{name}"), "reads in flight asked for");
-                report.plots.push(Plot::of(name, title.to_owned(), [x, y], lines));
+                let axes = ["reads in flight asked for", y];
+                report.plot(format!("plot-{profile}-{name}"), title.to_owned(), axes, lines);
             }
         }
     }
@@ -192,18 +158,14 @@ mod tests {
         // Scenario: figures as the publication's; then a device on which a ring gains nothing.
         // Expected: all of ring's claims confirmed; then refuted, with our figures.
         let rows = |ring: [u64; 3], threads: u64, warm: [u64; 2]| {
-            let direct = |strategy, depth, reads| {
+            let of = |profile, strategy, depth, reads| {
                 row(
-                    &[("profile", "direct"), ("strategy", strategy), ("depth", depth)],
+                    &[("profile", profile), ("strategy", strategy), ("depth", depth)],
                     &[reads; 5],
                 )
             };
-            let buffered = |strategy, reads| {
-                row(
-                    &[("profile", "buffered"), ("strategy", strategy), ("depth", "16")],
-                    &[reads; 5],
-                )
-            };
+            let direct = |strategy, depth, reads| of("direct", strategy, depth, reads);
+            let buffered = |strategy, reads| of("buffered", strategy, "16", reads);
             Rows(vec![
                 direct("pread", "1", 28_418),
                 direct("ring", "1", ring[0]),
@@ -224,26 +186,16 @@ mod tests {
             let about = report.claims.iter().filter(|claim| claim.claim.contains(about));
             about.map(|claim| claim.verdict.clone()).collect::<Vec<_>>()
         };
+        let count = |report: &Report, verdict: &str| {
+            let all = verdicts(report, "");
+            all.iter().filter(|known| *known == verdict).count()
+        };
         let published = judged(&rows([31_796, 426_580, 950_330], 564_188, [46, 7]));
-        assert_eq!(
-            verdicts(&published, "ring at depth"),
-            ["confirmed", "not tested"].repeat(3)
-        );
-        assert_eq!(published.claims.len(), 10);
-        let order = published
-            .claims
-            .iter()
-            .filter(|claim| claim.verdict == "confirmed")
-            .count();
-        assert_eq!(order, 5);
+        let rings = verdicts(&published, "ring at depth");
+        assert_eq!(rings, ["confirmed", "not tested"].repeat(3));
+        assert_eq!((published.claims.len(), count(&published, "confirmed")), (10, 5));
         let slow = judged(&rows([28_000, 30_000, 30_000], 31_000, [7, 46]));
-        assert_eq!(
-            slow.claims
-                .iter()
-                .filter(|claim| claim.verdict == "refuted")
-                .count(),
-            4
-        );
+        assert_eq!(count(&slow, "refuted"), 4);
         assert!(slow.plots.iter().any(|plot| plot.name == "plot-direct-reads"));
     }
 }

@@ -1,5 +1,6 @@
 //! Text in aligned columns.
 
+use std::fmt;
 use std::io::{self, Write};
 
 /// Rows of cells; each column is as wide as its widest cell.
@@ -29,25 +30,26 @@ impl Table {
     /// # Errors
     /// Whatever the writer has.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            self.rows
-                .iter()
-                .filter_map(|row| row.get(column))
-                .map(|cell| cell.chars().count())
-                .max()
-                .unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
+        write!(out, "{self}")
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut widths: Vec<usize> = Vec::new();
+        for row in &self.rows {
+            widths.resize(widths.len().max(row.len()), 0);
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = cell.chars().count().max(*width);
+            }
+        }
         for row in &self.rows {
             let mut line = String::new();
-            for (column, cell) in row.iter().enumerate() {
-                let width = widths.get(column).copied().unwrap_or(0);
-                if self.right.contains(&column) {
-                    line.push_str(&format!("{cell:>width$}  "));
-                } else {
-                    line.push_str(&format!("{cell:<width$}  "));
-                }
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                line.push_str(&match self.right.contains(&column) {
+                    true => format!("{cell:>width$}  "),
+                    false => format!("{cell:<width$}  "),
+                });
             }
             writeln!(out, "{}", line.trim_end())?;
         }
@@ -67,9 +69,7 @@ mod tests {
         table.row(["name", "count", "note"]);
         table.row(["é", "1 000", "x"]);
         table.row(["longer", "7"]);
-        let mut out = Vec::new();
-        table.write(&mut out).unwrap();
         let want = "name    count  note\né       1 000  x\nlonger      7\n";
-        assert_eq!(String::from_utf8(out).unwrap(), want);
+        assert_eq!(table.to_string(), want);
     }
 }

@@ -2,15 +2,21 @@
 
 use std::time::Duration;
 
-pub use ringfetch_command::size::{exact as exact_size, rounded as size};
+pub use crate::size::{exact as exact_size, rounded as size};
 
 /// `4096`, `64KiB`, `10GiB`.
+///
+/// # Errors
+/// What is wrong, with examples.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    ringfetch_command::size::parse(text)
+    crate::size::parse(text)
         .map_err(|problem| format!("{problem}; use bytes or a binary unit: 4096, 64KiB, 16MiB, 10GiB, 1TiB"))
 }
 
 /// `500ms`, `10s`, `2m`.
+///
+/// # Errors
+/// What is wrong, with examples.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; use 500ms, 10s, 2m"))
 }

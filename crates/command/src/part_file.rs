@@ -1,8 +1,7 @@
 //! Results that are there whole or not at all.
 
-use crate::error::LabError;
 use std::fs::Permissions;
-use std::io::{self, Write as _};
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
@@ -20,7 +19,7 @@ impl PartFile {
     /// # Errors
     /// errno.
     pub fn beside(path: &Path) -> io::Result<Self> {
-        // A bare name has an empty parent. The umask cuts the permissions.
+        // A bare name has an empty parent. The umask limits the permissions.
         let directory = Path::new(".").join(path.parent().unwrap_or(path));
         let mut part = tempfile::Builder::new();
         let file = part
@@ -30,22 +29,35 @@ impl PartFile {
         Ok(Self { file, path })
     }
 
-    /// Writes the bytes, makes them durable, and gives them their name.
+    /// Makes what was written durable and gives it its name.
     ///
     /// # Errors
-    /// errno. Nothing is there under that name that was not there before.
-    pub fn finish(mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)?;
+    /// errno. The name then has what it had before.
+    pub fn finish(self) -> io::Result<()> {
         self.file.as_file().sync_all()?;
         self.file.persist(self.path)?;
         Ok(())
     }
 }
 
-/// A whole file at once; errors have its final name.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), LabError> {
-    let written = PartFile::beside(path).and_then(|part| part.finish(bytes));
-    written.map_err(|error| LabError::at(path.display(), error))
+impl Write for PartFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Writes a whole file at once.
+///
+/// # Errors
+/// As [`PartFile::finish`].
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut part = PartFile::beside(path)?;
+    part.write_all(bytes)?;
+    part.finish()
 }
 
 #[cfg(test)]

@@ -1,0 +1,97 @@
+//! What a publication says, and whether it holds here.
+
+use crate::stats::Summary;
+use serde::{Deserialize, Serialize};
+
+/// A ratio of ours within these factors of the published one confirms it.
+const CONFIRMS: (f64, f64) = (0.8, 1.25);
+
+/// What the publication says, and whether it holds here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// As the publication has it.
+    pub claim: String,
+    /// `confirmed`, `refuted`, `undecided` or `not tested`.
+    pub verdict: String,
+    /// In words, with our figures.
+    pub words: String,
+}
+
+impl Claim {
+    /// Of our ratio: its verdict and what to say before and after it.
+    fn of(claim: &str, ours: Option<Summary>, judge: impl FnOnce(&Summary) -> [&'static str; 3]) -> Self {
+        let untested = "a strategy that it is about was not measured";
+        let (verdict, words) = match ours.map(|ours| (judge(&ours), ours.times())) {
+            None => ("not tested", untested.to_owned()),
+            Some(([verdict, before, after], times)) => (verdict, format!("{before}{times}{after}")),
+        };
+        Self {
+            claim: claim.to_owned(),
+            verdict: verdict.to_owned(),
+            words,
+        }
+    }
+
+    /// Of a ratio that the publication gives.
+    pub(crate) fn of_ratio(claim: &str, published: f64, ours: Option<Summary>) -> Self {
+        let (least, most) = (published * CONFIRMS.0, published * CONFIRMS.1);
+        let mut judged = Self::of(claim, ours, |ours| {
+            if ours.high < least {
+                ["refuted", "does not hold here: ", ", less than "]
+            } else if ours.low > most {
+                ["refuted", "does not hold here: ", ", more than "]
+            } else if ours.low >= least && ours.high <= most {
+                ["confirmed", "holds here: ", ""]
+            } else {
+                ["undecided", "the repetitions differ too much: ", ""]
+            }
+        });
+        if judged.verdict == "refuted" {
+            judged.words.push_str(&format!("{published}x"));
+        }
+        judged
+    }
+
+    /// That something is more than something else: of their ratio.
+    pub(crate) fn of_order(claim: &str, ratio: Option<Summary>) -> Self {
+        Self::of(claim, ratio, |ratio| match (ratio.low > 1.0, ratio.high < 1.0) {
+            (true, _) => ["confirmed", "holds here: ", ""],
+            (_, true) => ["refuted", "the reverse holds here: ", ""],
+            _ => ["undecided", "no difference beyond the spread: ", ""],
+        })
+    }
+
+    /// That something is at least so many times something else: of their ratio.
+    pub(crate) fn at_least(claim: &str, least: f64, ratio: Option<Summary>) -> Self {
+        Self::of(claim, ratio, |ratio| {
+            match (ratio.low >= least, ratio.high < least) {
+                (true, _) => ["confirmed", "", ""],
+                (_, true) => ["refuted", "", ""],
+                _ => ["undecided", "", ""],
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_are_judged_by_their_intervals() {
+        // Scenario: ratios at, far below, far above and around a published 10x; an order that holds, is reversed, is
+        // within the spread; nothing measured. Expected: the verdicts in words, with figures.
+        let of = |values: [f64; 5]| Claim::of_ratio("", 10.0, Summary::of(values));
+        let verdict = |claim: Claim| claim.verdict;
+        let confirmed = of([9.0, 9.5, 10.0, 10.5, 11.0]);
+        assert_eq!(confirmed.words, "holds here: 10.00x (9.00 to 11.00)");
+        assert!(of([2.0; 5]).words.contains("less than 10x"));
+        assert!(of([20.0; 5]).words.contains("more than 10x"));
+        assert_eq!(verdict(of([5.0, 9.0, 10.0, 11.0, 20.0])), "undecided");
+        let order = |values: [f64; 5]| verdict(Claim::of_order("", Summary::of(values)));
+        assert_eq!(order([1.1; 5]), "confirmed");
+        assert_eq!(order([0.9; 5]), "refuted");
+        assert_eq!(order([0.9, 1.0, 1.1, 1.2, 1.3]), "undecided");
+        assert_eq!(verdict(Claim::of_ratio("", 1.0, None)), "not tested");
+    }
+}

@@ -1,0 +1,192 @@
+//! What a step came to: its reads as they are counted, and the figures that they become.
+
+use hdrhistogram::Histogram;
+use ringfetch_command::quantity::approximate;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Limits that latencies are counted against: 2^n ms, from 1 ms to 64 ms.
+pub(crate) const OVER_LIMITS: usize = 7;
+
+/// What a step came to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Reads completed.
+    pub reads: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// From the first read's start to the last one's end.
+    pub seconds: f64,
+    /// Latency of a read, microseconds: the shortest, the mean, quantiles, the longest.
+    pub min_us: f64,
+    /// See `min_us`.
+    pub mean_us: f64,
+    /// See `min_us`.
+    pub p50_us: f64,
+    /// See `min_us`.
+    pub p99_us: f64,
+    /// See `min_us`.
+    pub p999_us: f64,
+    /// See `min_us`.
+    pub max_us: f64,
+    /// Reads in flight on average, by Little's law.
+    pub depth_achieved: f64,
+    /// CPU time of this process a read, user and system (getrusage(2)).
+    pub cpu_us_per_read: f64,
+    /// Bytes that the device read, as a share of the bytes that were asked for. `None`: no device to ask.
+    pub device_share: Option<f64>,
+    /// The share of the data that was in the page cache before the step. `None`: the kernel does not say.
+    pub resident_before: Option<f64>,
+    /// Memory of this process when the step ended, without the page cache (RssAnon of proc_pid_status(5)).
+    pub own_memory_bytes: u64,
+    /// What the strategy has to say of itself.
+    pub note: Option<String>,
+    /// Of an open loop: the shares of its reads that took longer than 1, 2, 4, 8, 16, 32 and 64 ms. What was never sent
+    /// took longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<[f64; OVER_LIMITS]>,
+    /// Of an open loop: reads that were never sent.
+    #[serde(default)]
+    pub missed: u64,
+    /// Of `act`: the highest rate that was held, in units of 2,000 reads a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiple: Option<f64>,
+}
+
+/// A figure of a sample.
+pub(crate) type Of = fn(&Sample) -> f64;
+
+/// Reads a second of a sample.
+pub(crate) fn reads_per_second(sample: &Sample) -> f64 {
+    approximate(sample.reads) / sample.seconds
+}
+
+/// Bytes a second of a sample.
+pub(crate) fn bytes_per_second(sample: &Sample) -> f64 {
+    approximate(sample.bytes) / sample.seconds
+}
+
+/// CPU time of a sample as a share of one core, in percent.
+pub(crate) fn cpu_percent(sample: &Sample) -> f64 {
+    sample.cpu_us_per_read * reads_per_second(sample) / 1e4
+}
+
+/// CPU time of a sample's read.
+pub(crate) fn cpu_us_per_read(sample: &Sample) -> f64 {
+    sample.cpu_us_per_read
+}
+
+/// How long a sample took.
+pub(crate) fn seconds(sample: &Sample) -> f64 {
+    sample.seconds
+}
+
+/// Reads that are over.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    reads: u64,
+    bytes: u64,
+    in_flight: Duration,
+    latency: Option<Histogram<u64>>,
+}
+
+impl Counts {
+    pub(crate) fn none() -> Self {
+        Self {
+            reads: 0,
+            bytes: 0,
+            in_flight: Duration::ZERO,
+            // Three digits are allowed, and it grows by itself.
+            latency: Histogram::new(3).ok(),
+        }
+    }
+
+    /// Counts a read.
+    pub(crate) fn read(&mut self, bytes: usize, latency: Duration) {
+        self.reads += 1;
+        self.bytes += bytes as u64;
+        self.in_flight += latency;
+        if let Some(histogram) = &mut self.latency {
+            let _recorded = histogram.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+        }
+    }
+
+    /// Adds another's reads.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.reads += other.reads;
+        self.bytes += other.bytes;
+        self.in_flight += other.in_flight;
+        if let (Some(all), Some(latency)) = (&mut self.latency, &other.latency) {
+            let _added = all.add(latency);
+        }
+    }
+
+    /// The figures of these reads in so much time, with so much of it on CPUs; of an open loop, with what was never sent.
+    /// `None`: there are no reads.
+    pub(crate) fn sample(&self, time: Duration, cpu: Duration, missed: Option<u64>) -> Option<Sample> {
+        let latency = self.latency.as_ref().filter(|_| self.reads > 0)?;
+        let (reads, seconds) = (approximate(self.reads), time.as_secs_f64().max(1e-9));
+        let micros = |nanoseconds: u64| approximate(nanoseconds) / 1e3;
+        let quantile = |quantile| micros(latency.value_at_quantile(quantile));
+        Some(Sample {
+            reads: self.reads,
+            bytes: self.bytes,
+            seconds,
+            min_us: micros(latency.min()),
+            mean_us: self.in_flight.as_secs_f64() * 1e6 / reads,
+            p50_us: quantile(0.5),
+            p99_us: quantile(0.99),
+            p999_us: quantile(0.999),
+            max_us: micros(latency.max()),
+            depth_achieved: self.in_flight.as_secs_f64() / seconds,
+            cpu_us_per_read: cpu.as_secs_f64() * 1e6 / reads,
+            device_share: None,
+            resident_before: None,
+            own_memory_bytes: 0,
+            note: None,
+            over: missed.map(|missed| over(latency, missed)),
+            missed: missed.unwrap_or(0),
+            multiple: None,
+        })
+    }
+}
+
+/// The shares of latencies above 2^n ms, of `missed` more that are above any.
+fn over(latency: &Histogram<u64>, missed: u64) -> [f64; OVER_LIMITS] {
+    let all = approximate((latency.len() + missed).max(1));
+    std::array::from_fn(|bits| {
+        let recorded = latency.iter_recorded();
+        // Values are recorded to three digits.
+        let slow =
+            recorded.filter(|value| latency.lowest_equivalent(value.value_iterated_to()) > 1_000_000 << bits);
+        let slow: u64 = slow.map(|value| value.count_since_last_iteration()).sum();
+        approximate(slow + missed) / all
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_over_limits_are_those_of_known_distributions() {
+        // Scenario: 900 latencies of exactly 1 ms, 80 of 3 ms, 15 of 20 ms, 5 of 100 ms; 1 000 more were never sent; 20 000 seeded
+        // exponential ones with a mean of 2 ms. Expected: the shares; half of everything is over any; e^(-limit / mean) +- 1 %.
+        let known = || Histogram::<u64>::new(3).unwrap();
+        let (mut known, mut drawn) = (known(), known());
+        for (milliseconds, count) in [(1, 900), (3, 80), (20, 15), (100, 5)] {
+            known.record_n(milliseconds * 1_000_000, count).unwrap();
+        }
+        assert_eq!(over(&known, 0), [0.1, 0.1, 0.02, 0.02, 0.02, 0.005, 0.005]);
+        assert_eq!(over(&known, 1000)[6], 0.5025);
+        let mut random = fastrand::Rng::with_seed(3);
+        for _ in 0..20_000 {
+            let drawn_s = -(1.0 - random.f64()).ln() * 2e-3;
+            let nanoseconds = Duration::from_secs_f64(drawn_s).as_nanos();
+            drawn.record(u64::try_from(nanoseconds).unwrap()).unwrap();
+        }
+        for (limit, share) in [1.0_f64, 2.0, 4.0, 8.0].iter().zip(over(&drawn, 0)) {
+            assert!((share - (-limit / 2.0).exp()).abs() < 0.01, "{limit} ms: {share}");
+        }
+    }
+}

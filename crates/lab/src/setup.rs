@@ -1,0 +1,198 @@
+//! The settings of a step: which reads, from where, how many, and how many at once.
+
+use crate::drive::engine::Choice;
+use crate::material::Material;
+use crate::questions::Questions;
+use std::time::Duration;
+
+const PAGE_BYTES: u64 = 4096;
+
+/// Where the bytes are to come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heat {
+    /// O_DIRECT, from evicted files; what cannot (mmap) reads through the evicted page cache.
+    Direct,
+    /// Through the page cache, which was evicted.
+    Cold,
+    /// From the page cache.
+    Warm,
+    /// From wherever they are: somebody else's page cache is left alone.
+    AsFound,
+}
+
+impl Heat {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Cold => "cold",
+            Self::Warm => "warm",
+            Self::AsFound => "as found",
+        }
+    }
+}
+
+/// When a step is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Amount {
+    /// After this time, or when everything was read.
+    For(Duration),
+    /// After so many reads (of queries: so many of them), or when everything was read.
+    Reads(u64),
+    /// After this time, in which so many reads a second arrive, whatever became of those before them.
+    At { per_second: u64, time: Duration },
+}
+
+/// What a step reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// Blocks of the first file's first bytes.
+    Blocks {
+        block_bytes: usize,
+        window_bytes: u64,
+        random: bool,
+    },
+    /// Whole files, each once, in random order.
+    Files { count: usize },
+    /// Queries, each all of its candidates' vectors, which are scored.
+    Queries { count: usize, oversampling: usize },
+    /// Items of a daemon's dataset, so many in a request.
+    Items { count: u64, batch: usize, random: bool },
+}
+
+impl Shape {
+    /// Blocks in random order.
+    pub(crate) fn random(block_bytes: usize, window_bytes: u64) -> Self {
+        Self::Blocks {
+            block_bytes,
+            window_bytes,
+            random: true,
+        }
+    }
+}
+
+/// The settings of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Setup {
+    /// Which of the study's data.
+    pub(crate) material: usize,
+    pub(crate) heat: Heat,
+    pub(crate) shape: Shape,
+    pub(crate) amount: Amount,
+    /// Most reads in flight: threads, or the depth of a queue.
+    pub(crate) depth: usize,
+    /// Whether each read opens its file, and the time for that counts.
+    pub(crate) open_each: bool,
+    /// Whether buffers are used again, or each read has a new one.
+    pub(crate) pooled: bool,
+    /// Settings of the engine other than its strategy's.
+    pub(crate) engine: Option<Choice>,
+}
+
+impl Setup {
+    /// Of files that are open, into buffers that are used again, with the strategy's own settings.
+    pub(crate) fn new(heat: Heat, shape: Shape, amount: Amount, depth: usize) -> Self {
+        Self {
+            material: 0,
+            heat,
+            shape,
+            amount,
+            depth,
+            open_each: false,
+            pooled: true,
+            engine: None,
+        }
+    }
+
+    /// What the reads of these data have in common.
+    pub(crate) fn reads(&self, material: &Material) -> Reads {
+        let each = |count: usize| Reads {
+            bytes: 0,
+            group: 1,
+            files: 1,
+            window_bytes: u64::MAX,
+            positions: count as u64,
+            spacing_bytes: 1,
+            random: true,
+        };
+        match self.shape {
+            Shape::Blocks {
+                block_bytes,
+                window_bytes,
+                random,
+            } => {
+                // Small blocks are a page apart, so that none is read with its neighbour.
+                let spacing_bytes = (block_bytes as u64).max(if random { PAGE_BYTES } else { 1 });
+                Reads {
+                    bytes: block_bytes,
+                    window_bytes,
+                    positions: window_bytes / spacing_bytes,
+                    spacing_bytes,
+                    random,
+                    ..each(0)
+                }
+            }
+            Shape::Files { count } => {
+                let lengths = material.files.iter().take(count).map(|file| file.length_bytes);
+                let bytes = usize::try_from(lengths.max().unwrap_or(0)).unwrap_or(usize::MAX);
+                Reads {
+                    bytes,
+                    files: count,
+                    ..each(count)
+                }
+            }
+            Shape::Queries { count, oversampling } => {
+                let questions = material.questions.as_ref();
+                let group = questions.map_or(1, |questions| questions.candidates(oversampling));
+                let bytes = questions.map_or(0, Questions::vector_bytes);
+                Reads {
+                    bytes,
+                    group,
+                    ..each(count)
+                }
+            }
+            Shape::Items { count, batch, random } => Reads {
+                group: batch,
+                positions: count,
+                random,
+                ..each(0)
+            },
+        }
+    }
+}
+
+/// What a step's reads have in common.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reads {
+    /// Bytes of the longest; 0: whatever an item of a daemon has.
+    pub(crate) bytes: usize,
+    /// How many are asked for together, at most.
+    pub(crate) group: usize,
+    /// Files that are read, and bytes of each that may be.
+    pub(crate) files: usize,
+    pub(crate) window_bytes: u64,
+    /// Places to read, and the bytes from one to the next.
+    pub(crate) positions: u64,
+    pub(crate) spacing_bytes: u64,
+    pub(crate) random: bool,
+}
+
+impl Reads {
+    /// Bytes of so many groups in flight.
+    pub(crate) fn in_flight_bytes(&self, depth: usize) -> u64 {
+        (self.bytes as u64).saturating_mul(self.group.saturating_mul(depth) as u64)
+    }
+
+    /// Response memory that the engine needs for batches of so many reads: for each read whole pages (three times as many,
+    /// with the scratch memory, for one that does not begin and end on a page), of which a batch may take a quarter, and
+    /// for all in flight a quarter more than they have. 12 reads of 16 MiB need 240 MiB.
+    pub(crate) fn engine_bytes(&self, depth: usize, batch: usize) -> u64 {
+        let bytes = self.bytes as u64;
+        let pages = if bytes.is_multiple_of(PAGE_BYTES) { 1 } else { 3 };
+        let read = bytes.next_multiple_of(PAGE_BYTES).saturating_mul(pages);
+        let in_flight = read.saturating_mul(self.group.saturating_mul(depth) as u64);
+        let batch = read
+            .saturating_mul(self.group.max(batch) as u64)
+            .saturating_mul(4);
+        batch.max(in_flight / 4 * 5)
+    }
+}

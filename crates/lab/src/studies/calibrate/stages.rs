@@ -1,0 +1,264 @@
+//! The stages of `calibrate`: what is measured next, by what was found so far.
+
+use super::REPETITIONS;
+use super::found::Found;
+use crate::args::Calibrate;
+use crate::drive::engine::Choice;
+use crate::facts;
+use crate::material::Material;
+use crate::setup::{Amount, Heat, Setup, Shape};
+use crate::strategies::named;
+use crate::study::{Cell, Rows, pair};
+use ringfetch_engine::config::BackendKind;
+use std::time::{Duration, Instant};
+
+/// What is warmed, at most: beyond the CPU's caches, and read in a second.
+const WARM_BYTES_MAX: u64 = 256 << 20;
+/// The deepest ring that is tried.
+pub(super) const DEPTH_MAX: u32 = 512;
+/// Reads of a batch, but for the curve of depths: there each read is asked for alone, so that its latency is its own.
+/// Fewer where they would be more than `BATCH_BYTES_MAX`.
+const BATCH: u64 = 16;
+const BATCH_BYTES_MAX: u64 = 1 << 20;
+/// Reads asked for at once have at most so many bytes.
+pub(super) const ASKED_BYTES_MAX: u64 = 128 << 20;
+/// Shorter ones would measure the start. It may make the whole longer than asked for.
+const STEP_MIN: Duration = Duration::from_millis(20);
+/// What a step costs beside its reads, before that is known.
+const BESIDE_STEP: Duration = Duration::from_millis(60);
+
+/// What is calibrated, and what it and this host can do.
+#[derive(Debug, Clone)]
+pub(super) struct Subject {
+    pub(super) block_bytes: u32,
+    pub(super) length_bytes: u64,
+    /// Whether it takes O_DIRECT.
+    pub(super) direct: bool,
+    /// Why there is no ring.
+    pub(super) refusal: Option<String>,
+    /// Whether a probing read into registered memory works.
+    pub(super) registered: bool,
+    pub(super) cpus: u32,
+    pub(super) tags: Option<u32>,
+    /// What can be warm; 0 where the file is larger than memory.
+    pub(super) warm_bytes: u64,
+}
+
+/// What a step is of.
+#[derive(Debug)]
+struct Step {
+    stage: &'static str,
+    setting: String,
+    choice: Choice,
+    direct: bool,
+    warm: bool,
+    asked: u32,
+}
+
+impl Subject {
+    pub(super) fn of(args: &Calibrate, material: &Material, direct: bool) -> Self {
+        let ring = ringfetch_engine::probe::probe();
+        let cpus = ringfetch_host::cpus::usable_cpus().len();
+        let length_bytes = material.length_bytes();
+        let fits = length_bytes <= facts::memory().available_bytes;
+        let device = material.place.device.as_ref();
+        Self {
+            block_bytes: args.block_bytes,
+            length_bytes,
+            direct,
+            registered: ring.as_ref().is_ok_and(|facts| facts.registered_buffers.is_ok()),
+            refusal: ring.err().map(|refusal| refusal.to_string()),
+            cpus: u32::try_from(cpus).unwrap_or(u32::MAX).max(1),
+            tags: device.and_then(ringfetch_host::block::Device::queue_tags),
+            warm_bytes: if fits { length_bytes.min(WARM_BYTES_MAX) } else { 0 },
+        }
+    }
+
+    pub(super) fn has_ring(&self) -> bool {
+        self.refusal.is_none()
+    }
+
+    /// Reads that may be asked for at once.
+    pub(super) fn fitting(&self) -> u32 {
+        let read = u64::from(self.block_bytes).next_multiple_of(4096);
+        u32::try_from(ASKED_BYTES_MAX / read).unwrap_or(u32::MAX)
+    }
+
+    /// The settings of a batch on one ring that everything begins with.
+    pub(super) fn base(&self, backend: BackendKind) -> Choice {
+        let fitting = BATCH_BYTES_MAX / u64::from(self.block_bytes.max(1));
+        Choice {
+            batch: usize::try_from(fitting.clamp(1, BATCH)).unwrap_or(1),
+            registered_buffers: self.registered,
+            device_tags: self.tags,
+            ..Choice::of(backend)
+        }
+    }
+
+    /// In order of preference: cold the ring, which is made for it, warm the mapping.
+    pub(super) fn candidates(&self, warm: bool) -> Vec<BackendKind> {
+        use BackendKind::{Auto, Mmap, Pread, Uring};
+        let mut order = match warm {
+            true => vec![Mmap, Auto, Uring, Pread],
+            false => vec![Uring, Auto, Mmap, Pread],
+        };
+        order.retain(|backend| self.has_ring() || !backend.uses_ring());
+        order
+    }
+
+    /// The steps of a stage, from 0; `None` after the last.
+    fn stage(&self, number: usize, rows: &Rows) -> Option<Vec<Step>> {
+        use BackendKind::{Mmap, Pread, Uring};
+        let found = Found::new(self, rows, false);
+        let (asked, direct) = (found.asked(), found.direct());
+        let step = |stage, setting: &dyn ToString, choice: Choice| Step {
+            stage,
+            setting: setting.to_string(),
+            choice,
+            direct,
+            warm: false,
+            asked: asked.saturating_mul(choice.rings).min(self.fitting()),
+        };
+        let (ring, mapped) = (found.chosen(Uring), found.chosen(Mmap));
+        let steps = match number {
+            0 => {
+                let base = self.base(if self.has_ring() { Uring } else { Pread });
+                let depths = powers_to(DEPTH_MAX.min(self.fitting())).into_iter().map(|depth| {
+                    let choice = with(base, |choice| {
+                        // Beyond the tags there is something to be seen, too.
+                        (choice.batch, choice.queue_depth, choice.device_tags) = (1, Some(depth), None);
+                    });
+                    with(step("depth", &depth, choice), |step| step.asked = depth)
+                });
+                // More threads than CPUs wait for faults at the same time.
+                let threads = powers_to(self.cpus.saturating_mul(2).min(256)).into_iter();
+                let threads = threads.map(|threads| {
+                    let choice = with(self.base(Mmap), |choice| choice.mmap_threads = threads);
+                    step("mmap threads", &threads, choice)
+                });
+                depths.chain(threads).collect()
+            }
+            1 => {
+                let one = |name, choice| step("settings", &name, choice);
+                let silent = with(mapped, |choice| choice.announce = false);
+                let mut steps = vec![one("announce on", mapped), one("announce off", silent)];
+                if self.has_ring() {
+                    let patient = with(ring, |choice| choice.eager_flush_reads = 0);
+                    steps.extend([one("default", ring), one("eager flush 0", patient)]);
+                }
+                if self.has_ring() && ring.registered_buffers {
+                    let unregistered = with(ring, |choice| choice.registered_buffers = false);
+                    steps.push(one("registered buffers off", unregistered));
+                }
+                if self.has_ring() && self.direct {
+                    steps.push(with(one("direct off", ring), |step| step.direct = false));
+                }
+                steps
+            }
+            2 if self.has_ring() && self.cpus > 1 => {
+                let counts = powers_to(self.cpus).into_iter();
+                let of = |rings| with(ring, |choice| choice.rings = rings);
+                counts.map(|rings| step("rings", &rings, of(rings))).collect()
+            }
+            3 | 4 if number == 3 || self.warm_bytes > 0 => {
+                let (warm, stage) = (number == 4, if number == 4 { "warm" } else { "cold" });
+                let both = |backend| {
+                    let choice = found.chosen(backend);
+                    let alone = with(choice, |choice| (choice.batch, choice.rings) = (1, 1));
+                    let one = with(step(stage, &"one", alone), |step| step.asked = 1);
+                    let through_cache = warm && matches!(backend, Uring | Pread);
+                    let heat = |step: &mut Step| (step.warm, step.direct) = (warm, direct && !through_cache);
+                    [step(stage, &"many", choice), one].map(|step| with(step, heat))
+                };
+                self.candidates(warm).into_iter().flat_map(both).collect()
+            }
+            2..=4 => Vec::new(),
+            _ => return None,
+        };
+        Some(steps)
+    }
+
+    fn cell(&self, step: &Step, time: Duration) -> Option<Cell> {
+        let backend = step.choice.backend;
+        let heat = match (step.warm, step.direct && backend != BackendKind::Mmap) {
+            (true, _) => Heat::Warm,
+            (false, true) => Heat::Direct,
+            (false, false) => Heat::Cold,
+        };
+        let strategy = match backend == BackendKind::Pread {
+            true => "engine-pread",
+            false => backend.as_str(),
+        };
+        let window_bytes = if step.warm {
+            self.warm_bytes
+        } else {
+            self.length_bytes
+        };
+        let shape = Shape::random(self.block_bytes as usize, window_bytes);
+        Some(Cell {
+            key: vec![
+                pair("stage", step.stage),
+                pair("backend", backend),
+                pair("setting", &step.setting),
+                pair("heat", heat.as_str()),
+            ],
+            strategy: named(strategy)?,
+            setup: Setup {
+                engine: Some(step.choice),
+                ..Setup::new(heat, shape, Amount::For(time), step.asked as usize)
+            },
+        })
+    }
+
+    /// The cells of the next stage that has some.
+    pub(super) fn next(&self, stage: &mut usize, rows: &Rows, pace: &Pace) -> Vec<Cell> {
+        // What the later stages will have, as far as that is known.
+        let left = (*stage..).map_while(|number| self.stage(number, rows));
+        let time = pace.step(left.map(|steps| steps.len()).sum(), rows);
+        while let Some(steps) = self.stage(*stage, rows) {
+            *stage += 1;
+            if !steps.is_empty() {
+                return steps.iter().filter_map(|step| self.cell(step, time)).collect();
+            }
+        }
+        Vec::new()
+    }
+}
+
+/// The same but for what `change` sets.
+fn with<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {
+    change(&mut value);
+    value
+}
+
+/// How long each step may take, so that the whole takes what was asked for.
+#[derive(Debug)]
+pub(super) struct Pace {
+    pub(super) begun: Instant,
+    pub(super) budget: Duration,
+}
+
+impl Pace {
+    fn step(&self, cells_left: usize, rows: &Rows) -> Duration {
+        let took = self.begun.elapsed();
+        let (mut steps, mut reading) = (0u32, Duration::ZERO);
+        for sample in rows.0.iter().flat_map(|row| row.measured()) {
+            steps += 1;
+            reading += Duration::try_from_secs_f64(sample.seconds).unwrap_or_default();
+        }
+        let beside = match steps {
+            0 => BESIDE_STEP,
+            steps => took.saturating_sub(reading) / steps,
+        };
+        let cells = u32::try_from(cells_left).unwrap_or(u32::MAX).max(1);
+        let each = self.budget.saturating_sub(took) / cells.saturating_mul(REPETITIONS);
+        each.saturating_sub(beside).max(STEP_MIN)
+    }
+}
+
+/// 1, 2, 4 and so on, and the end itself: 6 gives 1, 2, 4, 6.
+pub(super) fn powers_to(end: u32) -> Vec<u32> {
+    let end = end.max(1);
+    let powers = (0..32).map(|bit| 1u32 << bit).take_while(|power| *power < end);
+    powers.chain([end]).collect()
+}

@@ -1,0 +1,35 @@
+//! A study from the command line's words.
+
+use clap::Parser as _;
+use ringfetch_lab::{Context, Lab, LabError};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    lab: Lab,
+}
+
+/// Beside the test's program: temporary directories are often memory.
+pub(crate) fn scratch() -> tempfile::TempDir {
+    let program = std::env::current_exe().unwrap();
+    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
+}
+
+/// What a command prints.
+pub(crate) fn run(words: &str, directory: &Path, stopped: bool) -> Result<String, LabError> {
+    let at = directory.display().to_string();
+    let words = words.replace("DIR", &at);
+    let line = Line::parse_from(["lab"].into_iter().chain(words.split_ascii_whitespace()));
+    let context = Context {
+        stop: Arc::new(AtomicBool::new(stopped)),
+        json: false,
+        admin: "http://127.0.0.1:1".to_owned(),
+        command_line: words,
+    };
+    let mut out = Vec::new();
+    ringfetch_lab::run(&line.lab, &context, &mut out)?;
+    Ok(String::from_utf8(out).unwrap())
+}

@@ -1,0 +1,42 @@
+//! Memory of a study whose steps have as large buffers as they may, one kind after the other. Alone in its process.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod line;
+
+/// As in `ringfetch`: what an allocator keeps of one step comes on top of the next one's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Code, threads, histograms and the runner, beside the 256 MiB that a step's buffers may have.
+const PROCESS_BYTES_MAX: u64 = 40 << 20;
+
+#[test]
+#[ignore = "needs io_uring and reads gigabytes"]
+fn steps_with_the_largest_buffers_stay_within_their_bound() {
+    // Scenario: 150 threads with files of 256 KiB, then rings and threads with 192 MiB of files of 16 MiB in flight, buffers
+    // used again and new, in turns. Expected: no step takes more than its bound and the process.
+    let directory = line::scratch();
+    let words = "objects --path DIR --out DIR/out --repetitions 2 --force --files 12,150 --file-bytes 256KiB,16MiB \
+                 --bytes-max 192MiB";
+    line::run(words, directory.path(), false).unwrap();
+    let samples = std::fs::read_to_string(directory.path().join("out/samples.jsonl")).unwrap();
+    let lines = samples.lines().skip(1).map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        (
+            line["sample"]["own_memory_bytes"].as_u64().unwrap(),
+            line["cell"].clone(),
+        )
+    });
+    let lines: Vec<_> = lines.collect();
+    assert!(
+        lines
+            .iter()
+            .any(|(_, cell)| cell.as_str().unwrap().contains("uring"))
+    );
+    let (most, cell) = lines.into_iter().max_by_key(|(bytes, _)| *bytes).unwrap();
+    assert!(
+        most <= (256 << 20) + PROCESS_BYTES_MAX,
+        "{cell}: {} MiB",
+        most >> 20
+    );
+}
