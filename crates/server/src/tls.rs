@@ -5,15 +5,13 @@
 //! not resumed: there is nothing to store, and no ticket outlives the certificate that it came from.
 
 use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
+use crate::key_file::{FileError, KeyFile, LastProblem, watch};
 use arc_swap::ArcSwap;
 use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
 use ring::digest::{Context, SHA256};
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::{IpAddr, TcpStream};
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{
@@ -27,68 +25,14 @@ use tokio_rustls::rustls::{
     self, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig,
     SignatureScheme, StreamOwned, SupportedProtocolVersion, version,
 };
+use x509_parser::extensions::GeneralName;
 use x509_parser::parse_x509_certificate;
 use x509_parser::time::ASN1Time;
 
-/// How often the files are read again.
-pub const REREAD: Duration = Duration::from_secs(5);
-/// A certificate chain has a few KiB; this also bounds what is read by mistake.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Most names of a client's certificate that are looked at.
+const CLIENT_NAMES_MAX: usize = 64;
 
-/// A file that cannot be used. Never contains any of its bytes.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {path}: {problem}; {remedy}")]
-pub struct FileError {
-    /// The configuration key that names the file.
-    pub key: &'static str,
-    /// The file.
-    pub path: String,
-    /// What is wrong.
-    pub problem: String,
-    /// How to fix it.
-    pub remedy: &'static str,
-}
-
-/// A file and its bytes.
-#[derive(Debug)]
-pub(crate) struct KeyFile<'a> {
-    key: &'static str,
-    path: &'a Path,
-    pub(crate) bytes: Vec<u8>,
-}
-
-impl<'a> KeyFile<'a> {
-    pub(crate) fn read(key: &'static str, path: &'a Path) -> Result<Self, FileError> {
-        let mut file = Self {
-            key,
-            path,
-            bytes: Vec::new(),
-        };
-        let read =
-            File::open(path).and_then(|open| open.take(FILE_BYTES_MAX + 1).read_to_end(&mut file.bytes));
-        match read {
-            Err(error) => Err(file.error(
-                format!("cannot be read: {error}"),
-                "name a file that the daemon may read",
-            )),
-            Ok(0) => Err(file.error("is empty", "write it anew, by rename if the daemon runs")),
-            Ok(_) if file.bytes.len() as u64 > FILE_BYTES_MAX => Err(file.error(
-                format!("has more than {FILE_BYTES_MAX} bytes"),
-                "name another file",
-            )),
-            Ok(_) => Ok(file),
-        }
-    }
-
-    pub(crate) fn error(&self, problem: impl Into<String>, remedy: &'static str) -> FileError {
-        FileError {
-            key: self.key,
-            path: self.path.display().to_string(),
-            problem: problem.into(),
-            remedy,
-        }
-    }
-
+impl KeyFile<'_> {
     /// The certificates, each valid now and there once.
     fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, FileError> {
         const REMEDY: &str = "use PEM, with lines BEGIN CERTIFICATE";
@@ -325,8 +269,7 @@ pub struct Tls {
 struct Inner {
     config: TlsConfig,
     active: ArcSwap<Active>,
-    /// The problem that was logged last, so that it is logged once.
-    problem: Mutex<Option<FileError>>,
+    problem: LastProblem,
     metrics: Metrics,
 }
 
@@ -385,7 +328,7 @@ impl Tls {
             inner: Arc::new(Inner {
                 config: config.clone(),
                 active: ArcSwap::from_pointee(active),
-                problem: Mutex::default(),
+                problem: LastProblem::default(),
                 metrics,
             }),
         })
@@ -455,35 +398,38 @@ impl Tls {
         tracing::info!(%certificate, expires, "TLS certificate, key and authorities replaced");
     }
 
-    /// Reads the files again every [`REREAD`].
+    /// Reads the files again and again.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect on what is in force.
     pub async fn watch(self) {
-        let mut ticks = tokio::time::interval(REREAD);
-        loop {
-            ticks.tick().await;
-            let tls = self.clone();
-            // A panic there is a defect; the files in force stay.
-            let _panicked = tokio::task::spawn_blocking(move || tls.renew()).await;
-        }
+        watch(move || self.renew()).await;
     }
 
     fn renew(&self) {
-        let read = self.read();
-        let mut last = self.inner.problem.lock().unwrap_or_else(PoisonError::into_inner);
-        match read {
-            Ok(renewed) => {
-                *last = None;
-                drop(last);
-                renewed.into_iter().for_each(|renewed| self.install(renewed));
-            }
-            Err(problem) => {
-                if last.as_ref() != Some(&problem) {
-                    tracing::error!(%problem, "TLS files cannot be used: the old ones stay in force");
-                    *last = Some(problem);
-                }
-            }
-        }
+        let renewed = self.inner.problem.check(self.read(), |problem| {
+            tracing::error!(%problem, "TLS files cannot be used: the old ones stay in force");
+        });
+        renewed.into_iter().for_each(|renewed| self.install(renewed));
     }
+}
+
+/// Names that a client's verified certificate is known by: its alternative names that are URIs or DNS names, then its common
+/// names.
+pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, parsed)) = parse_x509_certificate(certificate) else {
+        return Vec::new();
+    };
+    let alternatives = parsed.subject_alternative_name().ok().flatten();
+    let alternatives = alternatives.map_or(&[][..], |names| &names.value.general_names);
+    let alternatives = alternatives.iter().filter_map(|name| {
+        if let GeneralName::URI(name) | GeneralName::DNSName(name) = name {
+            Some(*name)
+        } else {
+            None
+        }
+    });
+    let common = parsed.subject().iter_common_name();
+    let names = alternatives.chain(common.filter_map(|name| name.as_str().ok()));
+    names.take(CLIENT_NAMES_MAX).map(str::to_owned).collect()
 }

@@ -56,6 +56,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
     let endpoints = Endpoints {
         tls: global.tls.of_urls(&[&global.grpc, &http])?,
+        token: global.token()?,
         grpc: global.grpc.clone(),
         http,
         transport: args.transport,

@@ -3,6 +3,7 @@
 
 use super::response::{FailedItem, RequestError, Response};
 use super::{Body, Endpoints};
+use crate::args::Token;
 use crate::load::args::ScoreAt;
 use crate::load::workload::{Part, Target, name};
 use ringfetch_client::{
@@ -26,6 +27,9 @@ pub(super) async fn connect(
         .retry(RetryPolicy::none());
     if let Some(tls) = &endpoints.tls {
         client = client.tls(tls.clone());
+    }
+    if let Some(Token(token)) = &endpoints.token {
+        client = client.token(token);
     }
     Ok(client.connect().await?)
 }

@@ -12,6 +12,7 @@ pub(super) use response::{Body, RequestError, Response};
 
 use super::args::{ScoreAt, TransportArg};
 use super::workload::Part;
+use crate::args::Token;
 use grpc::Streams;
 use ringfetch_client::{Client, Tls};
 use std::time::Duration;
@@ -24,6 +25,8 @@ pub(super) struct Endpoints {
     pub(super) http: String,
     /// For https:// addresses; there if one of the two is such an address.
     pub(super) tls: Option<Tls>,
+    /// Of gRPC.
+    pub(super) token: Option<Token>,
     pub(super) transport: TransportArg,
     pub(super) timeout: Duration,
 }
