@@ -1,11 +1,11 @@
 //! Reads for every transport. A request is checked whole before anything is queued (ADR 0014).
 //!
 //! All checks that may refuse a request are here, in this order: the size of the request and the memory for it
-//! (`request_memory`, while it arrives), draining, the dataset, its kind, the lists, the number of items, the requests in
-//! flight, the deadline, the bytes of the response, the queue and the memory (the engine). A request counts as in flight
-//! before its objects are opened, so that a refused request costs no system call, and until its response is ready (the
-//! memory budget bounds what is written after that). Datasets and limits are one value, replaced atomically by a reload; a
-//! request keeps the dataset it found.
+//! (`request_memory`, while it arrives), draining, the right to the dataset, the dataset, its kind, the lists, the number
+//! of items, the requests in flight, the deadline, the bytes of the response, the queue and the memory (the engine). A
+//! request counts as in flight before its objects are opened, so that a refused request costs no system call, and until its
+//! response is ready (the memory budget bounds what is written after that). Datasets and limits are one value, replaced
+//! atomically by a reload; a request keeps the dataset it found.
 //!
 //! `error_status` maps errors to codes. Nothing queues here: a request over a limit is refused at once.
 

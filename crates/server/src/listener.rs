@@ -249,6 +249,9 @@ impl Listener {
         let connections = connection_limits.add_port();
         tokio::spawn(announce_state(Arc::clone(&connections), lifecycle.clone()));
         tracing::info!(transport, %address, tls = tls.is_some(), "listening");
+        if access.is_some() && tls.is_none() && !address.ip().to_canonical().is_loopback() {
+            tracing::warn!(transport, "tokens reach this port in plain text");
+        }
         Ok(Self {
             tcp,
             server: Arc::new(PortServer {

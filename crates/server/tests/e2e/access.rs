@@ -1,6 +1,6 @@
 //! Principals on the ports of a real daemon: who may read what, by every road, and what happens when that changes.
 
-use crate::daemon::{Daemon, Setup, eventually_async};
+use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
 use crate::exposition::Scrape;
 use crate::tls::{Authority, client, with_tls};
@@ -14,7 +14,10 @@ use rustix::process::Signal;
 use serde_json::json;
 use std::fmt::Write as _;
 use std::fs;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::time::timeout;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Request, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
@@ -313,6 +316,9 @@ fn a_port_beyond_loopback_needs_a_word_about_who_may_read() {
     setup.refused().with(2, &["access.anonymous: is nobody, and access.principals is off", "name a file"]);
     let setup = setup.set("access.principals", "principals");
     setup.run(&["check-config", "--open"]).with(0, &[]);
+    let daemon = setup.start();
+    daemon.logged(&["tokens reach this port in plain text", "http"]);
+    drop(daemon);
     // Verified certificates are what a port asks for, if it has TLS.
     let (setup, _) = plain_blocks(Setup::new("pread"), 4);
     let authority = Authority::new();
@@ -354,20 +360,27 @@ impl Stream {
 
     /// Waits for the end, saying nothing.
     async fn is_ended(mut self) {
-        let end = tokio::time::timeout(crate::daemon::PATIENCE, self.answers.message()).await;
+        let end = timeout(PATIENCE, self.answers.message()).await;
         assert!(!matches!(end.expect("an end"), Ok(Some(_))));
     }
 }
 
 #[tokio::test]
 async fn a_revoked_credential_ends_its_streams_and_no_others() {
-    // Scenario: streams of two tokens of one principal, and of another; a token is added, one is removed, and the rights of the
-    // other change; by SIGHUP and without a word. Expectation: the new token is served; the stream of the one that is gone
-    // ends, silent as it is, and it is not known any more; then the stream of the one that changed; the other goes on.
+    // Scenario: streams of two tokens of one principal, and of another, and an idle connection over HTTP; a token is added, one
+    // is removed, and the rights of the other change; by SIGHUP and without a word. Expectation: the new token is served; the
+    // stream and the connection of the one that is gone end, silent as they are, and it is not known any more; then the stream
+    // of the one that changed; the other goes on.
     for signal in [Some(Signal::HUP), None] {
         let other = ("other", "other's", "*");
         let daemon = served(&lines(&[("a", "first", "blocks"), ("a", "second", "blocks"), other])).start();
         let first = Stream::open(&daemon, "first").await;
+        let mut idle = TcpStream::connect(daemon.http).await.unwrap();
+        let request = "GET /v1/datasets/blocks/blocks/1 HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer first\r\n\r\n";
+        idle.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = vec![0; 12];
+        idle.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer, b"HTTP/1.1 200");
         let mut second = Stream::open(&daemon, "second").await;
         let mut third = Stream::open(&daemon, "other's").await;
         let change = |principals: &[(&str, &str, &str)]| {
@@ -378,6 +391,8 @@ async fn a_revoked_credential_ends_its_streams_and_no_others() {
         };
         change(&[("a", "new", "blocks"), ("a", "second", "blocks"), other]);
         first.is_ended().await;
+        // Its rest and its end, in order or not.
+        let _rest = timeout(PATIENCE, idle.read_to_end(&mut answer)).await.expect("an end");
         assert_eq!(read(&daemon, "first", "blocks").await, Err(Code::Unauthenticated));
         assert_eq!(read(&daemon, "new", "blocks").await, Ok(()));
         second.is_answered().await.unwrap();
