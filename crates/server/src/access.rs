@@ -193,7 +193,9 @@ fn bearer_token(headers: &HeaderMap) -> Result<Option<&[u8]>, Denied> {
         (Some(_), Some(_)) => None,
     };
     let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
-    let token = token.map(|(_, token)| token.trim_ascii()).filter(|token| !token.is_empty());
+    let token = token
+        .map(|(_, token)| token.trim_ascii())
+        .filter(|token| !token.is_empty());
     token.map(Some).ok_or(Denied::Unauthenticated)
 }
 
@@ -217,7 +219,15 @@ mod tests {
         for value in ["Bearer secret", "bearer secret", "BEARER   secret "] {
             assert_eq!(token(&[value]), Ok(Some(b"secret".to_vec())), "{value}");
         }
-        for value in ["", "Bearer", "Bearer ", "Bearer   ", "Basic c2VjcmV0", "secret", "Bearersecret"] {
+        for value in [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Bearer   ",
+            "Basic c2VjcmV0",
+            "secret",
+            "Bearersecret",
+        ] {
             assert_eq!(token(&[value]), Err(Denied::Unauthenticated), "{value}");
         }
         assert_eq!(token(&["Bearer a", "Bearer a"]), Err(Denied::Unauthenticated));

@@ -157,9 +157,9 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
 /// The request field an error is about, if it is about one.
 pub fn field_of(error: &FetchError) -> Option<&str> {
     match error {
-        FetchError::DatasetNotFound { .. }
-        | FetchError::Forbidden { .. }
-        | FetchError::WrongKind { .. } => Some("dataset"),
+        FetchError::DatasetNotFound { .. } | FetchError::Forbidden { .. } | FetchError::WrongKind { .. } => {
+            Some("dataset")
+        }
         FetchError::EmptyBatch { field }
         | FetchError::ListsDiffer { field, .. }
         | FetchError::TooManyItems { field, .. } => Some(field),

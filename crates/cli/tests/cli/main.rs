@@ -413,18 +413,33 @@ fn a_token_is_sent_and_never_shown() {
         path.display().to_string()
     };
     let server = Some(start_for(Some("Bearer secret-7"), Flaw::NONE));
-    let (good, bad, empty) = (file("good", "secret-7\n"), file("bad", "secret-8"), file("empty", "\n"));
+    let (good, bad, empty) = (
+        file("good", "secret-7\n"),
+        file("bad", "secret-8"),
+        file("empty", "\n"),
+    );
     let load = "load --dataset blocks --requests 40";
-    for command in ["get block blocks 3", "log-level info", load, &format!("{load} --transport stream")] {
+    for command in [
+        "get block blocks 3",
+        "log-level info",
+        load,
+        &format!("{load} --transport stream"),
+    ] {
         let output = ringfetch(server, &format!("{command} --token-file {good}"));
         assert!(output.status.success(), "{command}: {output:?}");
         for args in [command.to_owned(), format!("{command} --token-file {bad}")] {
             let output = ringfetch(server, &args);
             assert_eq!(output.status.code(), Some(1), "{args}");
-            assert!(!String::from_utf8_lossy(&output.stderr).contains("secret"), "{output:?}");
+            assert!(
+                !String::from_utf8_lossy(&output.stderr).contains("secret"),
+                "{output:?}"
+            );
         }
     }
     let said = failure(server, &format!("get block blocks 3 --token-file {empty}"), 2);
-    assert!(said.contains("--token-file") && said.contains("it is empty"), "{said}");
+    assert!(
+        said.contains("--token-file") && said.contains("it is empty"),
+        "{said}"
+    );
     failure(server, "get block blocks 3 --token-file /nonexistent", 2);
 }

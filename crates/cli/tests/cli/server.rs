@@ -68,7 +68,12 @@ pub(crate) fn start(flaw: Flaw) -> SocketAddr {
 /// As [`start`], for clients with this `authorization` alone.
 pub(crate) fn start_for(authorization: Option<&'static str>, flaw: Flaw) -> SocketAddr {
     let check = move |request: Request<()>| match authorization {
-        Some(wanted) if request.metadata().get("authorization").is_none_or(|sent| sent != wanted) => {
+        Some(wanted)
+            if request
+                .metadata()
+                .get("authorization")
+                .is_none_or(|sent| sent != wanted) =>
+        {
             Err(Status::unauthenticated("no token"))
         }
         Some(_) | None => Ok(request),

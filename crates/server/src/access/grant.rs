@@ -59,7 +59,8 @@ impl Grant {
 
     /// Whether the lines are the same.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        (&self.principal, &self.credential, &self.rights) == (&other.principal, &other.credential, &other.rights)
+        (&self.principal, &self.credential, &self.rights)
+            == (&other.principal, &other.credential, &other.rights)
     }
 
     pub(super) fn allows(&self, need: Need) -> bool {
@@ -161,7 +162,10 @@ mod tests {
         };
         let grant = Arc::new(Grant::new("a".into(), Credential::Token([7; 32]), rights));
         let users: [Arc<User>; 4] = std::array::from_fn(|_| Arc::default());
-        let mut in_use: Vec<_> = users[..3].iter().map(|user| GrantInUse::new(&grant, user).unwrap()).collect();
+        let mut in_use: Vec<_> = users[..3]
+            .iter()
+            .map(|user| GrantInUse::new(&grant, user).unwrap())
+            .collect();
         assert!(in_use[0].may_read("d"));
         in_use.pop();
         assert_eq!(grant.users().len(), 2);

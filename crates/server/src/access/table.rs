@@ -74,18 +74,29 @@ impl Table {
             };
             let credential = match credential_of(credential) {
                 Ok(credential) if is_name(name) => credential,
-                Ok(_) => return wrong("has a name of other characters".to_owned(), "use letters, digits and . _ -"),
+                Ok(_) => {
+                    return wrong(
+                        "has a name of other characters".to_owned(),
+                        "use letters, digits and . _ -",
+                    );
+                }
                 Err(problem) => return wrong(problem.to_owned(), LINE),
             };
             if matches!(credential, Credential::Certificate(_)) && !has_client_ca {
-                return wrong("names a certificate, and tls.client_ca is off".to_owned(), "set tls.client_ca");
+                return wrong(
+                    "names a certificate, and tls.client_ca is off".to_owned(),
+                    "set tls.client_ca",
+                );
             }
             let rights = match rights_in(rights) {
                 Ok(rights) => rights,
                 Err(problem) => return wrong(problem, RIGHTS),
             };
             if let Some(first) = lines_of.insert(credential.clone(), number) {
-                return wrong(format!("has the credential of line {first}"), "leave one of them out");
+                return wrong(
+                    format!("has the credential of line {first}"),
+                    "leave one of them out",
+                );
             }
             match rights_of.get(name) {
                 Some((first, others)) if *others != rights => {
@@ -199,7 +210,10 @@ fn rights_in(word: &str) -> Result<Rights, String> {
             "@metrics" => rights.metrics = true,
             "" => return Err("has an empty right".to_owned()),
             role if role.starts_with('@') => return Err("has a role that there is not".to_owned()),
-            name if !name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) => {
+            name if !name
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) =>
+            {
                 return Err("has a right that is no dataset's name".to_owned());
             }
             name => {
@@ -215,7 +229,10 @@ mod tests {
     use super::*;
 
     fn hash(token: &str) -> String {
-        sha256(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+        sha256(token.as_bytes())
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 
     fn read(text: &str, before: Option<&Table>) -> Result<Option<Table>, FileError> {
@@ -236,8 +253,15 @@ mod tests {
             hash("three"),
         );
         let table = read(&text, None).unwrap().unwrap();
-        let name = |token: &str| table.of_token(token.as_bytes()).map(|grant| grant.principal.clone());
-        assert_eq!(["one", "two", "three", "four", ""].map(|token| name(token).unwrap_or_default()), ["a", "a", "b", "", ""]);
+        let name = |token: &str| {
+            table
+                .of_token(token.as_bytes())
+                .map(|grant| grant.principal.clone())
+        };
+        assert_eq!(
+            ["one", "two", "three", "four", ""].map(|token| name(token).unwrap_or_default()),
+            ["a", "a", "b", "", ""]
+        );
         let of = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             table.of_certificate(&names).map(|grant| grant.rights.clone())
@@ -256,7 +280,9 @@ mod tests {
         let line = |name: &str, rights: &str| format!("{name} sha256:{} {rights}\n", hash(name));
         let before = read(&[line("a", "x"), line("b", "x"), line("c", "x")].concat(), None);
         let before = before.unwrap().unwrap();
-        let after = read(&[line("b", "y"), line("a", "x")].concat(), Some(&before)).unwrap().unwrap();
+        let after = read(&[line("b", "y"), line("a", "x")].concat(), Some(&before))
+            .unwrap()
+            .unwrap();
         let still = |token: &str| after.has(before.of_token(token.as_bytes()).unwrap());
         assert_eq!(["a", "b", "c"].map(still), [true, false, false]);
     }
@@ -274,14 +300,23 @@ mod tests {
             (format!("{good}b/c {two} x\n"), "line 2 has a name of other"),
             (of(&hash("two"), "x"), "line 2 has neither sha256:"),
             (of("sha256:abc", "x"), "line 2 has no hash"),
-            (of(&format!("sha256:{}", "g".repeat(64)), "x"), "line 2 has no hash"),
-            (of(&format!("sha256:{}", hash("")), "x"), "line 2 has the hash of an empty token"),
+            (
+                of(&format!("sha256:{}", "g".repeat(64)), "x"),
+                "line 2 has no hash",
+            ),
+            (
+                of(&format!("sha256:{}", hash("")), "x"),
+                "line 2 has the hash of an empty token",
+            ),
             (of("certificate:", "x"), "line 2 names no certificate"),
             (of(&two, "x,,y"), "line 2 has an empty right"),
             (of(&two, "@root"), "line 2 has a role"),
             (of(&two, "x/y"), "line 2 has a right that is no"),
             (format!("{good}{good}"), "line 2 has the credential of line 1"),
-            (format!("{good}a {two} y\n"), "line 2 gives a other rights than line 1"),
+            (
+                format!("{good}a {two} y\n"),
+                "line 2 gives a other rights than line 1",
+            ),
         ] {
             let error = read(&text, None).unwrap_err();
             assert!(error.problem.contains(said), "{said:?}: {error}");

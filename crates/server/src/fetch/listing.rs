@@ -85,7 +85,8 @@ impl Fetcher {
     ) -> Result<ObjectPage, FetchError> {
         let (names, after) = (page.names(), page.token);
         let listed = async {
-            let DatasetHandle(dataset) = self.find(dataset, RequiredKind::Objects, context.connection.as_ref())?;
+            let DatasetHandle(dataset) =
+                self.find(dataset, RequiredKind::Objects, context.connection.as_ref())?;
             let (_in_flight, deadline) = self.admit(&self.limits(), &context)?;
             let Some(permit) = self.try_walk() else {
                 return Err(FetchError::ListingsBusy { max: WALKS_MAX });

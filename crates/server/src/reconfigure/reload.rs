@@ -4,9 +4,9 @@
 use super::changes::{self, ConfigChange, ConfigDiff};
 use super::switches::BackendSwitches;
 use super::{ActiveConfig, Inner, lock};
+use crate::access::Access;
 use crate::catalogue::CatalogueDiff;
 use crate::config::{self, Base, Config, Loaded};
-use crate::access::Access;
 use crate::key_file::FileError;
 use crate::lifecycle::State;
 use crate::tls::Tls;

@@ -33,7 +33,8 @@ fn hash(token: &str) -> String {
 
 /// Lines of (principal, token, rights).
 fn lines(of: &[(&str, &str, &str)]) -> String {
-    let line = |(name, token, rights): &(&str, &str, &str)| format!("{name} sha256:{} {rights}\n", hash(token));
+    let line =
+        |(name, token, rights): &(&str, &str, &str)| format!("{name} sha256:{} {rights}\n", hash(token));
     of.iter().map(line).collect()
 }
 
@@ -44,8 +45,20 @@ fn served(principals: &str) -> Setup {
     setup.file("vectors.bin", &[0; 64]);
     setup.file("principals", principals.as_bytes());
     setup
-        .dataset(&["name: hidden", "kind: blocks", "block_bytes: 4KiB", "path: blocks.bin"])
-        .dataset(&["name: vectors", "kind: vectors", "path: vectors.bin", "layout: raw", "dim: 4", "dtype: f32"])
+        .dataset(&[
+            "name: hidden",
+            "kind: blocks",
+            "block_bytes: 4KiB",
+            "path: blocks.bin",
+        ])
+        .dataset(&[
+            "name: vectors",
+            "kind: vectors",
+            "path: vectors.bin",
+            "layout: raw",
+            "dim: 4",
+            "dtype: f32",
+        ])
         .dataset(&["name: objects", "kind: objects", "path: objects"])
         .set("access.principals", "principals")
 }
@@ -73,7 +86,11 @@ async fn get(daemon: &Daemon, token: &str, path: &str) -> Answer {
 }
 
 async fn read(daemon: &Daemon, token: &str, dataset: &str) -> Result<(), Code> {
-    let answer = daemon.fetch().await.fetch_blocks(with(token, wire::blocks(dataset, &[1]))).await;
+    let answer = daemon
+        .fetch()
+        .await
+        .fetch_blocks(with(token, wire::blocks(dataset, &[1])))
+        .await;
     let grpc = answer.map(drop).map_err(|status| status.code());
     let mirrored = get(daemon, token, &format!("/v1/datasets/{dataset}/blocks/1")).await;
     let status = match grpc {
@@ -92,7 +109,11 @@ async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<String> 
     let authorization = format!("Bearer {token}");
     let json = ("content-type", "application/json");
     let with_token = [("authorization", &authorization[..]), json];
-    let headers = if token.is_empty() { &[json][..] } else { &with_token };
+    let headers = if token.is_empty() {
+        &[json][..]
+    } else {
+        &with_token
+    };
     let at = |rest: &str| format!("/v1/datasets/{dataset}{rest}");
     let mut seen = Vec::new();
     let mut see = async |method: Method, rest: &str, body: String| {
@@ -105,8 +126,17 @@ async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<String> 
         seen.push(format!("{} {headers:?} {body}", answer.status));
     };
     for rest in [
-        "", "/bytes", "/blocks/1", "/blocks/99999", "/blocks/%31", "/vectors/1", "/vectors/99999", "/objects", "/objects/a",
-        "/objects/b", "/objects?page_size=1",
+        "",
+        "/bytes",
+        "/blocks/1",
+        "/blocks/99999",
+        "/blocks/%31",
+        "/vectors/1",
+        "/vectors/99999",
+        "/objects",
+        "/objects/a",
+        "/objects/b",
+        "/objects?page_size=1",
     ] {
         see(Method::GET, rest, String::new()).await;
         see(Method::HEAD, rest, String::new()).await;
@@ -115,7 +145,10 @@ async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<String> 
     for (rest, body) in [
         ("/blocks:batchFetch", json!({"indices": [1]})),
         ("/vectors:batchFetch", json!({"ids": [1]})),
-        ("/ranges:batchFetch", json!({"ranges": [{"offset": 0, "length": 1}]})),
+        (
+            "/ranges:batchFetch",
+            json!({"ranges": [{"offset": 0, "length": 1}]}),
+        ),
         ("/objects:batchFetch", json!({"objects": [{"name": "a"}]})),
         ("/vectors:score", score),
     ] {
@@ -148,13 +181,28 @@ async fn grpc_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<(Code, S
         ..Default::default()
     };
     let mut statuses: Vec<Option<Status>> = vec![
-        fetch.fetch_blocks(with(token, wire::blocks(dataset, &[1]))).await.err(),
-        fetch.fetch_vectors(with(token, wire::vectors(dataset, &[1]))).await.err(),
-        fetch.fetch_ranges(with(token, wire::ranges(dataset, &[(0, 1)]))).await.err(),
-        fetch.fetch_objects(with(token, wire::objects(dataset, &["a"]))).await.err(),
+        fetch
+            .fetch_blocks(with(token, wire::blocks(dataset, &[1])))
+            .await
+            .err(),
+        fetch
+            .fetch_vectors(with(token, wire::vectors(dataset, &[1])))
+            .await
+            .err(),
+        fetch
+            .fetch_ranges(with(token, wire::ranges(dataset, &[(0, 1)])))
+            .await
+            .err(),
+        fetch
+            .fetch_objects(with(token, wire::objects(dataset, &["a"])))
+            .await
+            .err(),
         fetch.score_vectors(with(token, score())).await.err(),
         fetch.read_object(with(token, object)).await.err(),
-        datasets.get_dataset(with(token, v1::GetDatasetRequest { name: name() })).await.err(),
+        datasets
+            .get_dataset(with(token, v1::GetDatasetRequest { name: name() }))
+            .await
+            .err(),
         datasets.list_objects(with(token, list)).await.err(),
     ];
     for request in [
@@ -169,7 +217,9 @@ async fn grpc_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<(Code, S
             request: Some(request),
             deadline_ms: 0,
         };
-        let stream = fetch.fetch_stream(with(token, tokio_stream::iter([request]))).await;
+        let stream = fetch
+            .fetch_stream(with(token, tokio_stream::iter([request])))
+            .await;
         statuses.push(match stream {
             Err(status) => Some(status),
             Ok(stream) => {
@@ -210,23 +260,50 @@ async fn a_principal_sees_its_datasets_and_no_other_by_any_road() {
     ] {
         let hidden = http_roads(&daemon, token, "hidden").await;
         assert_eq!(hidden, http_roads(&daemon, token, "absent").await);
-        let status = if code == Code::PermissionDenied { "403" } else { "401" };
-        assert!(hidden.iter().all(|answer| answer.starts_with(status)), "{hidden:#?}");
+        let status = if code == Code::PermissionDenied {
+            "403"
+        } else {
+            "401"
+        };
+        assert!(
+            hidden.iter().all(|answer| answer.starts_with(status)),
+            "{hidden:#?}"
+        );
         let hidden = grpc_roads(&daemon, token, "hidden").await;
         assert_eq!(hidden, grpc_roads(&daemon, token, "absent").await);
         assert!(hidden.iter().all(|(found, _)| *found == code), "{hidden:#?}");
     }
     let known = grpc_roads(&daemon, "all's", "absent").await;
-    assert!(known.iter().all(|(code, _)| *code == Code::NotFound), "{known:#?}");
-    for (token, names) in [("reader's", "blocks, objects"), ("all's", "blocks, hidden, objects, vectors")] {
+    assert!(
+        known.iter().all(|(code, _)| *code == Code::NotFound),
+        "{known:#?}"
+    );
+    for (token, names) in [
+        ("reader's", "blocks, objects"),
+        ("all's", "blocks, hidden, objects, vectors"),
+    ] {
         let gone = get(&daemon, token, "/v1/datasets/gone").await;
-        gone.is_problem(404, "dataset-not-found", Some("dataset"), &[&format!("there are: {names}")]);
-        let listed = daemon.datasets().await.list_datasets(with(token, v1::ListDatasetsRequest::default())).await;
+        gone.is_problem(
+            404,
+            "dataset-not-found",
+            Some("dataset"),
+            &[&format!("there are: {names}")],
+        );
+        let listed = daemon
+            .datasets()
+            .await
+            .list_datasets(with(token, v1::ListDatasetsRequest::default()))
+            .await;
         let listed = listed.unwrap().into_inner().datasets;
         let listed: Vec<_> = listed.iter().map(|dataset| &dataset.name[..]).collect();
         assert_eq!(listed.join(", "), names);
         let mirrored = get(&daemon, token, "/v1/datasets").await.json();
-        let mirrored: Vec<_> = mirrored["datasets"].as_array().unwrap().iter().map(|dataset| dataset["name"].as_str().unwrap()).collect();
+        let mirrored: Vec<_> = mirrored["datasets"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|dataset| dataset["name"].as_str().unwrap())
+            .collect();
         assert_eq!(mirrored.join(", "), names);
     }
     let log = daemon.log().join("\n");
@@ -255,9 +332,22 @@ async fn metrics_status_and_administration_need_their_roles() {
         ("watcher", 200, Code::PermissionDenied),
         ("root", 200, Code::Ok),
     ] {
-        for path in ["/metrics", "/v1/status", "/", "/page/script.js", "/nonsense", "/metrics/", "//metrics", "/%6detrics"] {
+        for path in [
+            "/metrics",
+            "/v1/status",
+            "/",
+            "/page/script.js",
+            "/nonsense",
+            "/metrics/",
+            "//metrics",
+            "/%6detrics",
+        ] {
             let status = get(&daemon, token, path).await.status.as_u16();
-            assert_eq!(if status == 404 { 200 } else { status }, metrics, "{token} {path}");
+            assert_eq!(
+                if status == 404 { 200 } else { status },
+                metrics,
+                "{token} {path}"
+            );
         }
         let known = if token.is_empty() { 401 } else { 200 };
         assert_eq!(get(&daemon, token, "/openapi.json").await.status, known);
@@ -266,10 +356,17 @@ async fn metrics_status_and_administration_need_their_roles() {
         }
         let mut operator = daemon.admin_client().await;
         let answer = operator.get_status(with(token, v1::GetStatusRequest {})).await;
-        assert_eq!(answer.err().map_or(Code::Ok, |status| status.code()), admin, "{token}");
+        assert_eq!(
+            answer.err().map_or(Code::Ok, |status| status.code()),
+            admin,
+            "{token}"
+        );
         for address in [daemon.grpc, daemon.admin] {
             let asked = with(token, HealthCheckRequest::default());
-            HealthClient::new(channel(address).await).check(asked).await.unwrap();
+            HealthClient::new(channel(address).await)
+                .check(asked)
+                .await
+                .unwrap();
         }
     }
     assert_eq!(read(&daemon, "root", "blocks").await, Err(Code::PermissionDenied));
@@ -279,7 +376,10 @@ async fn metrics_status_and_administration_need_their_roles() {
     let metrics = get(&daemon, "watcher", "/metrics").await;
     let text = String::from_utf8_lossy(&metrics.body).into_owned();
     assert!(!text.contains("requests_refused_total{reason=\"forbidden\",transport=\"admin\"} 0"));
-    assert!(!text.contains("watcher") && !text.contains(&hash("watcher")), "{text}");
+    assert!(
+        !text.contains("watcher") && !text.contains(&hash("watcher")),
+        "{text}"
+    );
     daemon.stop().await;
 }
 
@@ -288,12 +388,21 @@ async fn anonymous_clients_are_those_that_a_key_names() {
     // Scenario: principals, and anonymous clients on this host, or all of them. Expectation: they read everything, administer
     // nothing, and a token that is not in force is no better than before.
     for word in ["loopback", "everybody"] {
-        let daemon = served(&lines(&[("reader", "reader", "blocks")])).set("access.anonymous", word).start();
+        let daemon = served(&lines(&[("reader", "reader", "blocks")]))
+            .set("access.anonymous", word)
+            .start();
         assert_eq!(read(&daemon, "", "hidden").await, Ok(()));
-        assert_eq!(read(&daemon, "reader", "hidden").await, Err(Code::PermissionDenied));
+        assert_eq!(
+            read(&daemon, "reader", "hidden").await,
+            Err(Code::PermissionDenied)
+        );
         assert_eq!(read(&daemon, "wrong", "blocks").await, Err(Code::Unauthenticated));
         assert_eq!(get(&daemon, "", "/metrics").await.status, 200);
-        let status = daemon.admin_client().await.get_status(v1::GetStatusRequest {}).await;
+        let status = daemon
+            .admin_client()
+            .await
+            .get_status(v1::GetStatusRequest {})
+            .await;
         assert_eq!(status.unwrap_err().code(), Code::Unauthenticated);
         daemon.stop().await;
     }
@@ -305,15 +414,26 @@ fn a_port_beyond_loopback_needs_a_word_about_who_may_read() {
     // Expectation: exit code 2 with keys and remedies, or none.
     let (setup, _) = plain_blocks(Setup::new("pread"), 4);
     setup.file("principals", lines(&[("a", "a", "*")]).as_bytes());
-    let setup = setup.set("http.listen", "0.0.0.0:0").set("admin.listen", "[::]:0");
+    let setup = setup
+        .set("http.listen", "0.0.0.0:0")
+        .set("admin.listen", "[::]:0");
     let refused = setup.refused();
     let remedy = "set access.anonymous to everybody";
-    refused.with(2, &["http.listen: is reachable", "admin.listen: is reachable", remedy]);
+    refused.with(
+        2,
+        &["http.listen: is reachable", "admin.listen: is reachable", remedy],
+    );
     assert!(!refused.said.contains("grpc.listen"), "{}", refused.said);
     let setup = setup.set("access.anonymous", "everybody");
     setup.run(&["check-config"]).with(0, &[]);
     let setup = setup.set("access.anonymous", "nobody");
-    setup.refused().with(2, &["access.anonymous: is nobody, and access.principals is off", "name a file"]);
+    setup.refused().with(
+        2,
+        &[
+            "access.anonymous: is nobody, and access.principals is off",
+            "name a file",
+        ],
+    );
     let setup = setup.set("access.principals", "principals");
     setup.run(&["check-config", "--open"]).with(0, &[]);
     let daemon = setup.start();
@@ -340,7 +460,13 @@ impl Stream {
     async fn open(daemon: &Daemon, token: &str) -> Self {
         let (ask, asked) = unbounded_channel();
         let request = with(token, UnboundedReceiverStream::new(asked));
-        let answers = daemon.fetch().await.fetch_stream(request).await.unwrap().into_inner();
+        let answers = daemon
+            .fetch()
+            .await
+            .fetch_stream(request)
+            .await
+            .unwrap()
+            .into_inner();
         let mut stream = Self { ask, answers };
         stream.is_answered().await.unwrap();
         stream
@@ -373,7 +499,12 @@ async fn a_revoked_credential_ends_its_streams_and_no_others() {
     // of the one that changed; the other goes on.
     for signal in [Some(Signal::HUP), None] {
         let other = ("other", "other's", "*");
-        let daemon = served(&lines(&[("a", "first", "blocks"), ("a", "second", "blocks"), other])).start();
+        let daemon = served(&lines(&[
+            ("a", "first", "blocks"),
+            ("a", "second", "blocks"),
+            other,
+        ]))
+        .start();
         let first = Stream::open(&daemon, "first").await;
         let mut idle = TcpStream::connect(daemon.http).await.unwrap();
         let request = "GET /v1/datasets/blocks/blocks/1 HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer first\r\n\r\n";
@@ -392,13 +523,18 @@ async fn a_revoked_credential_ends_its_streams_and_no_others() {
         change(&[("a", "new", "blocks"), ("a", "second", "blocks"), other]);
         first.is_ended().await;
         // Its rest and its end, in order or not.
-        let _rest = timeout(PATIENCE, idle.read_to_end(&mut answer)).await.expect("an end");
+        let _rest = timeout(PATIENCE, idle.read_to_end(&mut answer))
+            .await
+            .expect("an end");
         assert_eq!(read(&daemon, "first", "blocks").await, Err(Code::Unauthenticated));
         assert_eq!(read(&daemon, "new", "blocks").await, Ok(()));
         second.is_answered().await.unwrap();
         change(&[("a", "new", "hidden"), ("a", "second", "hidden"), other]);
         second.is_ended().await;
-        assert_eq!(read(&daemon, "second", "blocks").await, Err(Code::PermissionDenied));
+        assert_eq!(
+            read(&daemon, "second", "blocks").await,
+            Err(Code::PermissionDenied)
+        );
         assert_eq!(read(&daemon, "second", "hidden").await, Ok(()));
         third.is_answered().await.unwrap();
         let metrics = get(&daemon, "other's", "/metrics").await;
@@ -473,7 +609,9 @@ async fn certificates_are_principals_by_their_names() {
         .start();
     let reads = async |own: Option<&str>, dataset: &str| {
         let own = own.map(|name| clients.pair(name));
-        let client = client(daemon.grpc, authority.trusted(own.as_ref())).await.unwrap();
+        let client = client(daemon.grpc, authority.trusted(own.as_ref()))
+            .await
+            .unwrap();
         let read = client.fetch_blocks(dataset, &[1]).await;
         read.map(drop).map_err(|error| error.to_string().to_lowercase())
     };
@@ -495,5 +633,7 @@ async fn certificates_are_principals_by_their_names() {
     daemon.stop().await;
 
     let setup = served("reader certificate:reader.example blocks\n");
-    setup.refused().with(2, &["access.principals", "line 1", "tls.client_ca is off"]);
+    setup
+        .refused()
+        .with(2, &["access.principals", "line 1", "tls.client_ca is off"]);
 }
