@@ -6,7 +6,7 @@
 //! always waits) goes to a shard, which finds the cause. A file of which hardly anything was resident lately is tried once in
 //! 16 reads, as `auto` asks.
 
-use crate::backend::auto::{Residency, ResidencyHistories, pread_no_wait};
+use crate::backend::residency::{Residency, ResidencyHistories, pread_no_wait};
 use crate::batch::{Batch, Fetched, Lengths};
 use crate::buffer::Arena;
 use crate::config::BackendKind;
