@@ -414,22 +414,26 @@ impl Tls {
     }
 }
 
-/// Names that a client's verified certificate is known by: its alternative names that are URIs or DNS names, then its common
-/// names.
+/// Names that a client's verified certificate is known by: its alternative names that are URIs or DNS names, or its common
+/// names if it has none, which authorities check less.
 pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok((_, parsed)) = parse_x509_certificate(certificate) else {
         return Vec::new();
     };
     let alternatives = parsed.subject_alternative_name().ok().flatten();
     let alternatives = alternatives.map_or(&[][..], |names| &names.value.general_names);
-    let alternatives = alternatives.iter().filter_map(|name| {
-        if let GeneralName::URI(name) | GeneralName::DNSName(name) = name {
-            Some(*name)
-        } else {
-            None
-        }
-    });
-    let common = parsed.subject().iter_common_name();
-    let names = alternatives.chain(common.filter_map(|name| name.as_str().ok()));
-    names.take(CLIENT_NAMES_MAX).map(str::to_owned).collect()
+    let mut names: Vec<String> = alternatives
+        .iter()
+        .filter_map(|name| match name {
+            GeneralName::URI(name) | GeneralName::DNSName(name) => Some((*name).to_owned()),
+            _ => None,
+        })
+        .take(CLIENT_NAMES_MAX)
+        .collect();
+    if names.is_empty() {
+        let common = parsed.subject().iter_common_name();
+        let common = common.filter_map(|name| name.as_str().ok());
+        names.extend(common.take(CLIENT_NAMES_MAX).map(str::to_owned));
+    }
+    names
 }
