@@ -36,7 +36,7 @@ pub(crate) struct Global {
     pub(crate) admin: String,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
-    /// File with the bearer token to send (over gRPC).
+    /// File with the bearer token to send.
     #[arg(long, global = true, env = "RINGFETCH_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// Print JSON instead of text.

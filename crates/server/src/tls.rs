@@ -31,6 +31,8 @@ use x509_parser::time::ASN1Time;
 
 /// Most names of a client's certificate that are looked at.
 const CLIENT_NAMES_MAX: usize = 64;
+/// Marks a common name.
+const COMMON_NAME: &str = "CN=";
 
 impl KeyFile<'_> {
     /// The certificates, each valid now and there once.
@@ -414,26 +416,52 @@ impl Tls {
     }
 }
 
-/// Names that a client's verified certificate is known by: its alternative names that are URIs or DNS names, or its common
-/// names if it has none, which authorities check less.
+/// Names that a client's verified certificate is known by: its alternative names that are URIs or DNS names, then its common
+/// names after `CN=`, so that neither can be taken for the other.
 pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok((_, parsed)) = parse_x509_certificate(certificate) else {
         return Vec::new();
     };
     let alternatives = parsed.subject_alternative_name().ok().flatten();
     let alternatives = alternatives.map_or(&[][..], |names| &names.value.general_names);
-    let mut names: Vec<String> = alternatives
-        .iter()
-        .filter_map(|name| match name {
-            GeneralName::URI(name) | GeneralName::DNSName(name) => Some((*name).to_owned()),
-            _ => None,
-        })
-        .take(CLIENT_NAMES_MAX)
-        .collect();
-    if names.is_empty() {
-        let common = parsed.subject().iter_common_name();
-        let common = common.filter_map(|name| name.as_str().ok());
-        names.extend(common.take(CLIENT_NAMES_MAX).map(str::to_owned));
+    let alternatives = alternatives.iter().filter_map(|name| {
+        if let GeneralName::URI(name) | GeneralName::DNSName(name) = name {
+            (!name.starts_with(COMMON_NAME)).then(|| (*name).to_owned())
+        } else {
+            None
+        }
+    });
+    let common = parsed
+        .subject()
+        .iter_common_name()
+        .filter_map(|name| name.as_str().ok());
+    let common = common.map(|name| format!("{COMMON_NAME}{name}"));
+    alternatives.chain(common).take(CLIENT_NAMES_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, DnType, KeyPair, SanType};
+
+    #[test]
+    fn a_common_name_is_never_taken_for_an_alternative_name() {
+        // Scenario: a certificate with names of each type, one of which looks like a common name; and bytes that are none.
+        // Expectation: URIs and DNS names, then the common name, marked; nothing.
+        let mut params = CertificateParams::new(["a.example".to_owned(), "192.0.2.1".to_owned()]).unwrap();
+        for uri in ["spiffe://b", "CN=root"] {
+            params
+                .subject_alt_names
+                .push(SanType::URI(uri.try_into().unwrap()));
+        }
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "spiffe://root");
+        let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        assert_eq!(
+            names_of(certificate.der()),
+            ["a.example", "spiffe://b", "CN=spiffe://root"]
+        );
+        assert!(names_of(&CertificateDer::from_slice(b"none")).is_empty());
     }
-    names
 }

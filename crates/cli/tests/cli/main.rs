@@ -404,8 +404,9 @@ fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
 
 #[test]
 fn a_token_is_sent_and_never_shown() {
-    // Scenario: a daemon for clients with a token; reads, load and administration with its file, without it, with another one,
-    // and with files that are empty or missing. Expectation: the first are served; no token is printed.
+    // Scenario: a daemon for clients with a token; reads, load on each transport and administration with its file, without it,
+    // with another one, and with files that are empty, missing, or of two lines. Expectation: the first are served; no token is
+    // printed.
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = directory.path().join(name);
@@ -413,21 +414,22 @@ fn a_token_is_sent_and_never_shown() {
         path.display().to_string()
     };
     let server = Some(start_for(Some("Bearer secret-7"), Flaw::NONE));
-    let (good, bad, empty) = (
-        file("good", "secret-7\n"),
-        file("bad", "secret-8"),
-        file("empty", "\n"),
-    );
+    let http = http::start_for(Some("bearer secret-7"));
+    let good = file("good", "secret-7\n");
+    let bad = [file("bad", "secret-8"), file("lines", "secret-7\nsecret-7\n")];
+    let empty = file("empty", "\n");
     let load = "load --dataset blocks --requests 40";
     for command in [
         "get block blocks 3",
         "log-level info",
         load,
         &format!("{load} --transport stream"),
+        &format!("{load} --transport http --http http://{http}"),
     ] {
         let output = ringfetch(server, &format!("{command} --token-file {good}"));
         assert!(output.status.success(), "{command}: {output:?}");
-        for args in [command.to_owned(), format!("{command} --token-file {bad}")] {
+        let others = bad.iter().map(|file| format!("{command} --token-file {file}"));
+        for args in others.chain([command.to_owned()]) {
             let output = ringfetch(server, &args);
             assert_eq!(output.status.code(), Some(1), "{args}");
             assert!(

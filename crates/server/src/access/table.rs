@@ -13,11 +13,14 @@ const NAME_BYTES_MAX: usize = 64;
 const LINE: &str = "write each line as NAME sha256:HEX RIGHTS or NAME certificate:NAME RIGHTS";
 const RIGHTS: &str = "list datasets with commas and no blanks, * for all, and the roles @metrics and @admin";
 
+/// Hashes of tokens, and whose they are.
+type Tokens = Vec<([u8; 32], Arc<Grant>)>;
+
 /// The lines in force.
 pub(super) struct Table {
     digest: [u8; 32],
     /// By the first bytes of the hash, so that the rest can be compared in constant time.
-    tokens: HashMap<[u8; 8], Vec<([u8; 32], Arc<Grant>)>>,
+    tokens: HashMap<[u8; 8], Tokens>,
     certificates: HashMap<String, Arc<Grant>>,
 }
 

@@ -155,10 +155,10 @@ impl RequestDispatcher {
         connection: &Arc<Connection>,
         progress: &Arc<Progress>,
     ) -> Result<Arc<Connection>, Box<Response<AnswerBody>>> {
-        let Some(need) = self.need(request.uri().path()) else {
-            return Ok(Arc::clone(connection));
+        let admitted = match self.need(request.uri().path()) {
+            None => Ok(Arc::clone(connection)),
+            Some(need) => access.admit(request.headers(), need, connection, progress),
         };
-        let admitted = access.admit(request.headers(), need, connection, progress);
         // Nothing behind this needs it.
         request.headers_mut().remove(header::AUTHORIZATION);
         admitted.map_err(|denied| Box::new(self.denied(denied, request)))

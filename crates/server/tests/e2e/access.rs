@@ -8,6 +8,7 @@ use crate::wire::{self, Answer, channel};
 use http::Method;
 use ring::digest::{SHA256, digest};
 use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
 use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
 use ringfetch_proto::v1::fetch_stream_response::Response;
 use rustix::process::Signal;
@@ -19,9 +20,13 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
 fn hash(token: &str) -> String {
     let mut text = String::new();
@@ -116,7 +121,7 @@ async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<String> 
     };
     let at = |rest: &str| format!("/v1/datasets/{dataset}{rest}");
     let mut seen = Vec::new();
-    let mut see = async |method: Method, rest: &str, body: String| {
+    let mut see = async |method: Method, rest: &str, headers: &[(&str, &str)], body: String| {
         let answer = daemon.http_client().send(method, &at(rest), headers, body).await;
         let mut headers = answer.headers.clone();
         headers.remove("date");
@@ -138,8 +143,18 @@ async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<String> 
         "/objects/b",
         "/objects?page_size=1",
     ] {
-        see(Method::GET, rest, String::new()).await;
-        see(Method::HEAD, rest, String::new()).await;
+        see(Method::GET, rest, headers, String::new()).await;
+        see(Method::HEAD, rest, headers, String::new()).await;
+    }
+    for condition in [
+        ("if-none-match", "*"),
+        ("if-match", "\"other\""),
+        ("range", "bytes=0-1"),
+    ] {
+        let headers = [headers, &[condition]].concat();
+        for rest in ["/bytes", "/blocks/1", "/objects/a"] {
+            see(Method::GET, rest, &headers, String::new()).await;
+        }
     }
     let score = json!({"queries": [{"vector": [0, 0, 0, 0], "ids": [1]}], "metric": "dot", "limit": 1});
     for (rest, body) in [
@@ -152,7 +167,7 @@ async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<String> 
         ("/objects:batchFetch", json!({"objects": [{"name": "a"}]})),
         ("/vectors:score", score),
     ] {
-        see(Method::POST, rest, body.to_string()).await;
+        see(Method::POST, rest, headers, body.to_string()).await;
     }
     seen
 }
@@ -354,6 +369,15 @@ async fn metrics_status_and_administration_need_their_roles() {
         for path in ["/livez", "/readyz"] {
             assert_eq!(get(&daemon, token, path).await.status, 200);
         }
+        let reflection = ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let reflected = ServerReflectionClient::new(channel(daemon.grpc).await)
+            .server_reflection_info(with(token, tokio_stream::iter([reflection])))
+            .await;
+        let refused = reflected.err().map(|status| status.code());
+        assert_eq!(refused, token.is_empty().then_some(Code::Unauthenticated));
         let mut operator = daemon.admin_client().await;
         let answer = operator.get_status(with(token, v1::GetStatusRequest {})).await;
         assert_eq!(
@@ -458,37 +482,99 @@ struct Stream {
 
 impl Stream {
     async fn open(daemon: &Daemon, token: &str) -> Self {
+        Self::open_on(&mut daemon.fetch().await, token).await
+    }
+
+    async fn open_on(client: &mut FetchServiceClient<Channel>, token: &str) -> Self {
         let (ask, asked) = unbounded_channel();
         let request = with(token, UnboundedReceiverStream::new(asked));
-        let answers = daemon
-            .fetch()
-            .await
-            .fetch_stream(request)
-            .await
-            .unwrap()
-            .into_inner();
+        let answers = client.fetch_stream(request).await.unwrap().into_inner();
         let mut stream = Self { ask, answers };
-        stream.is_answered().await.unwrap();
+        stream.answers_one().await.unwrap();
         stream
     }
 
-    async fn is_answered(&mut self) -> Result<(), Status> {
-        let request = v1::FetchStreamRequest {
-            id: 1,
-            request: Some(OneOf::Blocks(wire::blocks("blocks", &[1]))),
-            deadline_ms: 0,
-        };
-        self.ask.send(request).unwrap();
-        let answer = self.answers.message().await?.expect("an answer").response;
-        assert!(matches!(answer, Some(Response::Blocks(_))), "{answer:?}");
+    async fn answers_one(&mut self) -> Result<(), Status> {
+        let code = self.asked("blocks").await?;
+        assert_eq!(code, Code::Ok);
         Ok(())
     }
 
+    async fn asked(&mut self, dataset: &str) -> Result<Code, Status> {
+        let request = v1::FetchStreamRequest {
+            id: 1,
+            request: Some(OneOf::Blocks(wire::blocks(dataset, &[1]))),
+            deadline_ms: 0,
+        };
+        self.ask.send(request).unwrap();
+        match self.answers.message().await?.expect("an answer").response {
+            Some(Response::Blocks(_)) => Ok(Code::Ok),
+            Some(Response::Status(status)) => Ok(Code::from_i32(status.code)),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Waits for the end, saying nothing.
-    async fn is_ended(mut self) {
+    async fn ends(mut self) {
         let end = timeout(PATIENCE, self.answers.message()).await;
         assert!(!matches!(end.expect("an end"), Ok(Some(_))));
     }
+}
+
+#[tokio::test]
+async fn requests_on_one_connection_have_each_their_own_rights() {
+    // Scenario: a stream of one principal on a connection, and on the same connection calls of another, of nobody and of a
+    // stranger; the same over HTTP/1.1; then the first one's token goes. Expectation: each may what its own token may, whatever
+    // came before it; the stream ends, though others came after it.
+    let (first, second) = (("first", "first's", "blocks"), ("second", "second's", "hidden"));
+    let daemon = served(&lines(&[first, second])).start();
+    let mut client = daemon.fetch().await;
+    let mut stream = Stream::open_on(&mut client, "first's").await;
+    for _ in 0..3 {
+        for (token, dataset, code) in [
+            ("second's", "hidden", None),
+            ("first's", "hidden", Some(Code::PermissionDenied)),
+            ("second's", "blocks", Some(Code::PermissionDenied)),
+            ("first's", "blocks", None),
+            ("", "blocks", Some(Code::Unauthenticated)),
+            ("stranger's", "blocks", Some(Code::Unauthenticated)),
+            ("second's", "hidden", None),
+        ] {
+            let call = client.fetch_blocks(with(token, wire::blocks(dataset, &[1])));
+            assert_eq!(
+                call.await.err().map(|status| status.code()),
+                code,
+                "{token} {dataset}"
+            );
+        }
+        assert_eq!(stream.asked("blocks").await.unwrap(), Code::Ok);
+        assert_eq!(stream.asked("hidden").await.unwrap(), Code::PermissionDenied);
+    }
+    let mut wire = TcpStream::connect(daemon.http).await.unwrap();
+    for (token, status) in [
+        ("second's", "200"),
+        ("first's", "403"),
+        ("second's", "200"),
+        ("", "401"),
+    ] {
+        let request = format!(
+            "HEAD /v1/datasets/hidden/blocks/1 HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n"
+        );
+        wire.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            answer.push(wire.read_u8().await.unwrap());
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{token}: {answer}"
+        );
+    }
+    rewrite(&daemon, &lines(&[second]));
+    daemon.signal(Signal::HUP);
+    stream.ends().await;
+    daemon.stop().await;
 }
 
 #[tokio::test]
@@ -521,22 +607,22 @@ async fn a_revoked_credential_ends_its_streams_and_no_others() {
             }
         };
         change(&[("a", "new", "blocks"), ("a", "second", "blocks"), other]);
-        first.is_ended().await;
+        first.ends().await;
         // Its rest and its end, in order or not.
         let _rest = timeout(PATIENCE, idle.read_to_end(&mut answer))
             .await
             .expect("an end");
         assert_eq!(read(&daemon, "first", "blocks").await, Err(Code::Unauthenticated));
         assert_eq!(read(&daemon, "new", "blocks").await, Ok(()));
-        second.is_answered().await.unwrap();
+        second.answers_one().await.unwrap();
         change(&[("a", "new", "hidden"), ("a", "second", "hidden"), other]);
-        second.is_ended().await;
+        second.ends().await;
         assert_eq!(
             read(&daemon, "second", "blocks").await,
             Err(Code::PermissionDenied)
         );
         assert_eq!(read(&daemon, "second", "hidden").await, Ok(()));
-        third.is_answered().await.unwrap();
+        third.answers_one().await.unwrap();
         let metrics = get(&daemon, "other's", "/metrics").await;
         let text = String::from_utf8_lossy(&metrics.body).into_owned();
         let scrape = Scrape { text };
@@ -589,8 +675,10 @@ async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
     daemon.logged(&["the file of principals cannot be used: the old one stays in force"]);
     assert!(!daemon.log().join("\n").contains(&hash("a")[..8]));
     rewrite(&daemon, &lines(&[("a", "a", "hidden")]));
+    // Of one answer: the file may be read between two.
     eventually_async("the good file is read", async || {
-        read(&daemon, "a", "hidden").await.ok()
+        let answer = get(&daemon, "a", "/v1/datasets/hidden/blocks/1").await;
+        (answer.status == 200).then_some(())
     })
     .await;
     daemon.stop().await;
@@ -598,10 +686,14 @@ async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
 
 #[tokio::test]
 async fn certificates_are_principals_by_their_names() {
-    // Scenario: clients with a certificate that the file names, with one that it does not, and with none; then the line goes.
-    // Expectation: the first reads what the line says and no more, the others nothing; then it reads nothing either.
+    // Scenario: clients with a certificate that the file names, with one whose common name is an alternative name there, and
+    // with none; then the line goes. Expectation: the first reads what the line says and no more, the others nothing; then it
+    // reads nothing either.
     let (authority, clients) = (Authority::new(), Authority::new());
-    let setup = served(&(lines(&[("root", "root", "*")]) + "reader certificate:reader.example blocks\n"));
+    let setup = served(
+        &(lines(&[("root", "root", "*")])
+            + "reader certificate:CN=reader.example blocks\nother certificate:stranger.example *\n"),
+    );
     setup.file("clients.pem", clients.pem().as_bytes());
     let daemon = with_tls(setup, &authority.pair("daemon"))
         .set("tls.client_ca", "clients.pem")

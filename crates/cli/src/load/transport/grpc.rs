@@ -25,10 +25,10 @@ pub(super) async fn connect(
         .timeout(endpoints.timeout)
         .connect_timeout(endpoints.timeout)
         .retry(RetryPolicy::none());
-    if let Some(tls) = &endpoints.tls {
+    if let Some(tls) = &endpoints.credentials.tls {
         client = client.tls(tls.clone());
     }
-    if let Some(Token(token)) = &endpoints.token {
+    if let Some(Token(token)) = &endpoints.credentials.token {
         client = client.token(token);
     }
     Ok(client.connect().await?)
