@@ -64,11 +64,15 @@ impl SnapshotReader {
     }
 
     fn window_limits(&self) -> WindowLimits {
+        // Two of them, rounded to pages, fit what the caller may hold.
+        let share = self.connection.as_ref();
+        let share = share.map_or(u64::MAX, |connection| connection.account().memory().most());
         WindowLimits {
             bytes: self
                 .window_budget()
                 .window_bytes
-                .min(self.fetcher.item_bytes_max()),
+                .min(self.fetcher.item_bytes_max())
+                .min(share / 4),
             extents: usize::try_from(self.fetcher.limits().items_per_request).unwrap_or(usize::MAX),
         }
     }

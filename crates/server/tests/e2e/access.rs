@@ -634,15 +634,18 @@ async fn a_revoked_credential_ends_its_streams_and_no_others() {
 #[tokio::test]
 async fn limits_are_a_principals_own_and_change_under_its_streams() {
     // Scenario: a principal whose limit of memory is less than an answer of its, with a stream; another without limits; the
-    // limit grows, and shrinks. Expectation: what does not fit is refused to the first alone, the stream goes on and is judged
-    // by the new limit each time; metrics count by name, and a principal that is gone has no series.
+    // limit grows, and shrinks. Expectation: what does not fit is refused to the first alone, but an object comes in pieces that
+    // fit; the stream goes on and is judged by the new limit each time; metrics count by name, and a principal that is gone has
+    // no series.
     let of = |limits: &str| {
-        lines(&[
-            ("small", "small", &format!("blocks {limits}")),
-            ("root", "root", "*"),
-        ])
+        let rights = format!("blocks,objects {limits}");
+        lines(&[("small", "small", &rights), ("root", "root", "*")])
     };
-    let daemon = served(&of("memory=64KiB,requests=8")).start();
+    let setup = served(&of("memory=64KiB,requests=8"));
+    setup.file("objects/long", &vec![7; 1 << 20]);
+    let daemon = setup.start();
+    let long = get(&daemon, "small", "/v1/datasets/objects/objects/long").await;
+    assert_eq!((long.status.as_u16(), long.body.len()), (200, 1 << 20));
     let mut stream = Stream::open(&daemon, "small").await;
     let large = |token| {
         let indices: Vec<u64> = (0..32).collect();
