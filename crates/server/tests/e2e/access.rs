@@ -37,7 +37,7 @@ fn hash(token: &str) -> String {
 }
 
 /// Lines of (principal, token, rights).
-fn lines(of: &[(&str, &str, &str)]) -> String {
+pub(crate) fn lines(of: &[(&str, &str, &str)]) -> String {
     let line =
         |(name, token, rights): &(&str, &str, &str)| format!("{name} sha256:{} {rights}\n", hash(token));
     of.iter().map(line).collect()
