@@ -5,18 +5,23 @@
 //! repeats a token.
 
 mod grant;
+mod metrics;
+mod principal;
 mod table;
 
 pub(crate) use grant::{Grant, GrantInUse, Revoke};
+pub(crate) use principal::{Principal, PrincipalLimits};
 
 use crate::caller::Connection;
 use crate::config::{AccessConfig, Anonymous};
 use crate::key_file::{FileError, LastProblem, watch};
 use arc_swap::ArcSwap;
 use http::{HeaderMap, header};
+use metrics::ByPrincipal;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use table::Table;
 
 /// What a request needs beside the right to the datasets that it names.
@@ -52,14 +57,24 @@ struct Inner {
     /// Whether clients' certificates are verified.
     has_client_ca: bool,
     table: ArcSwap<Table>,
+    /// Held while the file is read; the number of reads.
+    reads: Mutex<u64>,
+    /// Held while a table is put in force; the number of the read that it came from.
+    in_force: Mutex<u64>,
     problem: LastProblem,
     loads: IntCounterVec,
     loaded: [IntCounter; 2],
+    /// Requests of clients without a principal.
+    anonymous_requests: AtomicU64,
 }
 
 /// A file that was read again and is valid.
 #[derive(Debug)]
-pub struct RenewedPrincipals(Table);
+pub struct RenewedPrincipals {
+    table: Table,
+    /// Later reads have higher numbers.
+    read: u64,
+}
 
 impl Access {
     /// Reads the file of principals; `None` without one. `has_client_ca`: clients' certificates are verified.
@@ -77,6 +92,7 @@ impl Access {
             remedy: "report this defect",
         };
         let table = Table::read(path, has_client_ca, None)?.ok_or_else(unchanged)?;
+        table.set_limits();
         let loads = Opts::new(
             "ringfetch_access_loads_total",
             "Changed files of principals that were read, by result. After a failure the old one stays.",
@@ -89,19 +105,23 @@ impl Access {
                 anonymous: config.anonymous,
                 has_client_ca,
                 table: ArcSwap::from_pointee(table),
+                reads: Mutex::default(),
+                in_force: Mutex::default(),
                 problem: LastProblem::default(),
                 loaded: ["ok", "failed"].map(|result| loads.with_label_values(&[result])),
                 loads,
+                anonymous_requests: AtomicU64::new(0),
             }),
         }))
     }
 
-    /// Registers the metric.
+    /// Registers the metrics.
     ///
     /// # Errors
-    /// The name is taken in this registry.
+    /// A name is taken in this registry.
     pub fn register_metrics(&self, registry: &Registry) -> Result<(), prometheus::Error> {
-        registry.register(Box::new(self.inner.loads.clone()))
+        registry.register(Box::new(self.inner.loads.clone()))?;
+        registry.register(Box::new(ByPrincipal::new(self.clone())?))
     }
 
     /// The connection as the request on it may use it.
@@ -123,15 +143,16 @@ impl Access {
                 Anonymous::Loopback => connection.is_from_this_host(),
                 Anonymous::Everybody => true,
             };
-            return if is_let_in && need != Need::Admin {
-                Ok(Arc::clone(connection))
-            } else {
-                Err(Denied::Unauthenticated)
-            };
+            if !is_let_in || need == Need::Admin {
+                return Err(Denied::Unauthenticated);
+            }
+            self.inner.anonymous_requests.fetch_add(1, Ordering::Relaxed);
+            return Ok(Arc::clone(connection));
         };
         if !grant.allows(need) {
             return Err(Denied::Forbidden);
         }
+        grant.principal.count_request();
         connection.granted(grant, closing).ok_or(Denied::Unauthenticated)
     }
 
@@ -140,22 +161,28 @@ impl Access {
     /// # Errors
     /// A file that cannot be used. Nothing has changed.
     pub fn read(&self) -> Result<Option<RenewedPrincipals>, FileError> {
+        let mut reads = lock(&self.inner.reads);
+        *reads += 1;
         let active = self.inner.table.load_full();
-        let read = Table::read(&self.inner.path, self.inner.has_client_ca, Some(&active));
-        if read.is_err() {
+        let table = Table::read(&self.inner.path, self.inner.has_client_ca, Some(&active));
+        if table.is_err() {
             let [_, failed] = &self.inner.loaded;
             failed.inc();
         }
-        read.map(|table| table.map(RenewedPrincipals))
+        let read = *reads;
+        table.map(|table| table.map(|table| RenewedPrincipals { table, read }))
     }
 
     /// Later requests are judged by this file. Connections that use a line that is gone or differs are closed.
-    pub fn install(&self, RenewedPrincipals(table): RenewedPrincipals) {
-        // A reload and the watch may both have read it.
-        if self.inner.table.load().is_same(&table) {
+    pub fn install(&self, RenewedPrincipals { table, read }: RenewedPrincipals) {
+        let mut in_force = lock(&self.inner.in_force);
+        // A reload and the watch may both have read it, and the one that read it later may be here first.
+        if read < *in_force || self.inner.table.load().is_same(&table) {
             return;
         }
+        *in_force = read;
         let table = Arc::new(table);
+        table.set_limits();
         let before = self.inner.table.swap(Arc::clone(&table));
         let mut revoked = 0_u32;
         for grant in before.grants().filter(|grant| !table.has(grant)) {
@@ -184,6 +211,10 @@ impl Access {
     }
 }
 
+fn lock(number: &Mutex<u64>) -> MutexGuard<'_, u64> {
+    number.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The token of `Authorization: Bearer`; `None` without that header. Other schemes are refused, as are several headers.
 fn bearer_token(headers: &HeaderMap) -> Result<Option<&[u8]>, Denied> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
@@ -203,6 +234,30 @@ fn bearer_token(headers: &HeaderMap) -> Result<Option<&[u8]>, Denied> {
 mod tests {
     use super::*;
     use http::HeaderValue;
+
+    #[test]
+    fn what_was_read_earlier_does_not_replace_what_was_read_later() {
+        // Scenario: the file is read, changes, is read again; the second comes in force, then the first. Expectation: the second
+        // stays, so that a token that a reload has revoked is not back.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("principals");
+        let write =
+            |digit: &str| std::fs::write(&path, format!("a sha256:{} *\n", digit.repeat(64))).unwrap();
+        write("1");
+        let config = AccessConfig {
+            principals: Some(path.clone()),
+            anonymous: Anonymous::Nobody,
+        };
+        let access = Access::load(&config, false).unwrap().unwrap();
+        let [first, second] = ["2", "3"].map(|digit| {
+            write(digit);
+            access.read().unwrap().unwrap()
+        });
+        access.install(second);
+        let in_force = access.inner.table.load_full();
+        access.install(first);
+        assert!(Arc::ptr_eq(&in_force, &access.inner.table.load_full()));
+    }
 
     #[test]
     fn a_bearer_token_is_one_header_of_one_scheme() {

@@ -1,6 +1,6 @@
 //! A line of the file: a credential, whose it is, what it may do, and which connections use it.
 
-use super::Need;
+use super::{Need, Principal};
 use slab::Slab;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ pub(crate) trait Revoke: std::fmt::Debug + Send + Sync {
 
 /// A line of the file.
 pub(crate) struct Grant {
-    pub(super) principal: String,
+    pub(crate) principal: Arc<Principal>,
     pub(super) credential: Credential,
     pub(super) rights: Rights,
     is_revoked: AtomicBool,
@@ -42,12 +42,12 @@ pub(crate) struct Grant {
 /// Without the credential.
 impl std::fmt::Debug for Grant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Grant").field(&self.principal).finish()
+        f.debug_tuple("Grant").field(&self.principal.name()).finish()
     }
 }
 
 impl Grant {
-    pub(super) fn new(principal: String, credential: Credential, rights: Rights) -> Self {
+    pub(super) fn new(principal: Arc<Principal>, credential: Credential, rights: Rights) -> Self {
         Self {
             principal,
             credential,
@@ -57,10 +57,21 @@ impl Grant {
         }
     }
 
+    /// To all datasets, by the token that `token` stands for.
+    #[cfg(test)]
+    pub(crate) fn for_tests(principal: &Arc<Principal>, token: u8) -> Arc<Self> {
+        let rights = Rights {
+            all_datasets: true,
+            ..Rights::default()
+        };
+        let credential = Credential::Token([token; 32]);
+        Arc::new(Self::new(Arc::clone(principal), credential, rights))
+    }
+
     /// Whether the lines are the same.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        (&self.principal, &self.credential, &self.rights)
-            == (&other.principal, &other.credential, &other.rights)
+        Arc::ptr_eq(&self.principal, &other.principal)
+            && (&self.credential, &self.rights) == (&other.credential, &other.rights)
     }
 
     pub(super) fn allows(&self, need: Need) -> bool {
@@ -160,7 +171,11 @@ mod tests {
             all_datasets: true,
             ..Rights::default()
         };
-        let grant = Arc::new(Grant::new("a".into(), Credential::Token([7; 32]), rights));
+        let grant = Arc::new(Grant::new(
+            Principal::new("a"),
+            Credential::Token([7; 32]),
+            rights,
+        ));
         let users: [Arc<User>; 4] = std::array::from_fn(|_| Arc::default());
         let mut in_use: Vec<_> = users[..3]
             .iter()

@@ -1,8 +1,11 @@
-//! The file of principals. A line is `NAME CREDENTIAL RIGHTS`; lines of one name are its credentials, with the same rights.
+//! The file of principals. A line is `NAME CREDENTIAL RIGHTS [LIMITS]`; lines of one name are its credentials, with the same
+//! rights and limits.
 
 use super::grant::{Credential, Grant, Rights};
+use super::principal::{Principal, PrincipalLimits};
 use crate::key_file::{FileError, KeyFile};
 use ring::digest::{SHA256, digest};
+use ringfetch_command::size;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +13,13 @@ use subtle::ConstantTimeEq as _;
 
 pub(super) const KEY: &str = "access.principals";
 const NAME_BYTES_MAX: usize = 64;
-const LINE: &str = "write each line as NAME sha256:HEX RIGHTS or NAME certificate:NAME RIGHTS";
+const LINE: &str =
+    "write each line as NAME sha256:HEX RIGHTS or NAME certificate:NAME RIGHTS, and LIMITS if there are any";
+const LIMITS: &str = "write limits as requests=NUMBER,memory=BYTES, or one of them";
+/// Small answers still fit.
+const MEMORY_BYTES_MIN: u64 = 64 << 10;
+/// What metrics call clients without a principal.
+pub(super) const ANONYMOUS: &str = "anonymous";
 const RIGHTS: &str = "list datasets with commas and no blanks, * for all, and the roles @metrics and @admin";
 
 /// Hashes of tokens, and whose they are.
@@ -22,6 +31,7 @@ pub(super) struct Table {
     /// By the first bytes of the hash, so that the rest can be compared in constant time.
     tokens: HashMap<[u8; 8], Tokens>,
     certificates: HashMap<String, Arc<Grant>>,
+    principals: BTreeMap<String, (Arc<Principal>, PrincipalLimits)>,
 }
 
 /// Without credentials.
@@ -60,9 +70,10 @@ impl Table {
             digest,
             tokens: HashMap::new(),
             certificates: HashMap::new(),
+            principals: BTreeMap::new(),
         };
         let mut lines_of: BTreeMap<Credential, usize> = BTreeMap::new();
-        let mut rights_of: HashMap<&str, (usize, Rights)> = HashMap::new();
+        let mut rights_of: HashMap<&str, (usize, (Rights, PrincipalLimits))> = HashMap::new();
         for (number, line) in (1_usize..).zip(text.lines()) {
             let wrong = |problem: String, remedy| Err(file.error(format!("line {number} {problem}"), remedy));
             let line = line.trim();
@@ -70,10 +81,14 @@ impl Table {
                 continue;
             }
             let mut words = line.split_ascii_whitespace();
-            let (Some(name), Some(credential), Some(rights), None) =
-                (words.next(), words.next(), words.next(), words.next())
-            else {
-                return wrong("has not three words".to_owned(), LINE);
+            let (Some(name), Some(credential), Some(rights), limits, None) = (
+                words.next(),
+                words.next(),
+                words.next(),
+                words.next(),
+                words.next(),
+            ) else {
+                return wrong("has not three or four words".to_owned(), LINE);
             };
             let credential = match credential_of(credential) {
                 Ok(credential) if is_name(name) => credential,
@@ -84,6 +99,13 @@ impl Table {
                     );
                 }
                 Err(problem) => return wrong(problem.to_owned(), LINE),
+            };
+            if name == ANONYMOUS {
+                return wrong(format!("has the name {ANONYMOUS}"), "use another name");
+            }
+            let limits = match limits.map_or(Ok(PrincipalLimits::NONE), limits_in) {
+                Ok(limits) => limits,
+                Err(problem) => return wrong(problem.to_owned(), LIMITS),
             };
             if matches!(credential, Credential::Certificate(_)) && !has_client_ca {
                 return wrong(
@@ -101,22 +123,51 @@ impl Table {
                     "leave one of them out",
                 );
             }
+            let given = (rights, limits);
             match rights_of.get(name) {
-                Some((first, others)) if *others != rights => {
-                    let remedy = "give a principal's lines the same rights, in both";
-                    return wrong(format!("gives {name} other rights than line {first}"), remedy);
+                Some((first, others)) if *others != given => {
+                    let remedy = "give a principal's lines the same rights and limits";
+                    return wrong(
+                        format!("gives {name} other rights or limits than line {first}"),
+                        remedy,
+                    );
                 }
                 Some(_) => {}
                 None => {
-                    rights_of.insert(name, (number, rights.clone()));
+                    rights_of.insert(name, (number, given.clone()));
                 }
             }
-            table.add(Grant::new(name.to_owned(), credential, rights), before);
+            let (rights, limits) = given;
+            let principal = table.principal(name, limits, before);
+            table.add(Grant::new(principal, credential, rights), before);
         }
         if lines_of.is_empty() {
             return Err(file.error("has no line with a principal", LINE));
         }
         Ok(Some(table))
+    }
+
+    /// The principal of this name, which keeps what it holds.
+    fn principal(&mut self, name: &str, limits: PrincipalLimits, before: Option<&Self>) -> Arc<Principal> {
+        let entry = self.principals.entry(name.to_owned());
+        let (principal, _) = entry.or_insert_with(|| {
+            let kept = before.and_then(|before| before.principals.get(name));
+            let principal = kept.map_or_else(|| Principal::new(name), |(kept, _)| Arc::clone(kept));
+            (principal, limits)
+        });
+        Arc::clone(principal)
+    }
+
+    /// Puts the limits in force.
+    pub(super) fn set_limits(&self) {
+        for (principal, limits) in self.principals.values() {
+            principal.set_limits(*limits);
+        }
+    }
+
+    /// By name.
+    pub(super) fn principals(&self) -> impl Iterator<Item = &Arc<Principal>> {
+        self.principals.values().map(|(principal, _)| principal)
     }
 
     fn add(&mut self, grant: Grant, before: Option<&Self>) {
@@ -227,6 +278,32 @@ fn rights_in(word: &str) -> Result<Rights, String> {
     Ok(rights)
 }
 
+fn limits_in(word: &str) -> Result<PrincipalLimits, &'static str> {
+    let mut limits = PrincipalLimits::NONE;
+    for limit in word.split(',') {
+        let (name, value) = limit.split_once('=').ok_or("has a limit without =")?;
+        let (place, value) = match name {
+            "requests" => (
+                &mut limits.requests,
+                value.parse().ok().filter(|value| *value > 0),
+            ),
+            "memory" => {
+                let bytes = size::parse(value).ok();
+                (
+                    &mut limits.memory_bytes,
+                    bytes.filter(|bytes| *bytes >= MEMORY_BYTES_MIN),
+                )
+            }
+            _ => return Err("has a limit that there is not"),
+        };
+        if *place != u64::MAX {
+            return Err("has a limit twice");
+        }
+        *place = value.ok_or("has a limit that is no number, or too small")?;
+    }
+    Ok(limits)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,7 +336,7 @@ mod tests {
         let name = |token: &str| {
             table
                 .of_token(token.as_bytes())
-                .map(|grant| grant.principal.clone())
+                .map(|grant| grant.principal.name().to_owned())
         };
         assert_eq!(
             ["one", "two", "three", "four", ""].map(|token| name(token).unwrap_or_default()),
@@ -298,8 +375,18 @@ mod tests {
         let two = format!("sha256:{}", hash("two"));
         for (text, said) in [
             ("# nobody\n".to_owned(), "no line with a principal"),
-            (format!("{good}b {two}\n"), "line 2 has not three words"),
-            (format!("{good}b {two} x y\n"), "line 2 has not three words"),
+            (format!("{good}b {two}\n"), "line 2 has not three or four words"),
+            (
+                format!("{good}b {two} x y z\n"),
+                "line 2 has not three or four words",
+            ),
+            (format!("anonymous {two} x\n"), "line 1 has the name anonymous"),
+            (of(&two, "x requests"), "line 2 has a limit without ="),
+            (of(&two, "x speed=1"), "line 2 has a limit that there is not"),
+            (of(&two, "x requests=1,requests=2"), "line 2 has a limit twice"),
+            (of(&two, "x requests=0"), "line 2 has a limit that is no number"),
+            (of(&two, "x memory=1KiB"), "line 2 has a limit that is no number"),
+            (of(&two, "x memory=1x"), "line 2 has a limit that is no number"),
             (format!("{good}b/c {two} x\n"), "line 2 has a name of other"),
             (of(&hash("two"), "x"), "line 2 has neither sha256:"),
             (of("sha256:abc", "x"), "line 2 has no hash"),
@@ -318,7 +405,7 @@ mod tests {
             (format!("{good}{good}"), "line 2 has the credential of line 1"),
             (
                 format!("{good}a {two} y\n"),
-                "line 2 gives a other rights than line 1",
+                "line 2 gives a other rights or limits than line 1",
             ),
         ] {
             let error = read(&text, None).unwrap_err();

@@ -76,7 +76,7 @@ impl PortServer {
         stream: AcceptedStream,
         accepted: AcceptedConnection,
     ) -> impl Future<Output = ()> {
-        let caller = accepted.connection.caller().key();
+        let caller = accepted.connection.address();
         let stream = stream.arrive(&accepted.progress);
         let watch = TimeoutTracker::new(accepted.guard.number());
         let watched = WatchGuard::start(

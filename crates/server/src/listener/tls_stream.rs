@@ -260,7 +260,7 @@ impl Handshakes {
         accepted: &AcceptedConnection,
         server: &PortServer,
     ) -> Option<AcceptedStream> {
-        let caller = accepted.connection.caller().key();
+        let caller = accepted.connection.address();
         let progress = &accepted.progress;
         let taken = self.table().take(caller, progress, self.tls.handshakes_max());
         let shaken = match taken {
