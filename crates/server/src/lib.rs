@@ -13,6 +13,7 @@ pub mod grpc;
 pub mod http;
 pub mod lifecycle;
 pub mod listener;
+mod log_output;
 pub mod reconfigure;
 pub mod rpc_metrics;
 pub mod sd_notify;
