@@ -15,6 +15,7 @@ pub mod http;
 pub mod key_file;
 pub mod lifecycle;
 pub mod listener;
+mod log_output;
 pub mod reconfigure;
 pub mod rpc_metrics;
 pub mod sd_notify;
