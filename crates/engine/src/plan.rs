@@ -379,5 +379,4 @@ impl OpenRead {
 }
 
 #[cfg(test)]
-#[expect(clippy::cast_possible_truncation, reason = "the model is small")]
 mod tests;
