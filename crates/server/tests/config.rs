@@ -374,6 +374,7 @@ log: { filter: "info,ringfetch_engine[span{field=\"x # y\"}]=debug" }
 datasets:
   - { name: "1e3", kind: blocks, path: "with # and: \"quotes\" \\ and ümlaut", block_bytes: 3000 }
   - { name: "true", kind: blocks, paths: ["a, b", "null", "[c]"], block_bytes: 1KiB }
+  - { name: "c1", kind: blocks, path: "\x7f \x85 \u0090 \u2028 \ufeff \uffff \t \U0001f600", block_bytes: 1 }
 "#;
     std::fs::write(&odd, text).unwrap();
     for inputs in [of_file(&documented()), demo(), of_file(&odd)] {

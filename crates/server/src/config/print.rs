@@ -37,7 +37,7 @@ pub fn to_yaml(settings: &[Setting]) -> String {
             .as_ref()
             .map(|note| format!(": {note}"))
             .unwrap_or_default();
-        let comment = format!("{}{note}", setting.source).replace(char::is_control, "?");
+        let comment = format!("{}{note}", setting.source).replace(is_not_printable, "?");
         let _infallible = writeln!(out, "{lead}{name}: {} # {comment}", written(&setting.value));
         open = sections.to_vec();
     }
@@ -72,7 +72,13 @@ fn written(value: &Value) -> String {
     }
 }
 
-/// Plain where YAML reads it back as the same text, else in double quotes as JSON has them (which YAML 1.2 contains).
+/// Whether YAML takes a character for a line break, or refuses it, where it is not escaped.
+fn is_not_printable(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+}
+
+/// Plain where YAML reads it back as the same text, else in double quotes as JSON has them (which YAML 1.2 contains, but for
+/// a few characters that JSON does not escape).
 fn written_text(text: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
     let plain =
@@ -80,5 +86,13 @@ fn written_text(text: &str) -> String {
     if plain && matches!(serde_yaml::from_str(text), Ok(Value::String(read)) if read == text) {
         return text.to_owned();
     }
-    serde_json::Value::from(text).to_string()
+    let mut out = String::new();
+    for c in serde_json::Value::from(text).to_string().chars() {
+        if is_not_printable(c) {
+            let _infallible = write!(out, "\\u{:04x}", u32::from(c));
+        } else {
+            out.push(c);
+        }
+    }
+    out
 }

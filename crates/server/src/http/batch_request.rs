@@ -43,7 +43,7 @@ pub(super) struct VectorsBatch {
 #[serde(deny_unknown_fields)]
 pub(super) struct RangesBatch {
     /// In any order; they may overlap.
-    #[serde(deserialize_with = "bounded_list::list")]
+    #[serde(deserialize_with = "bounded_list::objects")]
     ranges: Vec<ByteRange>,
     /// Answer the first item error as the request's.
     #[serde(default)]
@@ -71,7 +71,7 @@ pub(super) struct ObjectsBatch {
     #[serde(default, deserialize_with = "bounded_list::optional_list")]
     names: Option<Vec<String>>,
     /// Parts of objects.
-    #[serde(default, deserialize_with = "bounded_list::optional_list")]
+    #[serde(default, deserialize_with = "bounded_list::optional_objects")]
     objects: Option<Vec<ObjectPart>>,
     /// Answer the first item error as the request's.
     #[serde(default)]
@@ -262,7 +262,7 @@ impl BatchRequest for ObjectsBatch {
 pub(super) fn parse<R: DeserializeOwned>(body: &[u8], items_max: usize) -> Result<(R, usize), Problem> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let (value, listed) = bounded_list::with_bound(items_max, || serde_path_to_error::deserialize(&mut json));
-    let value = value.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
+    let bounded_list::Object(value) = value.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
         let path = error.path().to_string();
         // serde_path_to_error writes `.` for the whole, and `?` where the text ends before a member's name.
         let path = path.trim_end_matches(['?', '.']);
@@ -362,6 +362,8 @@ pub(super) mod tests {
             (r#"{"ranges":[]} x"#, "body", "trailing characters"),
             (r#"{}"#, "body", "missing field `ranges`"),
             ("", "body", "EOF"),
+            ("[[], false, 5]", "body", "expected an object"),
+            (r#"{"ranges":[[1, 2]]}"#, "ranges[0]", "expected an object"),
             ("{", "body", "EOF"),
             (r#"{"ranges":[{"#, "ranges[0]", "EOF"),
             ("{\n\"ranges\": [}", "ranges[0]", "line 2 column 12"),

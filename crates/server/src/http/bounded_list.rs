@@ -1,8 +1,9 @@
 //! Lists in a request that are counted to their end but stored only up to a bound, so that too many items are refused before
 //! they take memory. serde cannot pass a setting to a field, so [`with_bound`] keeps the bound in a thread-local while it
-//! decodes.
+//! decodes. And objects that must be JSON objects.
 
-use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -25,6 +26,45 @@ pub(super) fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
     Ok(Bounded::deserialize(deserializer)?.0)
+}
+
+/// `deserialize_with` of a list of objects.
+pub(super) fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    Ok(unwrapped(list(deserializer)?))
+}
+
+/// `deserialize_with` of a list of objects that may be missing.
+pub(super) fn optional_objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<T>>, D::Error> {
+    Ok(optional_list(deserializer)?.map(unwrapped))
+}
+
+fn unwrapped<T>(objects: Vec<Object<T>>) -> Vec<T> {
+    objects.into_iter().map(|object| object.0).collect()
+}
+
+/// What serde derives for a struct also takes an array of its members' values, in order; this takes only a JSON object.
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(members))
+            }
+        }
+        deserializer.deserialize_map(Members(PhantomData)).map(Self)
+    }
 }
 
 /// `deserialize_with` of a list that may be missing.

@@ -28,7 +28,7 @@ use utoipa::ToSchema;
 #[serde(deny_unknown_fields)]
 pub(super) struct ScoreRequest {
     /// At least one.
-    #[serde(deserialize_with = "bounded_list::list")]
+    #[serde(deserialize_with = "bounded_list::objects")]
     queries: Vec<ScoreRequestQuery>,
     /// `dot` or `cosine`, where larger is better; `euclidean` or `manhattan`, where smaller is better.
     metric: String,
