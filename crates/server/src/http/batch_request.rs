@@ -262,13 +262,14 @@ impl BatchRequest for ObjectsBatch {
 pub(super) fn parse<R: DeserializeOwned>(body: &[u8], items_max: usize) -> Result<(R, usize), Problem> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let (value, listed) = bounded_list::with_bound(items_max, || serde_path_to_error::deserialize(&mut json));
-    let bounded_list::Object(value) = value.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
-        let path = error.path().to_string();
-        // serde_path_to_error writes `.` for the whole, and `?` where the text ends before a member's name.
-        let path = path.trim_end_matches(['?', '.']);
-        let field = if path.is_empty() { "body" } else { path };
-        Problem::malformed(field, error.inner().to_string())
-    })?;
+    let bounded_list::Object(value) =
+        value.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
+            let path = error.path().to_string();
+            // serde_path_to_error writes `.` for the whole, and `?` where the text ends before a member's name.
+            let path = path.trim_end_matches(['?', '.']);
+            let field = if path.is_empty() { "body" } else { path };
+            Problem::malformed(field, error.inner().to_string())
+        })?;
     json.end()
         .map_err(|error| Problem::malformed("body", error.to_string()))?;
     Ok((value, listed))
