@@ -1,10 +1,13 @@
 //! The engine as the server sees it: cores to run listeners on, and reads.
 
 mod switch;
+mod ticket;
 
 use self::switch::show;
+use self::ticket::Answer;
+pub use self::ticket::Ticket;
 use crate::at_once::CoreReads;
-use crate::batch::{Batch, Fetched};
+use crate::batch::Batch;
 use crate::buffer::{Arena, PAGE_BYTES};
 use crate::config::{BackendKind, EngineConfig};
 use crate::cores::{self, Alarm, CoreCommand, Task};
@@ -19,10 +22,8 @@ use crate::share::{Account, Budget, CallerAccount, Charge, Refused, Share};
 use crate::start::{self, Cores, ShardGroup, Sim, Starter};
 use arc_swap::ArcSwap;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
-use std::task::{Context, Poll, ready};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
@@ -141,50 +142,6 @@ impl std::fmt::Debug for Inner {
         f.debug_struct("Engine")
             .field("backend", &self.routes.load().common.status)
             .finish_non_exhaustive()
-    }
-}
-
-/// A batch in flight. Dropping it cancels the batch: reads not yet submitted are not made; reads in flight finish and
-/// their memory returns to the pool.
-#[derive(Debug)]
-pub struct Ticket {
-    answer: Answer,
-}
-
-#[derive(Debug)]
-enum Answer {
-    Awaited(oneshot::Receiver<Result<Fetched, ReadError>>),
-    /// There at once; `None` when it is taken.
-    Made(Option<Fetched>),
-}
-
-impl Future for Ticket {
-    type Output = Result<Fetched, ReadError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.answer {
-            Answer::Awaited(answer) => Pin::new(answer)
-                .poll(cx)
-                .map(|answer| answer.unwrap_or(Err(ReadError::ShardFailed))),
-            Answer::Made(fetched) => {
-                // A task with many requests gives way to others, as it does when their answers come from a shard.
-                ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
-                Poll::Ready(fetched.take().ok_or(ReadError::ShardFailed))
-            }
-        }
-    }
-}
-
-impl Ticket {
-    /// Blocks the calling thread, for callers without a runtime. Panics inside one: await the ticket there.
-    ///
-    /// # Errors
-    /// As the future's output.
-    pub fn wait(self) -> Result<Fetched, ReadError> {
-        match self.answer {
-            Answer::Awaited(answer) => answer.blocking_recv().unwrap_or(Err(ReadError::ShardFailed)),
-            Answer::Made(fetched) => fetched.ok_or(ReadError::ShardFailed),
-        }
     }
 }
 

@@ -269,7 +269,7 @@ fn between(text: &str, least: &str, most: &str) -> Result<Duration, String> {
     if (parse_duration(least)?..=parse_duration(most)?).contains(&duration) {
         return Ok(duration);
     }
-    Err(format!("{least} to {most}"))
+    Err(format!("use at least {least} and at most {most}"))
 }
 
 fn parse_block(text: &str) -> Result<u32, String> {

@@ -7,8 +7,9 @@ mod line;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Code, threads, histograms and the runner, beside the 256 MiB that a step's buffers may have.
-const PROCESS_BYTES_MAX: u64 = 40 << 20;
+/// Threads, histograms, the runner and what the allocator keeps of 150 threads (10 to 48 MiB in five runs), beside the 256 MiB that
+/// a step's buffers may have. Buffers that the allocator kept came to more than this.
+const PROCESS_BYTES_MAX: u64 = 60 << 20;
 
 #[test]
 #[ignore = "needs io_uring and reads gigabytes"]

@@ -8,6 +8,7 @@ use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
 use arc_swap::ArcSwap;
 use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
 use ring::digest::{Context, SHA256};
+use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::net::{IpAddr, TcpStream};
@@ -64,19 +65,25 @@ impl<'a> KeyFile<'a> {
             path,
             bytes: Vec::new(),
         };
-        let read =
-            File::open(path).and_then(|open| open.take(FILE_BYTES_MAX + 1).read_to_end(&mut file.bytes));
+        let read = open(path).and_then(|open| match open {
+            None => Ok(None),
+            Some(open) => open
+                .take(FILE_BYTES_MAX + 1)
+                .read_to_end(&mut file.bytes)
+                .map(Some),
+        });
         match read {
             Err(error) => Err(file.error(
                 format!("cannot be read: {error}"),
                 "name a file that the daemon may read",
             )),
-            Ok(0) => Err(file.error("is empty", "write it anew, by rename if the daemon runs")),
-            Ok(_) if file.bytes.len() as u64 > FILE_BYTES_MAX => Err(file.error(
+            Ok(None) => Err(file.error("is no regular file", "name a file")),
+            Ok(Some(0)) => Err(file.error("is empty", "write it anew, by rename if the daemon runs")),
+            Ok(Some(_)) if file.bytes.len() as u64 > FILE_BYTES_MAX => Err(file.error(
                 format!("has more than {FILE_BYTES_MAX} bytes"),
                 "name another file",
             )),
-            Ok(_) => Ok(file),
+            Ok(Some(_)) => Ok(file),
         }
     }
 
@@ -132,6 +139,13 @@ impl<'a> KeyFile<'a> {
             (None, _) => Err(self.error("holds no private key", REMEDY)),
         }
     }
+}
+
+/// `None`: not a regular file. Does not wait for the writer of a FIFO.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    Ok(file.metadata()?.is_file().then_some(file))
 }
 
 /// What handshakes use, for ports with HTTP/2 alone and for those with HTTP/1.1 too.
@@ -485,5 +499,27 @@ impl Tls {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, mknodat};
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_at_once() {
+        // Scenario: a FIFO without a writer, a directory, a device without an end, and a file. Expectation: only the file is
+        // read; nothing waits.
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for path in [fifo.as_path(), directory.path(), Path::new("/dev/zero")] {
+            let error = KeyFile::read("tls.key", path).unwrap_err();
+            assert_eq!((error.key, &error.problem[..]), ("tls.key", "is no regular file"));
+        }
+        let file = directory.path().join("file");
+        std::fs::write(&file, "text").unwrap();
+        assert_eq!(KeyFile::read("tls.key", &file).unwrap().bytes, b"text");
     }
 }

@@ -97,6 +97,7 @@ pub(crate) mod map;
 pub(crate) mod mmap;
 pub(crate) mod pread;
 pub mod probe;
+pub(crate) mod residency;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 #[cfg(test)]

@@ -72,7 +72,15 @@ mod tests {
     use crate::config::DirectIo;
     use crate::dataset::{Dataset, DatasetSpec, KindSpec, OpenFile, PartialTail};
     use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
     use std::time::Duration;
+
+    /// One of these tests fills the queue, in which case the other's file would be closed where it is dropped.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn alone() -> MutexGuard<'static, ()> {
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     /// Tells the name of the thread that drops it.
     struct Witness(Sender<Option<String>>);
@@ -92,6 +100,7 @@ mod tests {
 
     #[test]
     fn a_file_is_unmapped_and_closed_by_the_reaper() {
+        let _alone = alone();
         // Scenario: the last reference to a file, and to a dataset, is dropped here. Expectation: what is attached to
         // the file (a mapping, say) is dropped by the thread for that, and then the descriptors are closed.
         let named = tempfile::NamedTempFile::new().unwrap();
@@ -132,6 +141,7 @@ mod tests {
 
     #[test]
     fn what_the_reaper_drops_may_drop_more() {
+        let _alone = alone();
         // Scenario: something whose drop sends something to be dropped, often. Expectation: all is dropped, no hang.
         struct Nested(Sender<Option<String>>);
         impl Drop for Nested {

@@ -1,6 +1,6 @@
 //! How much of a file the page cache holds, for examining a dataset; the backend `auto` queries this per read.
 
-use crate::backend::auto::cached_pages;
+use crate::backend::residency::cached_pages;
 use std::io;
 use std::os::fd::AsFd;
 
