@@ -1,5 +1,5 @@
 //! gRPC's interoperability service (`grpc.testing.TestService`) on the daemon's gRPC port: the port's listener, its router
-//! with one service more, and its fast path. `.ci/suites` runs gRPC's own client against it.
+//! with one service more, and its fast path. `.ci/suites` runs gRPC's own client against it. `/` is for h2spec.
 //!
 //! `interop FILE` listens on a free loopback port, writes it to FILE and serves until it is killed.
 
@@ -10,8 +10,9 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request as HttpRequest;
 use axum::response::Response as HttpResponse;
-use axum::routing::post;
+use axum::routing::{any, post};
 use futures_util::{Stream, StreamExt as _, stream};
+use http::StatusCode;
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use prost::Message;
@@ -179,6 +180,15 @@ async fn echo_metadata(request: HttpRequest, next: axum::middleware::Next) -> Ht
     })
 }
 
+/// Answers as h2spec assumes of a server: with data, after the whole request, and after what follows it on the connection.
+async fn page(request: HttpRequest) -> (StatusCode, &'static str) {
+    if request.into_body().collect().await.is_err() {
+        return (StatusCode::BAD_REQUEST, "the body is cut short");
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    (StatusCode::OK, "a page with some data")
+}
+
 fn grpc_of<T, U>() -> Grpc<ProstCodec<T, U>>
 where
     T: Message + 'static,
@@ -242,7 +252,9 @@ fn main() {
             transport: "grpc",
             bound,
             http2_only: true,
-            router: grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone()).merge(test_service()),
+            router: grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone())
+                .merge(test_service())
+                .route("/", any(page)),
             fast_path: Some(grpc::fast_path(fetcher, lifecycle.clone(), rpc)),
             hosts: None,
             tls: None,
