@@ -1,7 +1,7 @@
 //! The planner against a byte array: whatever the batch and the rules, executing the plan puts each item's bytes in place.
 #![no_main]
 
-use arbitrary::Arbitrary;
+use libfuzzer_sys::arbitrary::{self, Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::bench_hooks::{Rules, plan_and_execute};
@@ -41,7 +41,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     }
 });
 
-#[derive(Debug, Arbitrary)]
+#[derive(Debug)]
 struct Input {
     direct: bool,
     merge: bool,
@@ -51,11 +51,36 @@ struct Input {
     items: Vec<Item>,
 }
 
-#[derive(Debug, Arbitrary)]
+#[derive(Debug)]
 enum Item {
     Any(u16, u16),
     Sectors(u8, u8),
     Near(u8, u8),
+}
+
+// By hand: the derive needs another build of most procedural macros.
+impl<'a> Arbitrary<'a> for Input {
+    fn arbitrary(from: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let (direct, merge, gap, max_read) = from.arbitrary()?;
+        let items = from.arbitrary()?;
+        Ok(Self {
+            direct,
+            merge,
+            gap,
+            max_read,
+            items,
+        })
+    }
+}
+
+impl<'a> Arbitrary<'a> for Item {
+    fn arbitrary(from: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        Ok(match from.int_in_range(0..=2_u8)? {
+            0 => Self::Any(from.arbitrary()?, from.arbitrary()?),
+            1 => Self::Sectors(from.arbitrary()?, from.arbitrary()?),
+            _ => Self::Near(from.arbitrary()?, from.arbitrary()?),
+        })
+    }
 }
 
 fuzz_target!(|input: Input| {

@@ -188,7 +188,7 @@ impl Call {
             }
         }
         assert!(
-            code != OK || answers.len() == asked.values().map(Vec::len).sum(),
+            code != OK || answers.len() == asked.values().map(Vec::len).sum::<usize>(),
             "not answered: {self:?}"
         );
     }
