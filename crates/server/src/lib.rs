@@ -1,6 +1,7 @@
 //! The daemon's parts; `main` composes them.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod admin;
 pub mod caller;
 pub mod catalogue;
@@ -11,6 +12,7 @@ pub mod error_status;
 pub mod fetch;
 pub mod grpc;
 pub mod http;
+pub mod key_file;
 pub mod lifecycle;
 pub mod listener;
 pub mod reconfigure;

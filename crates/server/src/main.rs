@@ -22,6 +22,7 @@ use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, StartError};
 use ringfetch_host::block::Device;
+use ringfetch_server::access::Access;
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
@@ -104,6 +105,7 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         .collect();
     let opened = if open {
         load_tls(&config)?;
+        load_access(&config)?;
         Catalogue::open(&config.datasets).map_err(config_error)?;
         ", and they open"
     } else {
@@ -140,6 +142,11 @@ fn check_health(inputs: &Inputs, flag: Option<SocketAddr>) -> anyhow::Result<()>
 fn load_tls(config: &Config) -> Result<Option<Tls>, ConfigError> {
     let loaded = config.tls.as_ref().map(Tls::load).transpose();
     loaded.map_err(|error| ConfigError(error.to_string()))
+}
+
+fn load_access(config: &Config) -> Result<Option<Access>, ConfigError> {
+    let has_client_ca = config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    Access::load(&config.access, has_client_ca).map_err(|error| ConfigError(error.to_string()))
 }
 
 fn config_error(errors: OpenErrors) -> ConfigError {
@@ -187,6 +194,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         ReloadSignals::install().context("catching SIGHUP")?
     };
     let tls = load_tls(config)?;
+    let access = load_access(config)?;
     // Ports before anything slow, so that a port in use is reported at once; but a file that cannot be opened is a mistake
     // in the configuration, which is reported before any port is bound.
     let open = || Catalogue::open(&config.datasets).map_err(config_error);
@@ -227,6 +235,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         telemetry,
         ports,
         tls,
+        access,
         reload_signals,
         addresses_file,
     };
@@ -245,6 +254,7 @@ struct StartupParts<'a> {
     telemetry: Telemetry,
     ports: Ports,
     tls: Option<Tls>,
+    access: Option<Access>,
     reload_signals: ReloadSignals,
     addresses_file: Option<&'a Path>,
 }
@@ -258,6 +268,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         telemetry,
         ports,
         tls,
+        access,
         reload_signals,
         addresses_file,
     } = start;
@@ -271,6 +282,10 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
     if let Some(tls) = &tls {
         tls.register_metrics(registry)?;
         tokio::spawn(tls.clone().watch());
+    }
+    if let Some(access) = &access {
+        access.register_metrics(registry)?;
+        tokio::spawn(access.clone().watch());
     }
     let tls_config = loaded.config.tls.clone();
     let tls_of = |port| {
@@ -288,6 +303,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         telemetry: telemetry.clone(),
         connection_limits: connection_limits.clone(),
         tls: tls.clone(),
+        access: access.clone(),
     })?;
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
@@ -313,12 +329,14 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             // Browsers speak HTTP/2 only with TLS, whose certificate has to name the host.
             hosts: None,
             tls: tls_of("grpc"),
+            access: access.clone(),
             role: Role::Data,
         },
         Port {
             transport: "http",
             hosts: hosts(&ports.http),
             tls: tls_of("http"),
+            access: access.clone(),
             role: Role::DataAndProbes(http::is_operation),
             bound: ports.http,
             http2_only: false,
@@ -330,6 +348,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         transport: "admin",
         hosts: hosts(&bound),
         tls: tls_of("admin"),
+        access,
         role: Role::Control,
         bound,
         http2_only: true,

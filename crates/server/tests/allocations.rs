@@ -105,6 +105,7 @@ fn serve() -> (impl Sized, std::net::SocketAddr) {
         )),
         hosts: None,
         tls: None,
+        access: None,
         role: Role::Data,
     };
     let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), &registry).unwrap();

@@ -12,9 +12,10 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use slab::Slab;
 
-use super::close::CloseDecision;
+use super::close::{CloseDecision, CloseReason};
 use super::timeouts::ExchangeStalls;
 use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
+use crate::access::Revoke;
 use crate::lifecycle::State;
 
 /// Room for open exchanges that an idle connection keeps: 224 bytes.
@@ -353,6 +354,12 @@ impl Progress {
                 looks -= 1;
             }
         }
+    }
+}
+
+impl Revoke for Progress {
+    fn revoke(&self) {
+        self.decide(CloseDecision::Close(CloseReason::Revoked));
     }
 }
 

@@ -120,9 +120,7 @@ impl PortServer {
                 let connection = Arc::clone(&accepted.connection);
                 service_fn(move |request: http::Request<Incoming>| {
                     let exchange = progress.open(request.body().is_end_stream());
-                    let answer = port
-                        .dispatcher
-                        .call(request, &connection, &exchange, progress.is_late());
+                    let answer = port.dispatcher.call(request, &connection, &exchange, &progress);
                     ResponseOrStall::new(answer, exchange)
                 })
             };
