@@ -329,7 +329,7 @@ impl Engine {
             fail_fast: options.fail_fast,
             reply,
         };
-        match shard.inbox.deliver(Box::new(work)) {
+        match shard.inbox.deliver(work.boxed()) {
             Ok(()) => Ok(Ticket {
                 answer: Answer::Awaited(answer),
             }),

@@ -68,7 +68,7 @@ impl Reply {
             reply,
             backend,
             ..
-        } = *batch;
+        } = PlannedBatch::unboxed(batch);
         let count = items.len() as u64;
         if reply.is_closed() {
             counters.count_failed(RESULT_ABANDONED, count);
