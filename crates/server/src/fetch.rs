@@ -43,6 +43,7 @@ use self::rejection::RejectionCounters;
 use self::request::{check, too_large};
 use crate::caller::Callers;
 use crate::config::Limits;
+use crate::record;
 use arc_swap::ArcSwap;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
@@ -171,6 +172,7 @@ impl Fetcher {
     /// # Errors
     /// `DatasetNotFound`.
     pub fn dataset(&self, name: &str) -> Result<Arc<Dataset>, FetchError> {
+        record::note(|facts| facts.set_dataset(name));
         let serving = self.inner.serving.load();
         let found = serving.datasets.get(name).cloned();
         found.ok_or_else(|| FetchError::DatasetNotFound {
@@ -285,6 +287,7 @@ impl Fetcher {
         items: &Items<'_>,
         context: &RequestContext,
     ) -> Result<FetchResponse, FetchError> {
+        record::note(|facts| facts.add_items(items.len()));
         let result = if self.is_draining() {
             Err(ReadError::Draining.into())
         } else {
@@ -380,10 +383,9 @@ impl Fetcher {
         if let Items::Objects { names, .. } = items {
             forget_truncated(dataset, names, &result);
         }
-        Ok(FetchResponse {
-            fetched: result?,
-            etags,
-        })
+        let fetched = result?;
+        record::note(|facts| facts.add_read(&fetched));
+        Ok(FetchResponse { fetched, etags })
     }
 }
 

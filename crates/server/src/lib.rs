@@ -1,6 +1,7 @@
 //! The daemon's parts; `main` composes them.
 #![forbid(unsafe_code)]
 
+pub mod access_log;
 pub mod admin;
 pub mod caller;
 pub mod catalogue;
@@ -14,7 +15,9 @@ pub mod http;
 pub mod lifecycle;
 pub mod listener;
 pub mod reconfigure;
+pub mod record;
 pub mod rpc_metrics;
 pub mod sd_notify;
 pub mod telemetry;
 pub mod tls;
+mod trace_context;

@@ -37,6 +37,7 @@ use tokio::task::JoinHandle;
 
 use crate::caller::{CallerKey, Callers};
 use crate::lifecycle::{Lifecycle, State};
+use crate::record::Recorder;
 use crate::tls::Tls;
 
 use close::{CloseCounters, CloseReason};
@@ -138,6 +139,8 @@ pub struct Port {
     pub tls: Option<Tls>,
     /// Its purpose.
     pub role: Role,
+    /// Records its requests.
+    pub recorder: Option<Recorder>,
 }
 
 /// The purpose of a port, which decides when it closes.
@@ -239,6 +242,7 @@ impl Listener {
             hosts,
             tls,
             role,
+            recorder,
         } = port;
         let address = bound.address();
         let tcp = bound.listen()?;
@@ -259,6 +263,7 @@ impl Listener {
                 http2_only,
                 connection_limits: connection_limits.clone(),
                 close_counters: CloseCounters::new(&cores.closed, transport),
+                recorder,
             }),
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
@@ -352,7 +357,8 @@ impl Listener {
         let (connection_limits, close_counters) =
             (&self.server.connection_limits, &self.server.close_counters);
         // A drain does not wait for operators' connections.
-        let progress = Arc::new(Progress::new(is_late || matches!(self.role, Role::Control)));
+        let is_late = is_late || matches!(self.role, Role::Control);
+        let progress = Arc::new(Progress::new(is_late).with_peer(peer));
         let caller = CallerKey::of(peer);
         let permit = match self
             .connections

@@ -22,6 +22,7 @@ use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, StartError};
 use ringfetch_host::block::Device;
+use ringfetch_server::access_log::{AccessLog, FlushGuard};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
@@ -30,6 +31,7 @@ use ringfetch_server::listener::{
     self, Addresses, AllowedHosts, BoundSocket, ConnectionLimits, CorePool, Listener, Port, Role,
 };
 use ringfetch_server::reconfigure::{self, Reconfigurer};
+use ringfetch_server::record::Recorder;
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::sd_notify::Notifier;
 use ringfetch_server::telemetry::Telemetry;
@@ -142,6 +144,15 @@ fn load_tls(config: &Config) -> Result<Option<Tls>, ConfigError> {
     loaded.map_err(|error| ConfigError(error.to_string()))
 }
 
+fn open_access_log(
+    config: &Config,
+    registry: &prometheus::Registry,
+) -> Result<Option<(AccessLog, FlushGuard)>, ConfigError> {
+    let start = |config| AccessLog::start(config, registry);
+    let started = config.access_log.as_ref().map(start).transpose();
+    started.map_err(|error| ConfigError(error.to_string()))
+}
+
 fn config_error(errors: OpenErrors) -> ConfigError {
     ConfigError(errors.to_string())
 }
@@ -187,6 +198,8 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         ReloadSignals::install().context("catching SIGHUP")?
     };
     let tls = load_tls(config)?;
+    // The guard lives to the end, so that the last lines are written.
+    let (access_log, _flushed) = open_access_log(config, telemetry.registry())?.unzip();
     // Ports before anything slow, so that a port in use is reported at once; but a file that cannot be opened is a mistake
     // in the configuration, which is reported before any port is bound.
     let open = || Catalogue::open(&config.datasets).map_err(config_error);
@@ -227,6 +240,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         telemetry,
         ports,
         tls,
+        access_log,
         reload_signals,
         addresses_file,
     };
@@ -245,6 +259,7 @@ struct StartupParts<'a> {
     telemetry: Telemetry,
     ports: Ports,
     tls: Option<Tls>,
+    access_log: Option<AccessLog>,
     reload_signals: ReloadSignals,
     addresses_file: Option<&'a Path>,
 }
@@ -258,6 +273,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         telemetry,
         ports,
         tls,
+        access_log,
         reload_signals,
         addresses_file,
     } = start;
@@ -288,7 +304,9 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         telemetry: telemetry.clone(),
         connection_limits: connection_limits.clone(),
         tls: tls.clone(),
+        access_log: access_log.clone(),
     })?;
+    let recorder = access_log.map(Recorder::new);
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
@@ -314,12 +332,14 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             hosts: None,
             tls: tls_of("grpc"),
             role: Role::Data,
+            recorder: recorder.clone(),
         },
         Port {
             transport: "http",
             hosts: hosts(&ports.http),
             tls: tls_of("http"),
             role: Role::DataAndProbes(http::is_operation),
+            recorder: recorder.clone(),
             bound: ports.http,
             http2_only: false,
             router: http,
@@ -331,6 +351,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         hosts: hosts(&bound),
         tls: tls_of("admin"),
         role: Role::Control,
+        recorder,
         bound,
         http2_only: true,
         router: admin,

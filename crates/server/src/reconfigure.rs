@@ -10,6 +10,7 @@ mod reload;
 mod retire;
 mod switches;
 
+use crate::access_log::AccessLog;
 use crate::catalogue::Catalogue;
 use crate::config::{Config, Inputs, Loaded, Setting};
 use crate::fetch::{FetchError, Fetcher};
@@ -53,6 +54,8 @@ pub struct ReconfigurerParts {
     pub connection_limits: ConnectionLimits,
     /// TLS, if a port has it.
     pub tls: Option<Tls>,
+    /// The access log, if there is one.
+    pub access_log: Option<AccessLog>,
 }
 
 /// Changes a daemon while it serves. Clones share it.
@@ -72,6 +75,7 @@ struct Inner {
     telemetry: Telemetry,
     connection_limits: ConnectionLimits,
     tls: Option<Tls>,
+    access_log: Option<AccessLog>,
     metrics: Metrics,
     /// Locked during a change.
     active: Mutex<ActiveConfig>,
@@ -136,6 +140,7 @@ impl Reconfigurer {
             telemetry,
             connection_limits,
             tls,
+            access_log,
         } = parts;
         let metrics = Metrics::new(telemetry.registry())?;
         let retired = Arc::new(RetiredDatasets::default());
@@ -153,6 +158,7 @@ impl Reconfigurer {
             telemetry,
             connection_limits,
             tls,
+            access_log,
             metrics,
             active: Mutex::new(active),
             last: Mutex::new(None),

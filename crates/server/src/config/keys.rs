@@ -16,7 +16,7 @@ use ringfetch_host::cpus::usable_cpus;
 use super::layers::{self, Base, Inputs};
 use super::problem::Problems;
 use super::walk::{Section, Walk};
-use super::{Config, Limits, LogConfig, LogFormat, datasets, timeouts, tls};
+use super::{Config, Limits, LogConfig, LogFormat, access_log, datasets, timeouts, tls};
 
 pub(super) const BACKEND_WORDS: [(&str, BackendKind); 4] = [
     ("uring", BackendKind::Uring),
@@ -104,6 +104,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     let limits = limits(root.section("limits"), &mut engine);
     let timeouts = timeouts::read(root.section("timeouts"));
     let log = log(root.section("log"));
+    let access_log = access_log::read(root.section("access_log"), directory);
     let mut shutdown = root.section("shutdown");
     let lame_duck = Duration::from_millis(shutdown.integer("lame_duck_ms", LAME_DUCK_MS, 0..=600_000));
     let drain_timeout =
@@ -131,6 +132,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
         limits,
         timeouts,
         log,
+        access_log,
         lame_duck,
         drain_timeout,
     }

@@ -3,6 +3,7 @@
 //! `layers` merges, `walk` reads with typed getters, `keys` knows the keys, `datasets` those of a dataset, and `print`
 //! writes the effective configuration. No file but the configuration is opened.
 
+mod access_log;
 mod datasets;
 mod keys;
 mod layers;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::DatasetSpec;
 
+pub use access_log::{AccessLogConfig, AccessLogTarget};
 pub(crate) use keys::GRPC_PORT;
 pub use keys::HTTP_LISTEN_DEFAULT;
 pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
@@ -98,6 +100,8 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// Logs.
     pub log: LogConfig,
+    /// The access log; `None`: there is none.
+    pub access_log: Option<AccessLogConfig>,
     /// How long requests are served after readiness has ended.
     pub lame_duck: Duration,
     /// How long a drain may take.

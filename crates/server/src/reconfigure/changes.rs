@@ -45,6 +45,7 @@ enum Effect {
 fn effect_of(key: &str) -> Effect {
     match key {
         "engine.backend" | "log.filter" => Effect::SetElsewhere,
+        "access_log.sample" | "access_log.slow_ms" => Effect::AtReload,
         "engine.direct_io" | "shutdown.drain_timeout_ms" | "shutdown.lame_duck_ms" => Effect::AtReload,
         // Fixed when a shard starts.
         "limits.queued_reads" => Effect::Restart,

@@ -4,6 +4,7 @@
 use super::changes::{self, ConfigChange, ConfigDiff};
 use super::switches::BackendSwitches;
 use super::{ActiveConfig, Inner, lock};
+use crate::access_log::AccessLog;
 use crate::catalogue::CatalogueDiff;
 use crate::config::{self, Base, Config, Loaded};
 use crate::lifecycle::State;
@@ -76,6 +77,8 @@ pub struct LastReload {
 
 impl Inner {
     pub(super) fn reload(&self, active: &mut ActiveConfig) -> Result<ReloadOutcome, ReloadError> {
+        // Whatever becomes of the configuration: the file may have been rotated.
+        self.access_log.iter().for_each(AccessLog::reopen);
         match self.lifecycle.state() {
             State::Serving => {}
             state @ (State::Starting | State::LameDuck | State::Draining | State::Ended) => {
@@ -151,6 +154,9 @@ impl Inner {
         self.connection_limits.set_timeouts(&config.timeouts);
         if let (Some(tls), Some(renewed)) = (&self.tls, renewed) {
             tls.install(renewed);
+        }
+        if let (Some(log), Some(config)) = (&self.access_log, &config.access_log) {
+            log.set(config);
         }
         *lock(&self.lame_duck) = config.lame_duck;
         *lock(&self.drain_timeout) = config.drain_timeout;
