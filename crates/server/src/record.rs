@@ -5,7 +5,7 @@
 //! something of the request tells [`note`]. Without a [`Recorder`] there are no records, which costs a request a few branches.
 
 use crate::access_log::AccessLog;
-use crate::rpc_metrics::{grpc_code_name, grpc_method_of};
+use crate::rpc_metrics::{grpc_code_name, grpc_method_of, http_code_name};
 use crate::trace_context::TraceContext;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use pin_project_lite::pin_project;
@@ -223,10 +223,6 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     media_type.is_some_and(|media_type| media_type.starts_with(b"application/grpc"))
 }
 
-fn http_code_name(status: StatusCode) -> &'static str {
-    crate::rpc_metrics::http_code_name(status)
-}
-
 impl Drop for Record {
     fn drop(&mut self) {
         let facts = self.facts.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -246,8 +242,9 @@ thread_local! {
 
 /// Records something about the request that is being polled, if it is recorded.
 pub(crate) fn note(change: impl FnOnce(&mut Facts)) {
-    CURRENT.with_borrow(|current| {
-        if let Some(record) = current {
+    // At the end of a thread there is none.
+    let _none = CURRENT.try_with(|current| {
+        if let Some(record) = &*current.borrow() {
             record.change(change);
         }
     });

@@ -197,6 +197,7 @@ mod tests {
         let (mut reader, writer) = io::pipe().unwrap();
         rustix::io::ioctl_fionbio(&writer, true).unwrap();
         let mut output = output(Path::new("/dev/null"));
+        output.lines_bytes_max = 100 << 10;
         (output.path, output.file) = (None, File::from(std::os::fd::OwnedFd::from(writer)));
         let line = [&[b'x'; 999][..], b"\n"].concat();
         for _ in 0..200 {

@@ -214,6 +214,7 @@ mod tests {
         let live = |key: &&String| effect_of(key) != Effect::Restart;
         let live: Vec<&str> = known.iter().filter(live).map(String::as_str).collect();
         for key in [
+            "access_log.sample",
             "engine.backend",
             "engine.direct_io",
             "limits.connection_bytes",
@@ -223,6 +224,7 @@ mod tests {
             assert!(live.contains(&key), "{key} is not in {live:?}");
         }
         for key in [
+            "access_log.path",
             "grpc.listen",
             "engine.cores",
             "engine.memory_budget",

@@ -26,6 +26,7 @@ async fn every_metric_is_explained_and_no_other() {
         // TLS brings metrics of its own.
         let daemon = with_tls(setup, &Authority::new().pair("daemon"))
             .set("tls.ports", "admin")
+            .set("access_log.path", "access.log")
             .start();
         daemon.assert_serves("blocks").await;
         let http = daemon.http_client();
