@@ -18,6 +18,7 @@ pub mod reconfigure;
 pub mod record;
 pub mod rpc_metrics;
 pub mod sd_notify;
+pub mod spans;
 pub mod telemetry;
 pub mod tls;
 mod trace_context;

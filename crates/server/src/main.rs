@@ -34,6 +34,7 @@ use ringfetch_server::reconfigure::{self, Reconfigurer};
 use ringfetch_server::record::Recorder;
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::sd_notify::Notifier;
+use ringfetch_server::spans::Spans;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::tls::Tls;
 use ringfetch_server::{admin, demo, grpc, http};
@@ -288,6 +289,8 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         tls.register_metrics(registry)?;
         tokio::spawn(tls.clone().watch());
     }
+    let start_spans = |config| Spans::start(config, registry);
+    let spans = loaded.config.tracing.as_ref().map(start_spans).transpose()?;
     let tls_config = loaded.config.tls.clone();
     let tls_of = |port| {
         tls.clone()
@@ -306,7 +309,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         tls: tls.clone(),
         access_log: access_log.clone(),
     })?;
-    let recorder = access_log.map(Recorder::new);
+    let recorder = Recorder::new(access_log, spans.clone());
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
@@ -394,6 +397,10 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
     if let Some(notifier) = notifier {
         // Sends STOPPING before the process exits, however short the drain was.
         let _ended = notifier.await;
+    }
+    if let Some(spans) = spans {
+        // The connection to the collector is this runtime's.
+        let _flushed = tokio::task::spawn_blocking(move || spans.flush()).await;
     }
     if let Some(reason) = lifecycle.failure() {
         anyhow::bail!("{reason}");

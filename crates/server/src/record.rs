@@ -1,11 +1,12 @@
 //! What is recorded of a request, from its head to the last byte of its response, or of one request of a FetchStream. The
-//! access log gets each record when it ends.
+//! access log and the exporter of spans get each record when it ends.
 //!
 //! Nothing passes records along: while a request is polled, its record is its thread's current one, and whoever learns
 //! something of the request tells [`note`]. Without a [`Recorder`] there are no records, which costs a request a few branches.
 
 use crate::access_log::AccessLog;
 use crate::rpc_metrics::{grpc_code_name, grpc_method_of, http_code_name};
+use crate::spans::Spans;
 use crate::trace_context::TraceContext;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use pin_project_lite::pin_project;
@@ -31,14 +32,17 @@ const OTHER: &str = "other";
 /// Makes the records of a port. Clones share what gets them.
 #[derive(Debug, Clone)]
 pub struct Recorder {
-    access_log: AccessLog,
+    access_log: Option<AccessLog>,
+    spans: Option<Spans>,
 }
 
 /// What is known of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub(crate) request_id: String,
+    /// The trace it belongs to, by its client or, if it has none and is to be traced, a new one.
     pub(crate) trace: Option<TraceContext>,
+    pub(crate) span_id: u64,
     /// Who asks. To be set where principals are judged; until then nobody is told apart.
     pub(crate) principal: Option<Arc<str>>,
     pub(crate) peer: Option<IpAddr>,
@@ -119,9 +123,9 @@ pub(crate) struct Times {
 }
 
 impl Recorder {
-    /// Reports to an access log.
-    pub fn new(access_log: AccessLog) -> Self {
-        Self { access_log }
+    /// Reports to an access log and to a collector of spans; `None` without either.
+    pub fn new(access_log: Option<AccessLog>, spans: Option<Spans>) -> Option<Self> {
+        (access_log.is_some() || spans.is_some()).then_some(Self { access_log, spans })
     }
 
     /// Begins a request.
@@ -138,7 +142,8 @@ impl Recorder {
         };
         let facts = Facts {
             request_id: request_id(headers),
-            trace: TraceContext::of(headers),
+            trace: TraceContext::of(headers).or_else(|| self.spans.as_ref()?.new_trace()),
+            span_id: fastrand::u64(1..),
             principal: None,
             peer: peer.map(|peer| peer.to_canonical()),
             transport,
@@ -201,7 +206,10 @@ impl Record {
     /// A request of this stream.
     fn part(&self, started: Instant) -> Arc<Self> {
         let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        let parent_id = facts.span_id;
         let facts = Facts {
+            trace: facts.trace.map(|trace| TraceContext { parent_id, ..trace }),
+            span_id: fastrand::u64(1..),
             sent_bytes: None,
             code: None,
             answered: None,
@@ -231,7 +239,12 @@ impl Drop for Record {
             duration: self.started.elapsed(),
             send: facts.answered.map(|answered| answered.elapsed()),
         };
-        self.recorder.access_log.write(facts, times);
+        if let Some(log) = &self.recorder.access_log {
+            log.write(facts, times);
+        }
+        if let Some(spans) = &self.recorder.spans {
+            spans.report(facts, times);
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod print;
 mod problem;
 mod timeouts;
 mod tls;
+mod tracing;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,7 @@ pub use print::to_yaml;
 pub use problem::{Problem, Problems, Source};
 pub use timeouts::Timeouts;
 pub use tls::{ClientCertificates, TlsConfig, TlsVersion};
+pub use tracing::TracingConfig;
 pub use walk::Setting;
 
 /// Bounds on what clients may ask for.
@@ -102,6 +104,8 @@ pub struct Config {
     pub log: LogConfig,
     /// The access log; `None`: there is none.
     pub access_log: Option<AccessLogConfig>,
+    /// Spans; `None`: there are none.
+    pub tracing: Option<TracingConfig>,
     /// How long requests are served after readiness has ended.
     pub lame_duck: Duration,
     /// How long a drain may take.

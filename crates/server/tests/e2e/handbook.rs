@@ -27,6 +27,7 @@ async fn every_metric_is_explained_and_no_other() {
         let daemon = with_tls(setup, &Authority::new().pair("daemon"))
             .set("tls.ports", "admin")
             .set("access_log.path", "access.log")
+            .set("tracing.otlp_endpoint", "http://127.0.0.1:9")
             .start();
         daemon.assert_serves("blocks").await;
         let http = daemon.http_client();

@@ -49,5 +49,6 @@ mod supervised;
 mod surfaces;
 mod system_calls;
 mod tls;
+mod traces;
 mod vanishing;
 mod versions;
