@@ -1,6 +1,6 @@
 //! Clients of the daemon, with the settings that all commands share.
 
-use crate::args::Global;
+use crate::args::{Global, Token};
 use crate::outcome::Failure;
 use ringfetch_client::{AdminClient, Builder, Client, Error};
 
@@ -18,7 +18,10 @@ pub(crate) fn admin(global: &Global) -> Result<AdminClient, Failure> {
 }
 
 fn builder(global: &Global, url: &str) -> Result<Builder, Failure> {
-    let builder = Client::builder(url).timeout(global.timeout);
+    let mut builder = Client::builder(url).timeout(global.timeout);
+    if let Some(Token(token)) = global.token()? {
+        builder = builder.token(&token);
+    }
     Ok(match global.tls.read()? {
         None => builder,
         Some(tls) => builder.tls(tls),

@@ -1,7 +1,7 @@
-//! Callers and their connections. A caller is the address that a connection comes from, since clients are not
-//! authenticated. Limits, shares and turns are per caller, and within a caller per connection, so that opening more
+//! Callers and their connections. A caller is the address that a connection comes from, whoever it says it is. Limits, shares and turns are per caller, and within a caller per connection, so that opening more
 //! connections gains nothing. Behind one proxy all users are one caller.
 
+use crate::access::{Grant, GrantInUse, Revoke};
 use crate::config::Limits;
 use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
 use ringfetch_engine::engine::Engine;
@@ -9,7 +9,7 @@ use ringfetch_engine::share::{Account, Budget, CallerAccount, CallerShare, Share
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// Hosts get a network of this size (RFC 6177), so its addresses are one caller.
 const IPV6_PREFIX_BITS: u32 = 64;
@@ -70,7 +70,7 @@ pub struct Caller {
     callers: Weak<Inner>,
 }
 
-/// A connection: what its requests hold. Every request has it in its extensions.
+/// A connection: what its requests hold. Every request has it in its extensions, as its principal may use it.
 #[derive(Debug)]
 pub struct Connection {
     caller: Arc<Caller>,
@@ -78,6 +78,13 @@ pub struct Connection {
     requests: Arc<Share>,
     request_memory: Arc<Share>,
     objects: Arc<Share>,
+    is_from_this_host: bool,
+    /// Names in its client's certificate, if that was verified and counts.
+    certificate_names: OnceLock<Vec<String>>,
+    /// What its requests may do; `None`: anything that needs no principal.
+    grant: Option<GrantInUse>,
+    /// This connection as the last principal on it uses it.
+    latest: Mutex<Option<Arc<Self>>>,
 }
 
 impl Callers {
@@ -113,6 +120,10 @@ impl Callers {
             request_memory: caller.request_memory.connection(u64::MAX),
             objects: caller.objects.connection(u64::MAX),
             caller,
+            is_from_this_host: address.to_canonical().is_loopback(),
+            certificate_names: OnceLock::new(),
+            grant: None,
+            latest: Mutex::default(),
         })
     }
 
@@ -198,6 +209,53 @@ impl Connection {
     /// Objects that its requests hold open.
     pub fn objects(&self) -> &Arc<Share> {
         &self.objects
+    }
+
+    /// Whether its client is on this host.
+    pub(crate) fn is_from_this_host(&self) -> bool {
+        self.is_from_this_host
+    }
+
+    /// Names that its client is known by, from a verified certificate.
+    pub(crate) fn certificate_names(&self) -> &[String] {
+        self.certificate_names.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Sets those names, once.
+    pub(crate) fn identify(&self, names: Vec<String>) {
+        let _only_once = self.certificate_names.set(names);
+    }
+
+    /// This connection for requests with this grant, which closes it when it is revoked. `None`: it is revoked.
+    pub(crate) fn granted<C: Revoke + 'static>(
+        &self,
+        grant: &Arc<Grant>,
+        closing: &Arc<C>,
+    ) -> Option<Arc<Self>> {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(latest) = &*latest
+            && latest.grant.as_ref().is_some_and(|in_use| in_use.is_of(grant))
+        {
+            return Some(Arc::clone(latest));
+        }
+        let granted = Arc::new(Self {
+            caller: Arc::clone(&self.caller),
+            account: Arc::clone(&self.account),
+            requests: Arc::clone(&self.requests),
+            request_memory: Arc::clone(&self.request_memory),
+            objects: Arc::clone(&self.objects),
+            is_from_this_host: self.is_from_this_host,
+            certificate_names: OnceLock::new(),
+            grant: Some(GrantInUse::new(grant, closing)?),
+            latest: Mutex::default(),
+        });
+        *latest = Some(Arc::clone(&granted));
+        Some(granted)
+    }
+
+    /// Whether its requests may read a dataset of this name, whether there is one or not.
+    pub(crate) fn may_read(&self, dataset: &str) -> bool {
+        self.grant.as_ref().is_none_or(|grant| grant.may_read(dataset))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The daemon's parts; `main` composes them.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod access_log;
 pub mod admin;
 pub mod caller;
@@ -12,6 +13,7 @@ pub mod error_status;
 pub mod fetch;
 pub mod grpc;
 pub mod http;
+pub mod key_file;
 pub mod lifecycle;
 pub mod listener;
 pub mod reconfigure;

@@ -35,6 +35,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::access::Access;
 use crate::caller::{CallerKey, Callers};
 use crate::lifecycle::{Lifecycle, State};
 use crate::record::Recorder;
@@ -137,6 +138,8 @@ pub struct Port {
     pub hosts: Option<AllowedHosts>,
     /// TLS, unless it is plain text.
     pub tls: Option<Tls>,
+    /// Who may do what; `None`: clients are not told apart.
+    pub access: Option<Access>,
     /// Its purpose.
     pub role: Role,
     /// Records its requests.
@@ -241,6 +244,7 @@ impl Listener {
             fast_path,
             hosts,
             tls,
+            access,
             role,
             recorder,
         } = port;
@@ -249,6 +253,9 @@ impl Listener {
         let connections = connection_limits.add_port();
         tokio::spawn(announce_state(Arc::clone(&connections), lifecycle.clone()));
         tracing::info!(transport, %address, tls = tls.is_some(), "listening");
+        if access.is_some() && tls.is_none() && !address.ip().to_canonical().is_loopback() {
+            tracing::warn!(transport, "tokens reach this port in plain text");
+        }
         Ok(Self {
             tcp,
             server: Arc::new(PortServer {
@@ -258,6 +265,7 @@ impl Listener {
                     fast_path,
                     hosts,
                     role,
+                    access,
                     refusals: RefusalCounters::new(&cores.refused, transport),
                 },
                 http2_only,

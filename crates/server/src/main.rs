@@ -22,6 +22,7 @@ use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, StartError};
 use ringfetch_host::block::Device;
+use ringfetch_server::access::Access;
 use ringfetch_server::access_log::{AccessLog, FlushGuard};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use ringfetch_server::config::{self, Base, Config, Inputs};
@@ -107,6 +108,7 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         .collect();
     let opened = if open {
         load_tls(&config)?;
+        load_access(&config)?;
         Catalogue::open(&config.datasets).map_err(config_error)?;
         ", and they open"
     } else {
@@ -152,6 +154,11 @@ fn open_access_log(
     let start = |config| AccessLog::start(config, registry);
     let started = config.access_log.as_ref().map(start).transpose();
     started.map_err(|error| ConfigError(error.to_string()))
+}
+
+fn load_access(config: &Config) -> Result<Option<Access>, ConfigError> {
+    let has_client_ca = config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    Access::load(&config.access, has_client_ca).map_err(|error| ConfigError(error.to_string()))
 }
 
 fn config_error(errors: OpenErrors) -> ConfigError {
@@ -201,6 +208,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
     let tls = load_tls(config)?;
     // The guard lives to the end, so that the last lines are written.
     let (access_log, _flushed) = open_access_log(config, telemetry.registry())?.unzip();
+    let access = load_access(config)?;
     // Ports before anything slow, so that a port in use is reported at once; but a file that cannot be opened is a mistake
     // in the configuration, which is reported before any port is bound.
     let open = || Catalogue::open(&config.datasets).map_err(config_error);
@@ -242,6 +250,7 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         ports,
         tls,
         access_log,
+        access,
         reload_signals,
         addresses_file,
     };
@@ -261,6 +270,7 @@ struct StartupParts<'a> {
     ports: Ports,
     tls: Option<Tls>,
     access_log: Option<AccessLog>,
+    access: Option<Access>,
     reload_signals: ReloadSignals,
     addresses_file: Option<&'a Path>,
 }
@@ -275,6 +285,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         ports,
         tls,
         access_log,
+        access,
         reload_signals,
         addresses_file,
     } = start;
@@ -291,6 +302,10 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
     }
     let start_spans = |config| Spans::start(config, registry);
     let spans = loaded.config.tracing.as_ref().map(start_spans).transpose()?;
+    if let Some(access) = &access {
+        access.register_metrics(registry)?;
+        tokio::spawn(access.clone().watch());
+    }
     let tls_config = loaded.config.tls.clone();
     let tls_of = |port| {
         tls.clone()
@@ -308,6 +323,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         connection_limits: connection_limits.clone(),
         tls: tls.clone(),
         access_log: access_log.clone(),
+        access: access.clone(),
     })?;
     let recorder = Recorder::new(access_log, spans.clone());
     let rpc = RpcMetrics::new(registry)?;
@@ -334,6 +350,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             // Browsers speak HTTP/2 only with TLS, whose certificate has to name the host.
             hosts: None,
             tls: tls_of("grpc"),
+            access: access.clone(),
             role: Role::Data,
             recorder: recorder.clone(),
         },
@@ -341,6 +358,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             transport: "http",
             hosts: hosts(&ports.http),
             tls: tls_of("http"),
+            access: access.clone(),
             role: Role::DataAndProbes(http::is_operation),
             recorder: recorder.clone(),
             bound: ports.http,
@@ -353,6 +371,7 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         transport: "admin",
         hosts: hosts(&bound),
         tls: tls_of("admin"),
+        access,
         role: Role::Control,
         recorder,
         bound,

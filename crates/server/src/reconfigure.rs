@@ -10,6 +10,7 @@ mod reload;
 mod retire;
 mod switches;
 
+use crate::access::Access;
 use crate::access_log::AccessLog;
 use crate::catalogue::Catalogue;
 use crate::config::{Config, Inputs, Loaded, Setting};
@@ -56,6 +57,8 @@ pub struct ReconfigurerParts {
     pub tls: Option<Tls>,
     /// The access log, if there is one.
     pub access_log: Option<AccessLog>,
+    /// The principals, if there are any.
+    pub access: Option<Access>,
 }
 
 /// Changes a daemon while it serves. Clones share it.
@@ -76,6 +79,7 @@ struct Inner {
     connection_limits: ConnectionLimits,
     tls: Option<Tls>,
     access_log: Option<AccessLog>,
+    access: Option<Access>,
     metrics: Metrics,
     /// Locked during a change.
     active: Mutex<ActiveConfig>,
@@ -141,6 +145,7 @@ impl Reconfigurer {
             connection_limits,
             tls,
             access_log,
+            access,
         } = parts;
         let metrics = Metrics::new(telemetry.registry())?;
         let retired = Arc::new(RetiredDatasets::default());
@@ -159,6 +164,7 @@ impl Reconfigurer {
             connection_limits,
             tls,
             access_log,
+            access,
             metrics,
             active: Mutex::new(active),
             last: Mutex::new(None),

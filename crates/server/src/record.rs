@@ -43,7 +43,7 @@ pub(crate) struct Facts {
     /// The trace it belongs to, by its client or, if it has none and is to be traced, a new one.
     pub(crate) trace: Option<TraceContext>,
     pub(crate) span_id: u64,
-    /// Who asks. To be set where principals are judged; until then nobody is told apart.
+    /// Who asks, if that is known.
     pub(crate) principal: Option<Arc<str>>,
     pub(crate) peer: Option<IpAddr>,
     /// The port: `grpc`, `http` or `admin`.

@@ -139,13 +139,13 @@ const GRPC_CODES: [&str; 17] = [
 ];
 
 /// `code` labels of HTTP; the last is for all others.
-const HTTP_CODES: [&str; 27] = [
-    "200", "204", "206", "301", "304", "308", "400", "403", "404", "405", "406", "408", "411", "412", "413",
-    "414", "415", "416", "421", "429", "431", "499", "500", "501", "503", "504", "other",
+const HTTP_CODES: [&str; 28] = [
+    "200", "204", "206", "301", "304", "308", "400", "401", "403", "404", "405", "406", "408", "411", "412",
+    "413", "414", "415", "416", "421", "429", "431", "499", "500", "501", "503", "504", "other",
 ];
 
 /// Index of 499 in `HTTP_CODES`.
-const HTTP_CLIENT_LEFT: usize = 21;
+const HTTP_CLIENT_LEFT: usize = 22;
 
 /// The code's name in the `code` label: `OK`, `NOT_FOUND`, ...
 pub fn grpc_code_name(code: tonic::Code) -> &'static str {
@@ -198,7 +198,7 @@ const GRPC: usize = 0;
 const HTTP: usize = 1;
 const TRANSPORTS: [&str; 2] = ["grpc", "http"];
 const METHODS_MAX: usize = 20;
-const CODES_MAX: usize = 27;
+const CODES_MAX: usize = 28;
 
 /// Number of slots. More threads share them, which is only slower.
 const SLOTS: usize = 32;

@@ -105,6 +105,7 @@ fn serve() -> (impl Sized, std::net::SocketAddr) {
         )),
         hosts: None,
         tls: None,
+        access: None,
         role: Role::Data,
         recorder: None,
     };

@@ -88,6 +88,7 @@ async fn a_client_that_does_not_read_holds_two_windows() {
         fast_path: Some(fast_path),
         hosts: None,
         tls: None,
+        access: None,
         role: Role::Data,
         recorder: None,
     };

@@ -16,7 +16,7 @@ use ringfetch_host::cpus::usable_cpus;
 use super::layers::{self, Base, Inputs};
 use super::problem::Problems;
 use super::walk::{Section, Walk};
-use super::{Config, Limits, LogConfig, LogFormat, access_log, datasets, timeouts, tls, tracing};
+use super::{Config, Limits, LogConfig, LogFormat, access, access_log, datasets, timeouts, tls, tracing};
 
 pub(super) const BACKEND_WORDS: [(&str, BackendKind); 4] = [
     ("uring", BackendKind::Uring),
@@ -41,7 +41,7 @@ const FORMAT_WORDS: [(&str, LogFormat); 3] = [
     ("json", LogFormat::Json),
 ];
 
-/// Default ports of the three listeners, on loopback, since clients are not authenticated.
+/// Default ports of the three listeners, on loopback, since clients are not authenticated by default.
 pub(crate) const GRPC_PORT: u16 = 7410;
 const HTTP_PORT: u16 = 7411;
 /// The default of `http.listen`.
@@ -98,6 +98,12 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     );
 
     let tls = tls::read(root.section("tls"), directory);
+    let listeners = [
+        ("grpc", "grpc.listen", grpc_listen),
+        ("http", "http.listen", http_listen),
+        ("admin", "admin.listen", admin_listen),
+    ];
+    let access = access::read(root.section("access"), directory, tls.as_ref(), listeners);
     let (mut engine, direct_io) = engine(root.section("engine"));
     // The list is read last, since its entries are judged by the limits, and printed where the file has it: see `print`.
     let datasets = root.take("datasets");
@@ -127,6 +133,7 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
         http_hosts,
         admin_listen,
         tls,
+        access,
         engine,
         datasets,
         dataset_backends,

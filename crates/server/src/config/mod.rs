@@ -3,6 +3,7 @@
 //! `layers` merges, `walk` reads with typed getters, `keys` knows the keys, `datasets` those of a dataset, and `print`
 //! writes the effective configuration. No file but the configuration is opened.
 
+mod access;
 mod access_log;
 mod datasets;
 mod keys;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::DatasetSpec;
 
+pub use access::{AccessConfig, Anonymous};
 pub use access_log::{AccessLogConfig, AccessLogTarget};
 pub(crate) use keys::GRPC_PORT;
 pub use keys::HTTP_LISTEN_DEFAULT;
@@ -90,6 +92,8 @@ pub struct Config {
     pub admin_listen: Option<SocketAddr>,
     /// TLS of the ports; `None`: plain text.
     pub tls: Option<TlsConfig>,
+    /// Who may read what.
+    pub access: AccessConfig,
     /// The engine's settings.
     pub engine: EngineConfig,
     /// What is served.

@@ -103,7 +103,7 @@ impl Fetcher {
         scoring: &Scoring<'_>,
         context: &RequestContext,
     ) -> Result<(DatasetHandle, Vec<Ranking>), FetchError> {
-        let opened = self.open(dataset, RequiredKind::Vectors)?;
+        let opened = self.open(dataset, RequiredKind::Vectors, context.connection.as_ref())?;
         opened.check_version(if_match)?;
         let rankings = self.score_of(&opened, scoring, context).await?;
         Ok((opened, rankings))

@@ -13,9 +13,10 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use slab::Slab;
 
-use super::close::CloseDecision;
+use super::close::{CloseDecision, CloseReason};
 use super::timeouts::ExchangeStalls;
 use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
+use crate::access::Revoke;
 use crate::lifecycle::State;
 use crate::record::Record;
 
@@ -382,6 +383,12 @@ impl Progress {
                 looks -= 1;
             }
         }
+    }
+}
+
+impl Revoke for Progress {
+    fn revoke(&self) {
+        self.decide(CloseDecision::Close(CloseReason::Revoked));
     }
 }
 

@@ -126,8 +126,7 @@ impl PortServer {
                     let record = recorder.map(|to| to.begin(&request, progress.peer(), port.transport));
                     let exchange = progress.open_recorded(request.body().is_end_stream(), record);
                     let answer = within(exchange.record(), || {
-                        port.dispatcher
-                            .call(request, &connection, &exchange, progress.is_late())
+                        port.dispatcher.call(request, &connection, &exchange, &progress)
                     });
                     ResponseOrStall::new(answer, exchange)
                 })

@@ -1,5 +1,6 @@
 //! The access log: a line for each request by every road, and what happens when it cannot be written.
 
+use crate::access::hash;
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends_and_auto, eventually, eventually_async};
 use crate::data::{everything, noise, plain_blocks};
 use crate::wire::{self, Narrow};
@@ -304,6 +305,40 @@ async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
         (&found[1]["method"], &found[1]["code"]),
         (&json!("FetchStream"), &json!("CANCELLED"))
     );
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_line_names_the_principal_and_no_secret() {
+    // Scenario: a principal reads what it may and what it may not; somebody has another token. Expectation: the principal in
+    // the first two lines, nobody in the third, and no token anywhere.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let principals = format!("alice sha256:{} blocks\n", hash("open-sesame"));
+    setup.file("principals", principals.as_bytes());
+    let daemon = setup
+        .set("access.principals", "principals")
+        .set("access_log.path", "access.log")
+        .start();
+    for (token, dataset, principal, code) in [
+        ("open-sesame", "blocks", json!("alice"), "200"),
+        ("open-sesame", "hidden", json!("alice"), "403"),
+        ("wrong-sesame", "blocks", Value::Null, "401"),
+    ] {
+        let path = format!("/v1/datasets/{dataset}/blocks/1");
+        let authorization = format!("Bearer {token}");
+        let headers = [("authorization", authorization.as_str())];
+        let answer = daemon.http_client().get_with(&path, &headers).await;
+        let [line] = &lines_of(&daemon, answer.header("x-request-id"), 1).await[..] else {
+            panic!("several lines");
+        };
+        assert_eq!(
+            (&line["principal"], &line["code"]),
+            (&principal, &json!(code)),
+            "{line}"
+        );
+    }
+    let text = fs::read_to_string(daemon.path("access.log")).unwrap();
+    assert!(!text.contains("sesame"), "{text}");
     daemon.stop().await;
 }
 

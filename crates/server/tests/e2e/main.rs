@@ -18,6 +18,7 @@ mod exposition;
 mod readers;
 mod wire;
 
+mod access;
 mod access_log;
 mod adversary;
 mod agreement;
