@@ -325,6 +325,7 @@ impl Engine {
             scratch,
             _reads: turn,
             accepted: Instant::now(),
+            queue_ns: 0,
             deadline: options.deadline,
             fail_fast: options.fail_fast,
             reply,

@@ -48,6 +48,8 @@ pub(crate) struct PlannedBatch {
     /// Held until the batch is answered.
     pub(crate) _reads: Option<Charge>,
     pub(crate) accepted: Instant,
+    /// From then until its last read was submitted.
+    pub(crate) queue_ns: u64,
     pub(crate) deadline: Option<Instant>,
     pub(crate) fail_fast: bool,
     pub(crate) reply: oneshot::Sender<Result<Fetched, ReadError>>,

@@ -107,6 +107,7 @@ fn serve() -> (impl Sized, std::net::SocketAddr) {
         tls: None,
         access: None,
         role: Role::Data,
+        recorder: None,
     };
     let cores = CorePool::new(engine.clone(), fetcher.callers().clone(), &registry).unwrap();
     let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);

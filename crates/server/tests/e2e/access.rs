@@ -28,7 +28,8 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
-fn hash(token: &str) -> String {
+/// As the file of principals has it.
+pub(crate) fn hash(token: &str) -> String {
     let mut text = String::new();
     for byte in digest(&SHA256, token.as_bytes()).as_ref() {
         write!(text, "{byte:02x}").unwrap();
