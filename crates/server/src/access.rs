@@ -15,6 +15,7 @@ pub(crate) use principal::{Principal, PrincipalLimits};
 use crate::caller::Connection;
 use crate::config::{AccessConfig, Anonymous};
 use crate::key_file::{FileError, LastProblem, watch};
+use crate::record;
 use arc_swap::ArcSwap;
 use http::{HeaderMap, header};
 use metrics::ByPrincipal;
@@ -149,6 +150,7 @@ impl Access {
             self.inner.anonymous_requests.fetch_add(1, Ordering::Relaxed);
             return Ok(Arc::clone(connection));
         };
+        record::note(|facts| facts.principal = Some(grant.principal.as_str().into()));
         if !grant.allows(need) {
             return Err(Denied::Forbidden);
         }

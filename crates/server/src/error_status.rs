@@ -121,6 +121,9 @@ fn of_unreadable(errno: i32) -> ErrorStatus {
     } else if errno == Errno::MFILE || errno == Errno::NFILE {
         // Descriptors come back as other requests finish.
         ErrorStatus::new(Code::Unavailable, Http::SERVICE_UNAVAILABLE, "out-of-files").retry(RETRY_OVERLOADED)
+    } else if errno == Errno::IO {
+        // A failed device, as where the object was open already: opening looks up the name, and tries a direct read.
+        ErrorStatus::new(Code::DataLoss, Http::INTERNAL_SERVER_ERROR, "device-error")
     } else {
         ErrorStatus::new(Code::Internal, Http::INTERNAL_SERVER_ERROR, "object-unreadable")
     }
@@ -253,6 +256,28 @@ mod tests {
         let violations = never.get_details_bad_request().unwrap().field_violations;
         assert_eq!(violations[0].field, "indices");
         assert!(violations[0].description.contains("limits.response_bytes"));
+    }
+
+    #[test]
+    fn a_failed_device_is_the_same_error_where_an_object_is_opened_and_where_it_is_read() {
+        // Scenario: EIO while a name is looked up, and while bytes are read. Expectation: one code, status and slug; other
+        // errnos of opening are none of the device.
+        let errno = Errno::IO.raw_os_error();
+        let opening = |errno| {
+            of_read(&ReadError::ObjectUnreadable {
+                name: "a".into(),
+                errno,
+            })
+        };
+        assert_eq!(
+            opening(errno),
+            of_read(&ReadError::Device {
+                errno,
+                offset: 0,
+                length: 1
+            })
+        );
+        assert_eq!(opening(Errno::ISDIR.raw_os_error()).slug, "object-unreadable");
     }
 
     #[test]

@@ -43,6 +43,7 @@ use self::rejection::RejectionCounters;
 use self::request::{check, too_large};
 use crate::caller::{Callers, Connection};
 use crate::config::Limits;
+use crate::record;
 use arc_swap::ArcSwap;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
@@ -179,6 +180,7 @@ impl Fetcher {
     /// # Errors
     /// `Forbidden`, whether the dataset exists or not, or `DatasetNotFound`, which names those that may be read.
     fn dataset_for(&self, name: &str, reader: Option<&Arc<Connection>>) -> Result<Arc<Dataset>, FetchError> {
+        record::note(|facts| facts.set_dataset(name));
         let shown = || name.chars().take(NAME_CHARS_MAX).collect();
         if !may_read(reader, name) {
             return Err(FetchError::Forbidden { name: shown() });
@@ -310,6 +312,7 @@ impl Fetcher {
         items: &Items<'_>,
         context: &RequestContext,
     ) -> Result<FetchResponse, FetchError> {
+        record::note(|facts| facts.add_items(items.len()));
         let result = if self.is_draining() {
             Err(ReadError::Draining.into())
         } else {
@@ -405,10 +408,9 @@ impl Fetcher {
         if let Items::Objects { names, .. } = items {
             forget_truncated(dataset, names, &result);
         }
-        Ok(FetchResponse {
-            fetched: result?,
-            etags,
-        })
+        let fetched = result?;
+        record::note(|facts| facts.add_read(&fetched));
+        Ok(FetchResponse { fetched, etags })
     }
 }
 

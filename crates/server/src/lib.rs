@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+pub mod access_log;
 pub mod admin;
 pub mod caller;
 pub mod catalogue;
@@ -15,8 +16,12 @@ pub mod http;
 pub mod key_file;
 pub mod lifecycle;
 pub mod listener;
+mod log_output;
 pub mod reconfigure;
+pub mod record;
 pub mod rpc_metrics;
 pub mod sd_notify;
+pub mod spans;
 pub mod telemetry;
 pub mod tls;
+mod trace_context;

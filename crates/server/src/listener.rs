@@ -38,6 +38,7 @@ use tokio::task::JoinHandle;
 use crate::access::Access;
 use crate::caller::{CallerKey, Callers};
 use crate::lifecycle::{Lifecycle, State};
+use crate::record::Recorder;
 use crate::tls::Tls;
 
 use close::{CloseCounters, CloseReason};
@@ -141,6 +142,8 @@ pub struct Port {
     pub access: Option<Access>,
     /// Its purpose.
     pub role: Role,
+    /// Records its requests.
+    pub recorder: Option<Recorder>,
 }
 
 /// The purpose of a port, which decides when it closes.
@@ -243,6 +246,7 @@ impl Listener {
             tls,
             access,
             role,
+            recorder,
         } = port;
         let address = bound.address();
         let tcp = bound.listen()?;
@@ -267,6 +271,7 @@ impl Listener {
                 http2_only,
                 connection_limits: connection_limits.clone(),
                 close_counters: CloseCounters::new(&cores.closed, transport),
+                recorder,
             }),
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
@@ -360,7 +365,8 @@ impl Listener {
         let (connection_limits, close_counters) =
             (&self.server.connection_limits, &self.server.close_counters);
         // A drain does not wait for operators' connections.
-        let progress = Arc::new(Progress::new(is_late || matches!(self.role, Role::Control)));
+        let is_late = is_late || matches!(self.role, Role::Control);
+        let progress = Arc::new(Progress::new(is_late).with_peer(peer));
         let caller = CallerKey::of(peer);
         let permit = match self
             .connections

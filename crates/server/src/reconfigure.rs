@@ -11,6 +11,7 @@ mod retire;
 mod switches;
 
 use crate::access::Access;
+use crate::access_log::AccessLog;
 use crate::catalogue::Catalogue;
 use crate::config::{Config, Inputs, Loaded, Setting};
 use crate::fetch::{FetchError, Fetcher};
@@ -54,6 +55,8 @@ pub struct ReconfigurerParts {
     pub connection_limits: ConnectionLimits,
     /// TLS, if a port has it.
     pub tls: Option<Tls>,
+    /// The access log, if there is one.
+    pub access_log: Option<AccessLog>,
     /// The principals, if there are any.
     pub access: Option<Access>,
 }
@@ -75,6 +78,7 @@ struct Inner {
     telemetry: Telemetry,
     connection_limits: ConnectionLimits,
     tls: Option<Tls>,
+    access_log: Option<AccessLog>,
     access: Option<Access>,
     metrics: Metrics,
     /// Locked during a change.
@@ -140,6 +144,7 @@ impl Reconfigurer {
             telemetry,
             connection_limits,
             tls,
+            access_log,
             access,
         } = parts;
         let metrics = Metrics::new(telemetry.registry())?;
@@ -158,6 +163,7 @@ impl Reconfigurer {
             telemetry,
             connection_limits,
             tls,
+            access_log,
             access,
             metrics,
             active: Mutex::new(active),

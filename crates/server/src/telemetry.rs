@@ -1,7 +1,7 @@
 //! Logs and the metrics registry.
 //!
 //! The log filter can be replaced at run time. The engine and the transports register their own metrics; the process's are
-//! here. There is no global registry, and no tracing export.
+//! here. There is no global registry.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +16,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
 
 use crate::config::{LogConfig, LogFormat};
+use crate::log_output::LogOutput;
 use crate::rpc_metrics::as_f64;
 
 type FilterHandle = reload::Handle<EnvFilter, tracing_subscriber::Registry>;
@@ -68,7 +69,7 @@ impl Telemetry {
             LogFormat::Text => true,
             LogFormat::Json => false,
         };
-        let layer = fmt::layer().with_writer(std::io::stderr);
+        let layer = fmt::layer().with_writer(LogOutput::new(std::io::stderr(), !text));
         let layer = if text {
             // https://no-color.org: any value but the empty one switches colours off.
             let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

@@ -16,7 +16,7 @@ use ringfetch_host::cpus::usable_cpus;
 use super::layers::{self, Base, Inputs};
 use super::problem::Problems;
 use super::walk::{Section, Walk};
-use super::{Config, Limits, LogConfig, LogFormat, access, datasets, timeouts, tls};
+use super::{Config, Limits, LogConfig, LogFormat, access, access_log, datasets, timeouts, tls, tracing};
 
 pub(super) const BACKEND_WORDS: [(&str, BackendKind); 4] = [
     ("uring", BackendKind::Uring),
@@ -110,6 +110,8 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     let limits = limits(root.section("limits"), &mut engine);
     let timeouts = timeouts::read(root.section("timeouts"));
     let log = log(root.section("log"));
+    let access_log = access_log::read(root.section("access_log"), directory);
+    let tracing = tracing::read(root.section("tracing"));
     let mut shutdown = root.section("shutdown");
     let lame_duck = Duration::from_millis(shutdown.integer("lame_duck_ms", LAME_DUCK_MS, 0..=600_000));
     let drain_timeout =
@@ -138,6 +140,8 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
         limits,
         timeouts,
         log,
+        access_log,
+        tracing,
         lame_duck,
         drain_timeout,
     }

@@ -4,6 +4,7 @@
 //! writes the effective configuration. No file but the configuration is opened.
 
 mod access;
+mod access_log;
 mod datasets;
 mod keys;
 mod layers;
@@ -11,6 +12,7 @@ mod print;
 mod problem;
 mod timeouts;
 mod tls;
+mod tracing;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +23,7 @@ use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::DatasetSpec;
 
 pub use access::{AccessConfig, Anonymous};
+pub use access_log::{AccessLogConfig, AccessLogTarget};
 pub(crate) use keys::GRPC_PORT;
 pub use keys::HTTP_LISTEN_DEFAULT;
 pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
@@ -28,6 +31,7 @@ pub use print::to_yaml;
 pub use problem::{Problem, Problems, Source};
 pub use timeouts::Timeouts;
 pub use tls::{ClientCertificates, TlsConfig, TlsVersion};
+pub use tracing::TracingConfig;
 pub use walk::Setting;
 
 /// Bounds on what clients may ask for.
@@ -102,6 +106,10 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// Logs.
     pub log: LogConfig,
+    /// The access log; `None`: there is none.
+    pub access_log: Option<AccessLogConfig>,
+    /// Spans; `None`: there are none.
+    pub tracing: Option<TracingConfig>,
     /// How long requests are served after readiness has ended.
     pub lame_duck: Duration,
     /// How long a drain may take.

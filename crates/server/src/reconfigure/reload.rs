@@ -5,6 +5,7 @@ use super::changes::{self, ConfigChange, ConfigDiff};
 use super::switches::BackendSwitches;
 use super::{ActiveConfig, Inner, lock};
 use crate::access::Access;
+use crate::access_log::AccessLog;
 use crate::catalogue::CatalogueDiff;
 use crate::config::{self, Base, Config, Loaded};
 use crate::key_file::FileError;
@@ -78,6 +79,8 @@ pub struct LastReload {
 
 impl Inner {
     pub(super) fn reload(&self, active: &mut ActiveConfig) -> Result<ReloadOutcome, ReloadError> {
+        // Whatever becomes of the configuration: the file may have been rotated.
+        self.access_log.iter().for_each(AccessLog::reopen);
         match self.lifecycle.state() {
             State::Serving => {}
             state @ (State::Starting | State::LameDuck | State::Draining | State::Ended) => {
@@ -156,6 +159,9 @@ impl Inner {
         self.connection_limits.set_timeouts(&config.timeouts);
         if let (Some(tls), Some(renewed)) = (&self.tls, renewed) {
             tls.install(renewed);
+        }
+        if let (Some(log), Some(config)) = (&self.access_log, &config.access_log) {
+            log.set(config);
         }
         if let (Some(access), Some(principals)) = (&self.access, principals) {
             access.install(principals);

@@ -28,7 +28,8 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
-fn hash(token: &str) -> String {
+/// As the file of principals has it.
+pub(crate) fn hash(token: &str) -> String {
     let mut text = String::new();
     for byte in digest(&SHA256, token.as_bytes()).as_ref() {
         write!(text, "{byte:02x}").unwrap();
@@ -37,7 +38,7 @@ fn hash(token: &str) -> String {
 }
 
 /// Lines of (principal, token, rights).
-fn lines(of: &[(&str, &str, &str)]) -> String {
+pub(crate) fn lines(of: &[(&str, &str, &str)]) -> String {
     let line =
         |(name, token, rights): &(&str, &str, &str)| format!("{name} sha256:{} {rights}\n", hash(token));
     of.iter().map(line).collect()

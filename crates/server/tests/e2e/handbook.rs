@@ -30,6 +30,8 @@ async fn every_metric_is_explained_and_no_other() {
         );
         let daemon = with_tls(setup, &Authority::new().pair("daemon"))
             .set("tls.ports", "admin")
+            .set("access_log.path", "access.log")
+            .set("tracing.otlp_endpoint", "http://127.0.0.1:9")
             .set("access.principals", "principals")
             .set("access.anonymous", "loopback")
             .start();

@@ -19,6 +19,7 @@ mod readers;
 mod wire;
 
 mod access;
+mod access_log;
 mod adversary;
 mod agreement;
 mod backlog;
@@ -49,5 +50,6 @@ mod supervised;
 mod surfaces;
 mod system_calls;
 mod tls;
+mod traces;
 mod vanishing;
 mod versions;

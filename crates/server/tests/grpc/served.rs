@@ -124,6 +124,7 @@ pub(crate) fn serve(limits: Limits) -> Served {
         telemetry: telemetry.clone(),
         connection_limits: ConnectionLimits::new(&limits, 1 << 20),
         tls: None,
+        access_log: None,
         access: None,
     })
     .unwrap();

@@ -1,0 +1,287 @@
+"""The daemon of a soak and what surrounds it: its configuration, certificates, cgroup, and what /proc and /metrics say."""
+
+import collections
+import http.client
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+
+import soak_wire
+from processes import RunFailed, run
+from soak_wire import Broken, Late, field
+
+ADMIN = "/ringfetch.v1.AdminService/"
+BACKENDS = {"uring": 1, "mmap": 2, "pread": 3, "auto": 4}
+MIB = 1 << 20
+BUDGET_BYTES, REQUEST_MEMORY_BYTES, CONNECTIONS = 32 * MIB, 16 * MIB, 256
+# docs/OPERATIONS.md: 64 MiB + engine.memory_budget + limits.request_memory + 24 KiB x connections (with TLS: 32 KiB).
+FIXED_BYTES, CONNECTION_BYTES, TLS_CONNECTION_BYTES = 64 * MIB, 24 << 10, 32 << 10
+DEADLINE_MS = 3000
+# Below the ports that the kernel gives to clients, so that no client ever sits on a port of a daemon that was killed.
+PORTS = range(20_000, 30_000)
+CGROUPS = pathlib.Path("/sys/fs/cgroup/memory")
+FAKETIME = pathlib.Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+
+
+def memory_bound(connections, with_tls):
+    """Most bytes of resident memory without pages of files, as the daemon documents it."""
+    each = TLS_CONNECTION_BYTES if with_tls else CONNECTION_BYTES
+    return FIXED_BYTES + BUDGET_BYTES + REQUEST_MEMORY_BYTES + each * connections
+
+
+def free_ports(count):
+    chance, found = random.Random(os.getpid() ^ time.time_ns()), []
+    while len(found) < count:
+        port = chance.choice(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found
+
+
+class Certificates:
+    """An authority, and certificates of it for the daemon and for clients; new ones on demand."""
+
+    def __init__(self, directory):
+        self.directory = pathlib.Path(directory)
+        self.directory.mkdir()
+        self.contexts = {}
+        self._openssl("ca", "/CN=soak authority", "-addext", "keyUsage=critical,keyCertSign")
+        self._openssl("other-ca", "/CN=another authority", "-addext", "keyUsage=critical,keyCertSign")
+        self.make("server")
+        self.make("client")
+        (self.directory / "authorities.pem").write_text(self.path("ca.pem").read_text())
+
+    def path(self, name):
+        return self.directory / name
+
+    def _openssl(self, name, subject, *arguments):
+        run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30", "-subj", subject,
+             "-keyout", self.path(f"{name}.key"), "-out", self.path(f"{name}.pem"), *arguments])
+
+    def make(self, name, authority="ca"):
+        """A certificate NAME.pem and its key, of which the old ones are replaced by rename, one after the other."""
+        self._openssl("new", f"/CN={name}", "-CA", self.path(f"{authority}.pem"), "-CAkey", self.path(f"{authority}.key"),
+                      "-addext", "basicConstraints=critical,CA:FALSE", "-addext", "subjectAltName=IP:127.0.0.1",
+                      "-addext", "extendedKeyUsage=serverAuth,clientAuth")
+        os.rename(self.path("new.key"), self.path(f"{name}.key"))
+        os.rename(self.path("new.pem"), self.path(f"{name}.pem"))
+
+    def context(self, *protocols):
+        if protocols not in self.contexts:
+            context = ssl.create_default_context(cafile=self.path("ca.pem"))
+            context.load_cert_chain(self.path("client.pem"), self.path("client.key"))
+            if protocols:
+                context.set_alpn_protocols(list(protocols))
+            self.contexts[protocols] = context
+        return self.contexts[protocols]
+
+    def server_certificate(self):
+        return ssl.PEM_cert_to_DER_cert(self.path("server.pem").read_text())
+
+
+class Cgroup:
+    """A memory cgroup (v1) for the daemon; None where there is none."""
+
+    def __init__(self):
+        self.path = CGROUPS / f"ringfetch-soak-{os.getpid()}"
+
+    @staticmethod
+    def available():
+        return os.geteuid() == 0 and (CGROUPS / "memory.limit_in_bytes").exists()
+
+    def __enter__(self):
+        self.path.mkdir()
+        return self
+
+    def limit(self, limit_bytes):
+        """False: the kernel cannot get below it."""
+        try:
+            (self.path / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        except OSError:
+            return False
+        return True
+
+    def failures(self):
+        return int((self.path / "memory.failcnt").read_text())
+
+    def __exit__(self, *_):
+        for _ in range(50):
+            try:
+                self.path.rmdir()
+                return
+            except OSError:
+                time.sleep(0.1)
+
+
+class Daemon:
+    """A ringfetchd that is started, killed and started again on the same ports."""
+
+    def __init__(self, binary, directory, datasets, certificates=None, cgroup=None):
+        self.binary, self.directory, self.cgroup = binary, pathlib.Path(directory), cgroup
+        self.certificates, self.with_tls = certificates, False
+        self.ports = dict(zip(("grpc", "http", "admin"), free_ports(3), strict=True))
+        self.addresses = {name: ("127.0.0.1", port) for name, port in self.ports.items()}
+        self.config_path, self.log_path = self.directory / "ringfetchd.yaml", self.directory / "log"
+        self.process, self.lives, self.config_lock = None, 0, threading.Lock()
+        self.config = {
+            **{name: {"listen": f"127.0.0.1:{port}"} for name, port in self.ports.items()},
+            "engine": {"backend": "uring", "on_unavailable": "fail", "cores": 2, "memory_budget": BUDGET_BYTES,
+                       "pread": {"threads": 8}},
+            "datasets": [dataset.describe() for dataset in datasets.values()],
+            "limits": {"request_memory": REQUEST_MEMORY_BYTES, "connections": CONNECTIONS, "deadline_ms": DEADLINE_MS,
+                       "connection_bytes": 8 * MIB},
+            "timeouts": {"handshake_ms": 2000, "head_ms": 2000, "body_ms": 3000, "send_ms": 3000},
+            "log": {"filter": "info"},
+            "shutdown": {"lame_duck_ms": 200, "drain_timeout_ms": 8000},
+        }
+
+    def client_context(self, *protocols):
+        return self.certificates.context(*protocols) if self.with_tls else None
+
+    def write_config(self, config=None):
+        config = dict(config or self.config)
+        if self.with_tls:
+            config["tls"] = {"certificate": str(self.certificates.path("server.pem")), "key": str(self.certificates.path("server.key")),
+                             "client_ca": str(self.certificates.path("authorities.pem"))}
+        # JSON is YAML.
+        new = self.config_path.with_suffix(".new")
+        new.write_text(json.dumps(config, indent=1))
+        os.rename(new, self.config_path)
+
+    def start(self, environment=None, stderr=None, timeout_s=30):
+        """Starts it and waits until it answers. `stderr`: an open file in place of the log."""
+        self.write_config()
+        command = [str(self.binary), "--config", str(self.config_path)]
+        if self.cgroup:
+            command = ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(self.cgroup.path / "cgroup.procs"), *command]
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stderr or log, stderr=stderr or log,
+                                            env={**os.environ, **(environment or {})})
+        self.lives += 1
+        deadline = time.monotonic() + timeout_s
+        while not self.answers("/readyz"):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RunFailed(f"ringfetchd did not start ({self.process.poll()}):\n{self.log_path.read_text()[-3000:]}")
+            time.sleep(0.02)
+
+    def get(self, path, timeout_s=5.0):
+        """(status, body) of a GET over a connection of its own."""
+        context = self.client_context()
+        host, port = self.addresses["http"]
+        connection = (http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context) if context
+                      else http.client.HTTPConnection(host, port, timeout=timeout_s))
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def answers(self, path):
+        try:
+            return self.get(path, 1.0)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, timeout_s=30):
+        """SIGTERM; its exit code, None if it had to be killed."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return None
+
+    def admin(self, method, message=b"", wait_s=20.0):
+        """(status, text) of a call of the admin service; (None, reason) if it does not answer."""
+        try:
+            connection = soak_wire.Connection(self.addresses["admin"], self.client_context("h2"))
+        except (OSError, ssl.SSLError) as error:
+            return None, f"{type(error).__name__}: {error}"
+        try:
+            status, text, _ = connection.call(ADMIN + method, message, None, wait_s)
+            return status, text
+        except Broken as error:
+            return None, str(error)
+        except Late:
+            return None, f"no answer within {wait_s} s"
+        finally:
+            connection.close()
+
+    def set_backend(self, backend, dataset=None):
+        return self.admin("SetBackend", field(1, BACKENDS[backend]) + (field(2, dataset) if dataset else b""))
+
+    def reload(self, config=None):
+        """Writes the configuration (another than the one in force, if it is given) and has it read."""
+        self.write_config(config)
+        return self.admin("Reload")
+
+    def sample(self):
+        """What /proc says; None once it is gone."""
+        process = pathlib.Path(f"/proc/{self.process.pid}")
+        try:
+            status = (process / "status").read_text()
+            kib = {key: int(value) for key, value in re.findall(r"^(\w+):\s+(\d+) kB", status, re.MULTILINE)}
+            return {"anonymous_bytes": (kib["RssAnon"] + kib["RssShmem"]) << 10, "resident_bytes": kib["VmRSS"] << 10,
+                    "descriptors": len(os.listdir(process / "fd")), "threads": len(os.listdir(process / "task"))}
+        except (OSError, KeyError):
+            return None
+
+    def open_files(self):
+        """Descriptors by what they are, objects apart: those are a cache."""
+        found = collections.Counter()
+        for entry in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
+            try:
+                target = os.readlink(entry)
+            except OSError:
+                continue
+            found["an object" if "/object-" in target else re.sub(r"\d+", "N", target)] += 1
+        return found
+
+    def mappings(self):
+        """Mappings of the files that it serves, objects apart, and of all else."""
+        lines = pathlib.Path(f"/proc/{self.process.pid}/maps").read_text().splitlines()
+        files = [line for line in lines if str(self.directory) in line]
+        return {"files": sum("object-" not in line for line in files), "objects": sum("object-" in line for line in files),
+                "deleted": sum("(deleted)" in line and "object-" not in line for line in files), "all": len(lines)}
+
+    def presented_certificate(self):
+        """What a new connection is shown."""
+        with socket.create_connection(self.addresses["http"], 5) as raw, \
+                self.client_context().wrap_socket(raw, server_hostname="127.0.0.1") as secured:
+            return secured.getpeercert(binary_form=True)
+
+    def metrics(self):
+        """{(name, labels): value} of /metrics."""
+        status, page = self.get("/metrics")
+        if status != 200:
+            raise RunFailed(f"/metrics answers {status}")
+        found = {}
+        for line in page.decode().splitlines():
+            if not line.startswith("#"):
+                series, _, value = line.rpartition(" ")
+                name, _, labels = series.partition("{")
+                found[name, labels.rstrip("}")] = float(value)
+        return found
+
+
+def total(metrics, name, *labels):
+    """The sum of a metric's series that have all these labels."""
+    return sum(value for (found, text), value in metrics.items() if found == name and all(label in text for label in labels))

@@ -1,0 +1,453 @@
+"""What happens to the daemon while it serves, by a schedule that is a pure function of the seed.
+
+A fault is a function of the soak, a random generator of its own, and the time it ends; while it breaks something it opens a
+window that says which errors that explains. Faults that explain nothing are those that clients must not notice."""
+
+import collections
+import contextlib
+import fcntl
+import json
+import os
+import random
+import resource
+import socket
+import ssl
+import struct
+import time
+
+import soak_wire
+from soak_daemon import BACKENDS, FAKETIME, memory_bound
+from soak_load import DEADLINE_S, FETCH, MARGIN_S
+from soak_wire import field, packed
+
+# Codes of a daemon that is gone, ends or begins.
+GONE = {"CONNECT", "BROKEN", "UNAVAILABLE", "HANG-NEW", "HANG"}
+# Clients that misbehave have an address of their own, as callers have shares by address.
+ATTACKER = "127.0.0.2"
+# Beyond the bound of resident memory: room for pages of files, which count against the limit.
+CGROUP_CACHE_BYTES = 12 << 20
+PHASE_SECONDS = (6, 12)
+
+# `restarts`: it ends and starts the daemon; at most one such fault at a time. `needs`: what the machine must have.
+Fault = collections.namedtuple("Fault", "name act restarts needs")
+FAULTS = {}
+Phase = collections.namedtuple("Phase", "number faults seconds")
+
+
+def fault(name, restarts=False, needs=()):
+    def register(act):
+        FAULTS[name] = Fault(name, act, restarts, frozenset(needs))
+        return act
+    return register
+
+
+def schedule(seed, seconds, names, pause_seconds=5.0, phase_seconds=PHASE_SECONDS, together=3):
+    """Phases of one to three faults at a time, at most one of which restarts the daemon. Every fault comes once before any
+    comes again."""
+    chance, phases, spent = random.Random(f"{seed}/schedule"), [], 0.0
+    bags = {True: [], False: []}
+    kinds = {restarts: sorted(name for name in names if FAULTS[name].restarts is restarts) for restarts in bags}
+
+    def draw(restarts):
+        if not bags[restarts]:
+            bags[restarts] = chance.sample(kinds[restarts], len(kinds[restarts]))
+        return bags[restarts].pop()
+
+    while spent < seconds or not phases:
+        length = chance.uniform(*phase_seconds)
+        chosen = [draw(False) for _ in range(min(chance.randint(1, together), len(kinds[False])))]
+        if kinds[True] and (chance.random() < 0.5 or not chosen):
+            # A file that is cut, and a configuration that is wrong, are no state to start in.
+            chosen = [*[name for name in chosen if name != "truncate"][:together - 1], draw(True)]
+        phases.append(Phase(len(phases), tuple(dict.fromkeys(chosen)), round(length, 1)))
+        spent += length + pause_seconds
+    return phases
+
+
+def sleep(until, seconds):
+    """Sleeps, but not beyond `until`. False: it is over."""
+    time.sleep(max(0.0, min(seconds, until - time.monotonic())))
+    return time.monotonic() < until
+
+
+@fault("flip")
+def flip(soak, chance, until):
+    """The engine's backend or one dataset's is switched, again and again."""
+    while sleep(until, chance.uniform(0.05, 0.8)):
+        backend = chance.choice(sorted(BACKENDS))
+        dataset = chance.choice([None, None, "npy", "swap", "objects", *(["slow"] if soak.disk else [])])
+        soak.admin_call("SetBackend", field(1, BACKENDS[backend]) + (field(2, dataset) if dataset else b""))
+
+
+@fault("cold")
+def cold(soak, chance, until):
+    """The page cache loses the files."""
+    while sleep(until, chance.uniform(0.2, 1.0)):
+        for folder, _, files in os.walk(soak.data):
+            for name in files:
+                with contextlib.suppress(OSError):
+                    file = os.open(os.path.join(folder, name), os.O_RDONLY)
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.close(file)
+
+
+@fault("reload")
+def reload(soak, chance, until):
+    """The configuration is read again, with other limits, another backend, a dataset more or less; by the admin port or SIGHUP."""
+    daemon = soak.daemon
+    while sleep(until, chance.uniform(0.1, 1.0)):
+        with daemon.config_lock:
+            config = daemon.config
+            config["engine"]["backend"] = chance.choice(sorted(BACKENDS))
+            config["limits"]["http_ranges"] = chance.randint(8, 64)
+            config["timeouts"]["idle_ms"] = chance.randint(100_000, 300_000)
+            kept = [dataset for dataset in config["datasets"] if dataset["name"] != "extra"]
+            extra = [{**soak.datasets["blocks"].describe(), "name": "extra"}] if chance.random() < 0.5 else []
+            config["datasets"] = kept + extra
+            if chance.random() < 0.3:
+                daemon.write_config()
+                soak.hang_up()
+            else:
+                soak.reload()
+
+
+def mistakes(config):
+    """Configurations that must be refused."""
+    def with_dataset(**changes):
+        return {**config, "datasets": [*config["datasets"], {"name": "bad", "kind": "blocks", "path": "/dev/null", "block_bytes": 4096,
+                                                             **changes}]}
+    return [
+        {**config, "limits": {**config["limits"], "no_such_key": 1}},
+        {**config, "limits": {**config["limits"], "response_bytes": 1 << 40}},
+        {**config, "engine": {**config["engine"], "backend": "floppy"}},
+        with_dataset(path="/nonexistent/file"), with_dataset(block_bytes=0), with_dataset(kind="vectors", layout="npy"),
+        with_dataset(name="blocks"), with_dataset(path="/proc/self/mem"), with_dataset(path=[[]]),
+        {**config, "datasets": "none"},
+    ]
+
+
+@fault("bad-reload")
+def bad_reload(soak, chance, until):
+    """Configurations with a mistake are refused and change nothing."""
+    daemon = soak.daemon
+    while sleep(until, chance.uniform(0.1, 1.0)):
+        with daemon.config_lock:
+            bad = chance.choice(mistakes(daemon.config))
+            begun = time.monotonic()
+            status, text = daemon.reload(bad)
+            if status == 0:
+                soak.judge.violation("mistake accepted", f"{json.dumps(bad)[-300:]}")
+            elif status not in (3, 9):
+                soak.admin_failed("Reload of a mistake", status, text, begun)
+            soak.reload()
+
+
+@fault("replace")
+def replace(soak, chance, until):
+    """A file is replaced by rename and reloaded; objects are replaced, removed and put back."""
+    daemon, swap, objects = soak.daemon, soak.datasets["swap"], soak.datasets["objects"]
+    while sleep(until, chance.uniform(0.02, 0.2)):
+        if chance.random() < 0.1:
+            with daemon.config_lock, swap.history.change(swap.history.newest + 1):
+                swap.write(swap.history.now)
+                # Until a reload has been answered, the old version may be.
+                while not soak.reload() and time.monotonic() < until + MARGIN_S + DEADLINE_S:
+                    time.sleep(0.1)
+            continue
+        name = chance.choice(list(objects.objects))
+        history = objects.objects[name]
+        if history.now is not None and chance.random() < 0.4:
+            with history.change(None):
+                os.remove(os.path.join(objects.directory, name))
+        else:
+            with history.change(history.newest + 1):
+                objects.write(name, history.newest)
+
+
+@fault("truncate")
+def truncate(soak, chance, until):
+    """A file that is served becomes shorter, at any byte; then it is replaced whole and reloaded."""
+    daemon, cut = soak.daemon, soak.datasets["cut"]
+    # Whoever reads the configuration now would find the short file.
+    with daemon.config_lock:
+        cut.cut_at = chance.randrange(cut.length) if chance.random() < 0.7 else chance.randrange(cut.count) * cut.item_bytes
+        cut.cut_until = float("inf")
+        os.truncate(cut.paths[0], cut.cut_at)
+        sleep(until, until - time.monotonic())
+        with cut.history.change(cut.history.newest + 1):
+            cut.write(cut.history.now)
+            for _ in range(100):
+                if soak.reload():
+                    break
+                time.sleep(0.1)
+        cut.cut_until = time.monotonic()
+
+
+@fault("eio", needs=("fuse",))
+def eio(soak, chance, until):
+    """Reads of the slow disk fail."""
+    with soak.faults.window("eio", {"DATA_LOSS", "BROKEN"}, {"slow", "slow-objects"}, after_s=1.0), \
+            soak.faults.window("eio", {"INVALID_ARGUMENT", "FAILED_PRECONDITION"}, {"admin"}, after_s=1.0):
+        while True:
+            probability = chance.choice([0.01, 0.1, 0.5, 1.0])
+            soak.disk.ask(f"set error-probability {probability}")
+            begin = chance.randrange(1 << 22)
+            soak.disk.ask(f"set error-ranges {begin}+{chance.randint(1, 1 << 20)}")
+            if not sleep(until, chance.uniform(0.3, 2.0)):
+                break
+        soak.disk.ask("set error-probability 0")
+        soak.disk.ask("set error-ranges 0+0")
+
+
+@fault("short", needs=("fuse",))
+def short(soak, chance, until):
+    """Direct reads of the slow disk bring half of what was asked for. Twice in a row within a block that is the end of the file."""
+    with soak.faults.window("short", {"DATA_LOSS", "BROKEN"}, {"slow", "slow-objects"}, after_s=1.0):
+        soak.disk.ask(f"set short-probability {chance.choice([0.1, 0.5, 0.9])}")
+        sleep(until, until - time.monotonic())
+        soak.disk.ask("set short-probability 0")
+
+
+@fault("delay", needs=("fuse",))
+def delay(soak, chance, until):
+    """The slow disk takes up to two seconds a read, or answers nothing for a while."""
+    # Threads that wait for this disk (mmap, pread, auto) are not there for others: only rings are apart from them.
+    apart = not {"flip", "reload", "bad-reload"} & set(soak.phase.faults)
+    if apart:
+        for name in ("slow", "slow-objects"):
+            soak.admin_call("SetBackend", field(1, BACKENDS["uring"]) + field(2, name))
+    with soak.faults.window("delay", {"DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "BROKEN", "UNAVAILABLE"},
+                            {"slow", "slow-objects"} if apart else None, after_s=DEADLINE_S + MARGIN_S):
+        while True:
+            if chance.random() < 0.4:
+                soak.disk.ask("hold")
+                more = sleep(until, chance.uniform(0.5, 4.5))
+                soak.disk.ask("release")
+            else:
+                soak.disk.ask(f"set latency {chance.choice([1, 20, 200, 1000])}ms")
+                soak.disk.ask(f"set jitter exponential:{chance.choice([1, 5, 50])}ms")
+                more = sleep(until, chance.uniform(0.5, 3.0))
+            if not more:
+                break
+        soak.disk.ask("set latency 0")
+        soak.disk.ask("set jitter none")
+
+
+def _attack(soak, window_bytes=65535, port="grpc"):
+    return soak_wire.Connection(soak.daemon.addresses[port], soak.daemon.client_context("h2"), window_bytes=window_bytes,
+                                source=ATTACKER)
+
+
+def _big_request(soak):
+    blocks = soak.datasets["blocks"]
+    return field(1, "blocks") + packed(2, list(range(min(700, blocks.count))))
+
+
+def _reset(connection):
+    """Closes it so that the kernel sends RST."""
+    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@fault("vanish")
+def vanish(soak, chance, until):
+    """Clients go at any moment: reset, half-closed, in the middle of a frame or a handshake, with calls in flight."""
+    kept = []
+    while sleep(until, chance.uniform(0.005, 0.1)):
+        way = chance.choice(["reset", "half-close", "half-frame", "silent", "half-request", "cancel", "http"])
+        try:
+            if way == "http":
+                raw = socket.create_connection(soak.daemon.addresses["http"], 5, (ATTACKER, 0))
+                raw.sendall(b"GET /v1/datasets/blocks/bytes HTTP/1.1\r\nHost: localhost\r\n" + chance.choice([b"", b"\r\n"]))
+                kept.append(raw)
+            elif way == "silent":
+                kept.append(socket.create_connection(soak.daemon.addresses[chance.choice(["grpc", "http"])], 5, (ATTACKER, 0)))
+            else:
+                connection = _attack(soak)
+                stream = connection.start(FETCH + "FetchBlocks", _big_request(soak) if way != "half-request" else None, more=True)
+                if way == "half-frame":
+                    connection.socket.sendall(b"\0\0\xff\0\0\0\0\0\1" + b"x" * 20)
+                elif way == "half-close":
+                    with contextlib.suppress(OSError):
+                        connection.socket.shutdown(socket.SHUT_WR)
+                elif way == "cancel":
+                    connection.cancel(stream)
+                if way == "reset" or chance.random() < 0.3:
+                    time.sleep(chance.choice([0, 0.001, 0.01]))
+                    _reset(connection)
+                else:
+                    kept.append(connection)
+        except (OSError, ssl.SSLError, soak_wire.Broken):
+            pass  # The daemon may be gone, or have closed it.
+        while len(kept) > 40:
+            kept.pop(chance.randrange(len(kept))).close()
+    for connection in kept:
+        connection.close()
+
+
+@fault("slow-readers")
+def slow_readers(soak, chance, until):
+    """Clients ask for much and read nothing of it, or a little at a time."""
+    readers = []
+    while sleep(until, chance.uniform(0.01, 0.2)):
+        try:
+            if len(readers) < 24:
+                reader = _attack(soak, window_bytes=chance.choice([0, 1, 1 << 14, 1 << 22]))
+                for _ in range(chance.randint(1, 8)):
+                    reader.start(FETCH + "FetchBlocks", _big_request(soak), DEADLINE_S)
+                readers.append(reader)
+            else:
+                reader = chance.choice(readers)
+                reader.socket.settimeout(0.01)
+                with contextlib.suppress(TimeoutError):
+                    if not reader.socket.recv(2048):
+                        raise OSError("ended")
+        except (OSError, ssl.SSLError, soak_wire.Broken):
+            if readers:
+                readers.pop(chance.randrange(len(readers))).close()
+    for reader in readers:
+        reader.close()
+
+
+@fault("emfile")
+def emfile(soak, chance, until):
+    """The running daemon may open no more descriptors, or few."""
+    daemon = soak.daemon
+    # Connections are refused or wait, objects cannot be opened, nor can a dataset that is reloaded.
+    with soak.faults.window("emfile", {"CONNECT", "BROKEN", "UNAVAILABLE", "HANG-NEW"}, after_s=2.0), \
+            soak.faults.window("emfile", {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL"}, {"admin"}, after_s=2.0):
+        while time.monotonic() < until:
+            with soak.restarting:
+                sample = daemon.sample()
+                _, hard = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+                limit = sample["descriptors"] + chance.choice([0, 0, 1, 3])
+                resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (limit, hard))
+                sleep(until, chance.uniform(0.5, 3.0))
+                resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
+            sleep(until, chance.uniform(0.2, 1.0))
+
+
+@fault("memory", needs=("cgroup",))
+def memory(soak, chance, until):
+    """The cgroup's limit is what the daemon documents, with little room for pages of files."""
+    bound = memory_bound(256, soak.daemon.with_tls) + CGROUP_CACHE_BYTES
+    before = soak.cgroup.failures()
+    if not soak.cgroup.limit(bound):
+        soak.judge.violation("memory", f"the cgroup does not get below {bound >> 20} MiB")
+    at, count = 0, soak.datasets["ballast"].count
+    while sleep(until, 0.002):
+        with contextlib.suppress(OSError, soak_wire.Broken, soak_wire.Late):
+            connection = _attack(soak)
+            with contextlib.closing(connection):
+                for _ in range(20):
+                    _, _, messages = connection.call(FETCH + "FetchBlocks", field(1, "ballast") + packed(2, range(at, at + 512)),
+                                                     DEADLINE_S, DEADLINE_S + MARGIN_S)
+                    at = (at + 512) % count
+                    for message in messages:
+                        if soak_wire.parse(message).get(15, [b"\1"])[0].strip(b"\0"):
+                            soak.judge.violation("wrong bytes", "ballast that is not zero")
+    soak.cgroup.limit(-1)
+    soak.tell(f"the cgroup was at its limit {soak.cgroup.failures() - before} times")
+
+
+@fault("kill", restarts=True)
+def kill(soak, chance, until):
+    """SIGKILL in the middle of everything, and a start."""
+    sleep(until, chance.uniform(0.5, 3))
+    soak.restart("kill")
+    sleep(until, until - time.monotonic())
+
+
+@fault("term", restarts=True)
+def term(soak, chance, until):
+    """SIGTERM: it drains, ends with 0, and is started again."""
+    sleep(until, chance.uniform(0.5, 3))
+    soak.restart("term")
+    sleep(until, until - time.monotonic())
+
+
+@fault("clock", restarts=True, needs=("faketime",))
+def clock(soak, chance, until):
+    """The wall clock jumps by hours and years, forward and back."""
+    offset = soak.directory / "clock"
+    offset.write_text("+0")
+    soak.restart("clock", environment={
+        "LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_CACHE_DURATION": "1"})
+    # Beyond a certificate's time handshakes are refused, rightly.
+    jumps = ["+3600", "-7200", "+86400"] + ([] if soak.daemon.with_tls else ["+315360000", "-315360000"])
+    while sleep(until, chance.uniform(0.5, 2.0)):
+        offset.write_text(chance.choice(jumps))
+    offset.write_text("+0")
+    soak.restart("clock")
+
+
+@fault("log-full", restarts=True)
+def log_full(soak, chance, until):
+    """The log's disk is full."""
+    with open("/dev/full", "wb") as full:
+        soak.restart("log-full", stderr=full)
+        bad_reload(soak, chance, until)
+        soak.restart("log-full")
+
+
+@fault("log-stall", restarts=True)
+def log_stall(soak, chance, until):
+    """The log is a pipe that nobody reads."""
+    read, write = os.pipe()
+    try:
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+        with os.fdopen(write, "wb") as pipe:
+            soak.restart("log-stall", stderr=pipe)
+        bad_reload(soak, chance, until)
+        soak.restart("log-stall")
+    finally:
+        os.close(read)
+
+
+@fault("certificates", restarts=True, needs=("openssl",))
+def certificates(soak, chance, until):
+    """TLS on every port, with certificates that are replaced, and some that are not valid."""
+    made = soak.daemon.certificates
+    if not soak.daemon.with_tls:
+        soak.restart("certificates", how="term", with_tls=True)
+    while sleep(until, chance.uniform(0.3, 1.5)):
+        with soak.daemon.config_lock:
+            good = made.path("server.pem").read_text(), made.path("server.key").read_text()
+            if chance.random() < 0.5:
+                made.make("server")
+                soak.reload()
+                with contextlib.suppress(OSError, ssl.SSLError):
+                    if soak.daemon.presented_certificate() != made.server_certificate():
+                        soak.judge.violation("certificate", "the new one is not shown after a reload")
+                continue
+            bad = chance.choice(["", "no PEM", good[0][:len(good[0]) // 2], made.path("ca.pem").read_text()])
+            shown = made.server_certificate()
+            made.path("server.pem").write_text(bad)
+            begun = time.monotonic()
+            status, text = soak.daemon.reload()
+            if status == 0:
+                soak.judge.violation("mistake accepted", f"a certificate file of {bad[:40]!r}")
+            elif status not in (3, 9):
+                soak.admin_failed("Reload of a bad certificate", status, text, begun)
+            with contextlib.suppress(OSError, ssl.SSLError):
+                if soak.daemon.presented_certificate() != shown:
+                    soak.judge.violation("certificate", "another one is shown after a refused reload")
+            made.path("server.pem").write_text(good[0])
+            soak.reload()
+    if chance.random() < 0.5:
+        soak.restart("certificates", how="term", with_tls=False)
+
+
+def smoke(seed, names, phase_seconds):
+    """Every fault once: a phase for each that restarts, the others spread over them."""
+    chance = random.Random(f"{seed}/smoke")
+    restarting = chance.sample([name for name in names if FAULTS[name].restarts], sum(FAULTS[name].restarts for name in names))
+    others = chance.sample([name for name in names if not FAULTS[name].restarts], len(names) - len(restarting))
+    groups = [[name] for name in restarting] or [[]]
+    if "truncate" in others:
+        others.remove("truncate")
+        groups.append(["truncate"])
+    for place, name in enumerate(others):
+        groups[place % len(groups)].append(name)
+    return [Phase(number, tuple(group), phase_seconds) for number, group in enumerate(groups) if group]

@@ -1,0 +1,510 @@
+"""What the clients of a soak ask, over both transports, and whether an answer is right."""
+
+import collections
+import http.client
+import json
+import random
+import ssl
+import struct
+import threading
+import time
+
+import soak_wire
+from soak_wire import Broken, Late, field, packed, parse, varints
+
+DEADLINE_S = 3.0
+# An answer that comes so much after its deadline is late: two CPUs are shared by clients, daemon and whatever else runs.
+MARGIN_S = 3.0
+ITEMS_MAX = 24
+RANGE_BYTES_MAX = 40_000
+# Of each kind: listed in the report, and printed as they happen.
+VIOLATIONS_KEPT, VIOLATIONS_TOLD = 40, 5
+FETCH = "/ringfetch.v1.FetchService/"
+GRPC_CODES = {1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND", 7: "PERMISSION_DENIED",
+              8: "RESOURCE_EXHAUSTED", 9: "FAILED_PRECONDITION", 10: "ABORTED", 11: "OUT_OF_RANGE", 12: "UNIMPLEMENTED",
+              13: "INTERNAL", 14: "UNAVAILABLE", 15: "DATA_LOSS", 16: "UNAUTHENTICATED"}
+# The last segment of the problem's type, and the code that gRPC gives for the same cause.
+PROBLEMS = {"index-out-of-range": "OUT_OF_RANGE", "range-out-of-range": "OUT_OF_RANGE", "truncated": "DATA_LOSS",
+            "device-error": "DATA_LOSS", "object-not-found": "NOT_FOUND", "dataset-not-found": "NOT_FOUND",
+            "overloaded": "RESOURCE_EXHAUSTED", "deadline-exceeded": "DEADLINE_EXCEEDED", "draining": "UNAVAILABLE",
+            "out-of-files": "UNAVAILABLE", "engine-failed": "INTERNAL", "object-unreadable": "INTERNAL",
+            "precondition-failed": "FAILED_PRECONDITION", "changing": "ABORTED"}
+
+# `how`: blocks, vectors, ranges, objects, score, whole. `items`: indices, (offset, length), names.
+Ask = collections.namedtuple("Ask", "dataset how items")
+# `code`: OK or the call's; `items`: of each its bytes or its code (a str); `etag`: of the dataset.
+Answer = collections.namedtuple("Answer", "code items etag text", defaults=([], "", ""))
+
+
+class Malformed(Exception):
+    """An answer that breaks the contract."""
+
+
+def choose(chance, dataset):
+    """A random ask of a dataset. A few reach past its end."""
+    count = chance.randint(1, ITEMS_MAX)
+    if dataset.kind == "objects":
+        names = list(dataset.objects)
+        if chance.random() < 0.3:
+            return Ask(dataset, "whole", [chance.choice(names)])
+        small = [name for name in names if dataset.lengths[name] <= 70_001]
+        return Ask(dataset, "objects", chance.choices(small, k=min(count, 8)))
+    if chance.random() < 0.3:
+        def one():
+            offset, length = chance.randrange(dataset.length - 1), chance.randint(1, RANGE_BYTES_MAX)
+            return offset, min(length, dataset.length - offset)
+        return Ask(dataset, "ranges", [one() for _ in range(min(count, 8))])
+    beyond = 1 if chance.random() < 0.03 else 0
+    if chance.random() < 0.3:
+        # Neighbours, which are merged.
+        first = chance.randrange(max(dataset.count - count, 1))
+        items = list(range(first, first + count))
+    else:
+        items = [chance.randrange(dataset.count) for _ in range(count)]
+    items += [dataset.count + chance.randrange(3)] * beyond
+    if dataset.name == "u8bin" and chance.random() < 0.3:
+        return Ask(dataset, "score", items[:12])
+    return Ask(dataset, dataset.kind, items)
+
+
+def cut(data, count, lengths, uniform, errors):
+    """The items of a batch: each its bytes or its code."""
+    lengths = lengths or [uniform] * count
+    if len(lengths) != count or sum(lengths) != len(data):
+        raise Malformed(f"{count} items, {len(lengths)} lengths of {sum(lengths)} bytes, {len(data)} bytes of data")
+    found, at = [], 0
+    for item, length in enumerate(lengths):
+        if item in errors and length:
+            raise Malformed(f"item {item} has an error and {length} bytes")
+        found.append(errors.get(item, data[at:at + length]))
+        at += length
+    return found
+
+
+def _request(ask):
+    name = field(1, ask.dataset.name)
+    if ask.how in ("blocks", "vectors"):
+        return name + packed(2, ask.items)
+    if ask.how == "ranges":
+        return name + packed(2, [offset for offset, _ in ask.items]) + packed(3, [length for _, length in ask.items])
+    if ask.how == "objects":
+        return name + b"".join(field(2, item) for item in ask.items)
+    if ask.how == "score":
+        vector = struct.pack(f"<{ask.dataset.dim}f", *query(ask.dataset))
+        return name + field(2, field(1, vector) + packed(2, ask.items)) + field(3, 1) + field(4, len(ask.items))
+    return name + field(2, ask.items[0])
+
+
+METHODS = {"blocks": "FetchBlocks", "vectors": "FetchVectors", "ranges": "FetchRanges", "objects": "FetchObjects",
+           "score": "ScoreVectors", "whole": "ReadObject"}
+# Numbers of the fields of each response: lengths, errors, the version.
+FIELDS = {"blocks": (2, 3, 4), "vectors": (3, 4, 5), "ranges": (1, 2, 3), "objects": (1, 2, None)}
+# In FetchStream, request and response.
+STREAMED = {"blocks": 2, "vectors": 3, "ranges": 4, "objects": 5, "score": 8}
+
+
+class ItemCode(str):
+    """The code of an item that failed; `text` is the message."""
+
+    text = ""
+
+
+def _errors(messages):
+    found = {}
+    for message in map(parse, messages):
+        code = message.get(2, [0])[0]
+        found[message.get(1, [0])[0]] = item = ItemCode(GRPC_CODES.get(code, f"code {code}"))
+        item.text = message.get(3, [b""])[0].decode()
+    return found
+
+
+def _answer(ask, message):
+    fields = parse(message)
+    if ask.how == "score":
+        result = parse(fields.get(1, [b""])[0])
+        errors = _errors(result.get(4, []))
+        scores = struct.iter_unpack("<d", b"".join(result.get(2, [])))
+        ranked = list(zip(varints(b"".join(result.get(1, []))), (score for score, in scores), strict=True))
+        return Answer("OK", [ranked, errors], fields.get(2, [b""])[0].decode())
+    lengths, errors, etag = FIELDS[ask.how]
+    uniform = ask.dataset.item_bytes if ask.how in ("blocks", "vectors") else None
+    data = fields.get(15, [b""])[-1]
+    each = varints(b"".join(fields.get(lengths, [])))
+    if not each and uniform is None:
+        each = [0] * len(ask.items)
+    return Answer("OK", cut(data, len(ask.items), each, uniform, _errors(fields.get(errors, []))),
+                  fields.get(etag, [b""])[0].decode() if etag else "")
+
+
+class GrpcClient:
+    """One HTTP/2 connection, calls one after the other; with `pipelined` through one FetchStream."""
+
+    transport = "grpc"
+
+    def __init__(self, daemon, pipelined=False):
+        self.connection = soak_wire.Connection(daemon.addresses["grpc"], daemon.client_context("h2"))
+        self.made, self.pipelined, self.stream, self.next = self.connection.made, pipelined, None, 0
+
+    def close(self):
+        self.connection.close()
+
+    def usable(self):
+        return not self.connection.going
+
+    def ask(self, ask):
+        wait_s = DEADLINE_S + MARGIN_S
+        status, text, messages = self.connection.call(FETCH + METHODS[ask.how], _request(ask), DEADLINE_S, wait_s)
+        if ask.how == "whole" and messages:
+            return self._whole(status, text, messages)
+        if status:
+            return Answer(GRPC_CODES.get(status, str(status)), text=text)
+        if len(messages) != 1:
+            raise Malformed(f"{len(messages)} messages")
+        return _answer(ask, messages[0])
+
+    @staticmethod
+    def _whole(status, text, messages):
+        head, data = parse(messages[0]), b""
+        for message in map(parse, messages):
+            if message.get(3, [0])[0] != len(data):
+                raise Malformed(f"offset {message.get(3)} after {len(data)} bytes")
+            data += message.get(15, [b""])[0]
+        if status:
+            return Answer(GRPC_CODES.get(status, str(status)), text=text)
+        if head.get(2, [0])[0] != len(data):
+            raise Malformed(f"an object of {head.get(2)} bytes brought {len(data)}")
+        return Answer("OK", [data])
+
+    def ask_all(self, asks):
+        """Several on the stream, in flight together: their answers in the order of `asks`."""
+        connection, until = self.connection, time.monotonic() + DEADLINE_S + MARGIN_S
+        if self.stream is None:
+            self.stream = connection.start(FETCH + "FetchStream", more=True)
+        waiting = {}
+        for ask in asks:
+            self.next += 1
+            waiting[self.next] = ask
+            connection.send(self.stream, field(1, self.next) + field(STREAMED[ask.how], _request(ask)) +
+                            field(6, int(DEADLINE_S * 1000)))
+        exchange, found = connection.streams[self.stream], {}
+        while len(found) < len(asks):
+            if exchange.ended:
+                raise Broken(f"the stream ended with {exchange.head.get('grpc-status')}, reset {exchange.reset}")
+            connection.pump(until)
+            for message in exchange.messages():
+                fields = parse(message)
+                number = fields.get(1, [0])[0]
+                if number not in waiting or number in found:
+                    raise Malformed(f"an answer to {number}, which nobody waits for")
+                ask = waiting[number]
+                if 7 in fields:
+                    status = parse(fields[7][0])
+                    code = status.get(1, [0])[0]
+                    found[number] = Answer(GRPC_CODES.get(code, str(code)), text=status.get(2, [b""])[0].decode())
+                else:
+                    found[number] = _answer(ask, fields[STREAMED[ask.how]][0])
+        return [found[number] for number in waiting]
+
+
+class HttpClient:
+    """One HTTP/1.1 connection."""
+
+    transport = "http"
+
+    def __init__(self, daemon):
+        host, port = daemon.addresses["http"]
+        context, wait_s = daemon.client_context(), DEADLINE_S + MARGIN_S
+        self.connection = (http.client.HTTPSConnection(host, port, timeout=wait_s, context=context) if context
+                           else http.client.HTTPConnection(host, port, timeout=wait_s))
+        self.made = time.monotonic()
+        self.connection.connect()
+        self.open = True
+
+    def close(self):
+        self.connection.close()
+
+    def usable(self):
+        return self.open
+
+    def _exchange(self, method, path, body=None, headers=()):
+        try:
+            self.connection.request(method, path, body, dict(headers))
+            response = self.connection.getresponse()
+            data = response.read()
+        except TimeoutError:
+            raise Late from None
+        except http.client.IncompleteRead as error:
+            raise Broken(f"a short body: {len(error.partial)} bytes") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise Broken(f"{type(error).__name__}: {error}") from None
+        self.open = not response.will_close
+        return response, data
+
+    def ask(self, ask):
+        base = f"/v1/datasets/{ask.dataset.name}"
+        if ask.how == "score":
+            query_items = [{"vector": query(ask.dataset), "ids": ask.items}]
+            body = {"queries": query_items, "metric": "dot", "limit": len(ask.items)}
+            return self._batch(ask, f"{base}/vectors:score", body)
+        if ask.how == "whole":
+            return self._one("GET", f"{base}/objects/{ask.items[0]}")
+        if len(ask.items) == 1 and ask.how == "ranges":
+            offset, length = ask.items[0]
+            return self._one("GET", f"{base}/bytes", {"Range": f"bytes={offset}-{offset + length - 1}"})
+        if len(ask.items) == 1 and ask.how in ("blocks", "vectors"):
+            return self._one("GET", f"{base}/{ask.how}/{ask.items[0]}")
+        body = {"blocks": lambda: {"indices": ask.items}, "vectors": lambda: {"ids": ask.items},
+                "ranges": lambda: {"ranges": [{"offset": offset, "length": length} for offset, length in ask.items]},
+                "objects": lambda: {"objects": [{"name": name} for name in ask.items]}}[ask.how]()
+        return self._batch(ask, f"{base}/{ask.how}:batchFetch", body)
+
+    @staticmethod
+    def _problem(response, data):
+        try:
+            problem = json.loads(data)
+            slug, text = problem["type"].rpartition("/")[2], problem.get("detail", "")
+        except (ValueError, KeyError):
+            raise Malformed(f"HTTP {response.status} with {bytes(data[:200])!r}") from None
+        return Answer(PROBLEMS.get(slug, slug), text=text)
+
+    def _one(self, method, path, headers=()):
+        response, data = self._exchange(method, path, headers=headers)
+        if response.status not in (200, 206):
+            answer = self._problem(response, data)
+            # Of a single item the item's error is the call's.
+            return Answer("OK", [answer.code], text=answer.text)
+        return Answer("OK", [data])
+
+    def _batch(self, ask, path, body):
+        response, data = self._exchange("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        if response.status != 200:
+            return self._problem(response, data)
+        if ask.how == "score":
+            result = json.loads(data)["results"][0]
+            errors = {error["item"]: PROBLEMS.get(error["code"], error["code"]) for error in result["errors"]}
+            return Answer("OK", [list(zip(result["ids"], result["scores"], strict=True)), errors])
+
+        def listed(name):
+            return [int(text) for text in response.headers.get(name, "").split(",") if text]
+
+        # The bytes' form names the items that failed and not why.
+        errors = dict.fromkeys(listed("Ringfetch-Error-Items"), "ANY")
+        lengths, each = listed("Ringfetch-Lengths"), listed("Ringfetch-Item-Bytes")
+        if not lengths:
+            lengths = [0 if item in errors or not each else each[0] for item in range(len(ask.items))]
+        return Answer("OK", cut(data, len(ask.items), lengths, None, errors))
+
+
+def query(dataset):
+    return [float(place % 7) for place in range(dataset.dim)]
+
+
+# Of a judgement: `wrong` bytes, `unexplained` errors, or `explained` by a fault.
+Verdict = collections.namedtuple("Verdict", "kind what")
+
+
+class Judge:
+    """Holds answers against the formula and the faults of the moment, and counts."""
+
+    def __init__(self, faults, note=lambda kind, what: None):
+        self.faults, self.note, self.lock = faults, note, threading.Lock()
+        self.violations, self.counts, self.explained = [], collections.Counter(), collections.Counter()
+        # Items that came, by dataset, since the daemon's last start.
+        self.items = collections.Counter()
+
+    def violation(self, kind, what):
+        with self.lock:
+            self.counts[kind] += 1
+            # A defect that fails every call needs no more than its first lines.
+            if self.counts[kind] <= VIOLATIONS_KEPT:
+                self.violations.append((time.monotonic(), kind, what))
+                if self.counts[kind] <= VIOLATIONS_TOLD:
+                    self.note(kind, what)
+
+    def error(self, where, dataset, codes, begun, ended, detail):
+        """An error is explained by a fault, or a violation."""
+        fault = self.faults.explains(dataset.name, frozenset(codes), begun, ended)
+        with self.lock:
+            if fault:
+                self.explained[fault] += 1
+        if not fault:
+            self.violation("unexplained error", f"{where} {dataset.name}: {'/'.join(sorted(codes))}: {detail[:300]}")
+
+    def answer(self, where, ask, answer, begun, ended):
+        dataset = ask.dataset
+        with self.lock:
+            self.counts["calls"] += 1
+        if ended - begun > DEADLINE_S + MARGIN_S:
+            self.error(where, dataset, {"LATE"}, begun, ended, f"{ask.how} took {ended - begun:.1f} s")
+        if answer.code != "OK":
+            expected = ask.how == "whole" and answer.code == "NOT_FOUND" and None in dataset.possible(ask.items[0], begun, ended)
+            if not expected:
+                self.error(where, dataset, {answer.code}, begun, ended, f"{ask.how}: {answer.text}")
+            return
+        if ask.how == "score":
+            self._scores(where, ask, answer, begun, ended)
+        elif dataset.kind == "objects":
+            self._objects(where, ask, answer, begun, ended)
+        else:
+            self._items(where, ask, answer, begun, ended)
+
+    def _good(self, dataset, count, length):
+        with self.lock:
+            self.items[dataset.name] += count
+            self.counts["items"] += count
+            self.counts["bytes"] += length
+
+    def _item_error(self, where, ask, place, code, begun, ended, text):
+        """Whether the item's error is right without a fault: past the end, or where the file is cut."""
+        dataset, item = ask.dataset, ask.items[place]
+        if ask.how in ("blocks", "vectors", "score") and item >= dataset.count:
+            if code not in ("OUT_OF_RANGE", "ANY"):
+                self.violation("unexplained error", f"{where} {dataset.name}: {code} for item {item}, past the end")
+            return
+        offset, length = item if ask.how == "ranges" else dataset.place(item)
+        is_cut = begun <= dataset.cut_until and offset + length > dataset.cut_at
+        codes = ({"DATA_LOSS", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"} if code == "ANY" else {code})
+        if "DATA_LOSS" in codes and is_cut:
+            with self.lock:
+                self.explained["truncate", "DATA_LOSS"] += 1
+            return
+        self.error(where, dataset, codes, begun, ended, f"{ask.how} {item}: {text}")
+
+    def _items(self, where, ask, answer, begun, ended):
+        dataset = ask.dataset
+        candidates, good, length = dataset.history.between(begun, ended), 0, 0
+        for place, (item, found) in enumerate(zip(ask.items, answer.items, strict=True)):
+            if isinstance(found, str):
+                self._item_error(where, ask, place, found, begun, ended, getattr(found, "text", answer.text))
+                continue
+            if ask.how != "ranges" and item >= dataset.count:
+                self.violation("wrong bytes", f"{where} {dataset.name}: {len(found)} bytes for item {item}, past the end")
+                continue
+
+            def expected(version, item=item):
+                return dataset.range(version, *item) if ask.how == "ranges" else dataset.items(version, item, 1)
+
+            fitting = [version for version in candidates if expected(version) == found]
+            if not fitting:
+                self.violation("wrong bytes", f"{where} {dataset.name} {ask.how} {item}: " + difference(
+                    found, expected(candidates[0]), {version: expected(version) for version in range(dataset.history.newest + 1)},
+                    candidates))
+                continue
+            candidates, good, length = fitting, good + 1, length + len(found)
+        self._good(dataset, good, length)
+
+    def _objects(self, where, ask, answer, begun, ended):
+        dataset, good, length = ask.dataset, 0, 0
+        for name, found in zip(ask.items, answer.items, strict=True):
+            possible = dataset.possible(name, begun, ended)
+            if isinstance(found, str):
+                if not (found in ("NOT_FOUND", "ANY") and None in possible):
+                    codes = {"DATA_LOSS", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL"} if found == "ANY" else {found}
+                    self.error(where, dataset, codes, begun, ended, f"{ask.how} {name}: {getattr(found, 'text', answer.text)}")
+                continue
+            if any(version is not None and dataset.object(name, version) == found for version in possible):
+                good, length = good + 1, length + len(found)
+                continue
+            every = {version: dataset.object(name, version) for version in range(dataset.objects[name].newest + 1)}
+            self.violation("wrong bytes", f"{where} {dataset.name} {ask.how} {name}: " + difference(
+                found, every[0], every, possible))
+        # An empty object that is read whole needs no read.
+        self._good(dataset, 0 if ask.how == "whole" else good, length)
+
+    def _scores(self, where, ask, answer, begun, ended):
+        dataset, (ranked, errors) = ask.dataset, answer.items
+        for place, code in errors.items():
+            self._item_error(where, ask, place, code, begun, ended, answer.text)
+        weights = query(dataset)
+        ids = {item for place, item in enumerate(ask.items) if place not in errors}
+        for version in dataset.history.between(begun, ended):
+            scored = [(item, sum(w * x for w, x in zip(weights, dataset.items(version, item, 1), strict=True)))
+                      for item in ids if item < dataset.count]
+            if sorted(scored, key=lambda one: (-one[1], one[0])) == ranked:
+                self._good(dataset, len(ids), 0)
+                return
+        self.violation("wrong bytes", f"{where} {dataset.name}: scores {ranked[:3]}... of {ask.items}")
+
+
+def difference(found, expected, every, possible):
+    """What is wrong with bytes."""
+    for version, data in every.items():
+        if data == found:
+            return f"version {version}, where {possible} were possible"
+    if len(found) != len(expected):
+        return f"{len(found)} bytes instead of {len(expected)} (possible: {possible})"
+    at = next((place for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)) if ours != theirs), 0)
+    return f"differs from byte {at} of {len(expected)} on: {found[at:at + 16].hex()}, {found.count(0)} zeros (possible: {possible})"
+
+
+class Worker(threading.Thread):
+    """Asks one kind of dataset over one kind of connection, until the soak ends; waits without a connection while it pauses."""
+
+    def __init__(self, soak, name, client, datasets, pause_s, calls_a_connection=None):
+        super().__init__(name=name, daemon=True)
+        self.soak, self.client_kind, self.datasets, self.pause_s = soak, client, datasets, pause_s
+        self.calls_a_connection = calls_a_connection
+        self.chance = random.Random(f"{soak.options.seed}/{name}")
+        self.client, self.idle = None, threading.Event()
+
+    def run(self):
+        while not self.soak.ended.is_set():
+            if self.soak.paused.is_set():
+                self._drop()
+                self.idle.set()
+                self.soak.ended.wait(0.05)
+                continue
+            self.idle.clear()
+            try:
+                self._once()
+            except Exception as error:  # A defect of the soak must not look like silence.
+                self.soak.judge.violation("defect of the soak", f"{self.name}: {type(error).__name__}: {error}")
+                self._drop()
+                self.soak.ended.wait(0.5)
+            self.soak.ended.wait(self.pause_s * self.chance.uniform(0.2, 1.8))
+        self._drop()
+        self.idle.set()
+
+    def _drop(self):
+        if self.client:
+            self.client.close()
+            self.client = None
+
+    def _once(self):
+        judge, dataset = self.soak.judge, self.soak.datasets[self.chance.choice(self.datasets)]
+        batch = self.chance.randint(2, 12) if self.client_kind == "stream" else 1
+        asks = [choose(self.chance, self.soak.datasets[self.chance.choice(self.datasets)]) for _ in range(batch)]
+        asks = [ask for ask in asks if batch == 1 or ask.how in STREAMED] or [Ask(dataset, "ranges", [(0, 1)])]
+        if self.client is None:
+            begun, self.calls = time.monotonic(), 0
+            try:
+                self.client = (HttpClient(self.soak.daemon) if self.client_kind == "http"
+                               else GrpcClient(self.soak.daemon, self.client_kind == "stream"))
+            except (OSError, ssl.SSLError) as error:
+                judge.error(self.name, asks[0].dataset, {"CONNECT"}, begun, time.monotonic(), f"{type(error).__name__}: {error}")
+                self.soak.ended.wait(0.05)
+                return
+        begun = time.monotonic()
+        try:
+            answers = self.client.ask_all(asks) if self.client_kind == "stream" else [self.client.ask(asks[0])]
+        except Broken as error:
+            # What broke it may have been before the call.
+            judge.error(self.name, asks[0].dataset, {"BROKEN"}, self.client.made, time.monotonic(), f"{asks[0].how}: {error}")
+            self._drop()
+            return
+        except Late:
+            # A new connection may wait to be accepted; one that was served before may not.
+            judge.error(self.name, asks[0].dataset, {"HANG"} if self.calls else {"HANG", "HANG-NEW"}, begun, time.monotonic(),
+                        f"no answer to {asks[0].how} within {DEADLINE_S + MARGIN_S} s")
+            self._drop()
+            return
+        except (Malformed, ValueError, KeyError) as error:
+            judge.violation("malformed answer", f"{self.name} {asks[0]}: {type(error).__name__}: {error}")
+            self._drop()
+            return
+        ended = time.monotonic()
+        for ask, answer in zip(asks, answers, strict=True):
+            judge.answer(self.name, ask, answer, begun, ended)
+        self.calls += 1
+        if not self.client.usable() or (self.calls_a_connection and self.calls >= self.calls_a_connection):
+            self._drop()

@@ -1,0 +1,265 @@
+"""What the soak's parts conclude, without running a daemon: python3 -m unittest discover bench"""
+
+import collections
+import contextlib
+import io
+import pathlib
+import random
+import socket
+import sys
+import tempfile
+import threading
+import time
+import types
+import unittest
+import xml.dom.minidom
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import soak
+import soak_data
+import soak_faults
+import soak_load
+import soak_report
+import soak_wire
+from soak_load import Answer, Ask, Judge
+
+EVERY = sorted(soak_faults.FAULTS)
+
+
+class Wire(unittest.TestCase):
+    def test_a_header_block_of_the_rfc_is_read(self):
+        # RFC 7541, C.6.1 and C.6.2: Huffman's code, the dynamic table, and an entry of it.
+        hpack = soak_wire.Hpack()
+        first = bytes.fromhex("488264025885aec3771a4b6196d07abe941054d444a8200595040b8166e082a62d1bff6e919d29ad171863c78f0b97c8e9ae82ae43d3")
+        self.assertEqual(hpack.decode(first)[":status"], "302")
+        self.assertIn("private", hpack.decode(bytes.fromhex("c0")).values())
+
+    def test_messages_are_read_as_they_were_written(self):
+        message = soak_wire.field(1, "name") + soak_wire.packed(2, [0, 127, 128, 1 << 40]) + soak_wire.field(9, 300)
+        fields = soak_wire.parse(message)
+        self.assertEqual((fields[1], soak_wire.varints(fields[2][0]), fields[9]), ([b"name"], [0, 127, 128, 1 << 40], [300]))
+        for end in (1, 3, len(message) - 1):
+            with self.assertRaises(ValueError):
+                soak_wire.parse(message[:end])
+
+    def test_a_call_ends_late_broken_or_with_its_status(self):
+        # A server that says nothing, one that hangs up, one that answers.
+        status = b"\0\x0bgrpc-status\x015"
+        answers = {"late": b"", "broken": None, "status": soak_wire.frame(soak_wire.HEADERS, 5, 1, status)}
+        for expected, answer in answers.items():
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                done = threading.Event()
+
+                def serve(server=server, answer=answer, done=done):
+                    peer, _ = server.accept()
+                    with peer:
+                        peer.recv(4096)
+                        if answer is not None:
+                            peer.sendall(answer)
+                            done.wait(10)
+
+                thread = threading.Thread(target=serve)
+                thread.start()
+                connection = soak_wire.Connection(server.getsockname())
+                try:
+                    seen = connection.call("/a/b", b"", 1, 0.2 if expected == "late" else 10)[0]
+                except soak_wire.Late:
+                    seen = "late"
+                except soak_wire.Broken:
+                    seen = "broken"
+                done.set()
+                thread.join()
+                connection.close()
+                self.assertEqual(seen, 5 if expected == "status" else expected)
+
+
+class Data(unittest.TestCase):
+    def test_files_hold_what_the_formula_says(self):
+        # Every kind: any range of the file is what `range` says, any item what `items` says.
+        with tempfile.TemporaryDirectory() as directory:
+            chance = random.Random(1)
+            for dataset in soak_data.datasets(3, directory, directory, small=True).values():
+                if dataset.kind == "objects":
+                    name = next(name for name, length in dataset.lengths.items() if length == 20_000)
+                    dataset.write(name, 2)
+                    path = pathlib.Path(dataset.directory, name)
+                    self.assertEqual(path.read_bytes(), dataset.object(name, 2))
+                    self.assertEqual(len(path.read_bytes()), 20_074)
+                    continue
+                if dataset.name == "ballast":
+                    continue
+                dataset.write(1)
+                whole = b"".join(pathlib.Path(path).read_bytes() for path in dataset.paths)
+                self.assertEqual(len(whole), dataset.length)
+                for _ in range(20):
+                    offset = chance.choice([0, chance.randrange(dataset.length)])
+                    length = min(chance.randint(1, 9000), dataset.length - offset)
+                    self.assertEqual(whole[offset:offset + length], dataset.range(1, offset, length), dataset.name)
+                    item = chance.randrange(dataset.count)
+                    at, length = dataset.place(item)
+                    self.assertEqual(whole[at:at + length], dataset.items(1, item, 1), dataset.name)
+
+    def test_versions_overlap_while_they_change_and_not_after(self):
+        history = soak_data.History()
+        before = time.monotonic()
+        with history.change(1):
+            during = time.monotonic()
+            self.assertEqual(history.between(during, during), [1, 0])
+        time.sleep(0.001)
+        after = time.monotonic()
+        self.assertEqual(history.between(after, after), [1])
+        self.assertEqual(history.between(before - 1, before - 0.5), [0])
+
+    def test_a_fault_explains_its_codes_its_datasets_and_its_time(self):
+        faults = soak_data.Faults()
+        with faults.window("eio", {"DATA_LOSS"}, {"slow"}):
+            now = time.monotonic()
+            self.assertEqual(faults.explains("slow", {"DATA_LOSS"}, now, now), ("eio", "DATA_LOSS"))
+            self.assertIsNone(faults.explains("blocks", {"DATA_LOSS"}, now, now))
+            self.assertIsNone(faults.explains("slow", {"INTERNAL"}, now, now))
+        later = time.monotonic() + 1
+        self.assertIsNone(faults.explains("slow", {"DATA_LOSS"}, later, later))
+
+
+class Judgement(unittest.TestCase):
+    def setUp(self):
+        self.judge = Judge(soak_data.Faults())
+        self.blocks = soak_data.Dataset(1, "blocks", "/nonexistent", 100)
+        self.objects = soak_data.Objects(1, "objects", "/nonexistent", [0, 1, 600])
+        self.last = "part-2/object-002"
+
+    def judged(self, ask, answer, took=0.0):
+        now = time.monotonic()
+        self.judge.answer("test", ask, answer, now - took, now)
+        kinds = [kind for _, kind, _ in self.judge.violations]
+        self.judge.violations.clear()
+        return kinds
+
+    def test_right_bytes_are_counted(self):
+        ask = Ask(self.blocks, "blocks", [3, 100, 7])
+        good = Answer("OK", [self.blocks.items(0, 3, 1), "OUT_OF_RANGE", self.blocks.items(0, 7, 1)])
+        self.assertEqual(self.judged(ask, good), [])
+        self.assertEqual(self.judge.counts["items"], 2)
+
+    def test_one_wrong_byte_another_place_and_an_old_version_are_wrong(self):
+        right = self.blocks.items(0, 3, 1)
+        ask = Ask(self.blocks, "blocks", [3])
+        for found in (right[:-1] + bytes([right[-1] ^ 1]), self.blocks.items(0, 4, 1), self.blocks.items(1, 3, 1), right[:-1], b""):
+            self.assertEqual(self.judged(ask, Answer("OK", [found])), ["wrong bytes"])
+        with self.blocks.history.change(1):
+            pass
+        time.sleep(0.001)
+        self.assertEqual(self.judged(ask, Answer("OK", [right])), ["wrong bytes"])
+
+    def test_one_answer_of_two_versions_is_wrong(self):
+        ask = Ask(self.blocks, "blocks", [3, 4])
+        with self.blocks.history.change(1):
+            old, new = (self.blocks.items(version, 3, 2) for version in (0, 1))
+            self.assertEqual(self.judged(ask, Answer("OK", [old[:4096], old[4096:]])), [])
+            self.assertEqual(self.judged(ask, Answer("OK", [new[:4096], new[4096:]])), [])
+            self.assertEqual(self.judged(ask, Answer("OK", [old[:4096], new[4096:]])), ["wrong bytes"])
+
+    def test_an_error_needs_a_fault(self):
+        ask = Ask(self.blocks, "blocks", [3])
+        for answer in (Answer("UNAVAILABLE"), Answer("OK", ["DATA_LOSS"]), Answer("OK", ["OUT_OF_RANGE"])):
+            self.assertEqual(self.judged(ask, answer), ["unexplained error"])
+        with self.judge.faults.window("kill", {"UNAVAILABLE"}):
+            self.assertEqual(self.judged(ask, Answer("UNAVAILABLE")), [])
+        self.assertEqual(self.judge.explained["kill", "UNAVAILABLE"], 1)
+
+    def test_a_late_answer_is_a_violation(self):
+        ask = Ask(self.blocks, "blocks", [3])
+        answer = Answer("OK", [self.blocks.items(0, 3, 1)])
+        self.assertEqual(self.judged(ask, answer, soak_load.DEADLINE_S + soak_load.MARGIN_S + 0.1), ["unexplained error"])
+
+    def test_a_cut_file_explains_what_is_lost_and_no_more(self):
+        self.blocks.cut_at, self.blocks.cut_until = 3 * 4096 + 1, float("inf")
+        self.assertEqual(self.judged(Ask(self.blocks, "blocks", [3]), Answer("OK", ["DATA_LOSS"])), [])
+        self.assertEqual(self.judged(Ask(self.blocks, "blocks", [2]), Answer("OK", ["DATA_LOSS"])), ["unexplained error"])
+        self.assertEqual(self.judged(Ask(self.blocks, "ranges", [(3 * 4096, 1)]), Answer("OK", ["DATA_LOSS"])), ["unexplained error"])
+        self.assertEqual(self.judged(Ask(self.blocks, "blocks", [3]), Answer("OK", [bytes(4096)])), ["wrong bytes"])
+
+    def test_an_object_may_be_missing_only_where_it_is(self):
+        ask = Ask(self.objects, "objects", [self.last])
+        self.assertEqual(self.judged(ask, Answer("OK", [self.objects.object(self.last, 0)])), [])
+        self.assertEqual(self.judged(ask, Answer("OK", ["NOT_FOUND"])), ["unexplained error"])
+        with self.objects.objects[self.last].change(None):
+            self.assertEqual(self.judged(ask, Answer("OK", ["NOT_FOUND"])), [])
+
+    def test_scores_are_held_against_the_formula(self):
+        vectors = soak_data.Vectors(1, "u8bin", "/nonexistent", 50, 8, "u8bin")
+        weights = soak_load.query(vectors)
+        right = sorted(((item, sum(w * x for w, x in zip(weights, vectors.items(0, item, 1), strict=True))) for item in (1, 2, 3)),
+                       key=lambda one: (-one[1], one[0]))
+        ask = Ask(vectors, "score", [3, 1, 2, 1])
+        self.assertEqual(self.judged(ask, Answer("OK", [right, {}])), [])
+        self.assertEqual(self.judged(ask, Answer("OK", [right[:2], {}])), ["wrong bytes"])
+
+    def test_a_batch_is_cut_by_its_lengths(self):
+        self.assertEqual(soak_load.cut(b"aabbb", 3, [2, 0, 3], None, {1: "DATA_LOSS"}), [b"aa", "DATA_LOSS", b"bbb"])
+        for lengths, errors in (([2, 3], {}), ([2, 0, 2], {}), ([2, 1, 2], {1: "DATA_LOSS"})):
+            with self.assertRaises(soak_load.Malformed):
+                soak_load.cut(b"aabbb", 3, lengths, None, errors)
+
+
+class Schedule(unittest.TestCase):
+    def test_a_seed_gives_one_schedule_and_another_another(self):
+        self.assertEqual(soak_faults.schedule(5, 600, EVERY), soak_faults.schedule(5, 600, EVERY))
+        self.assertNotEqual(soak_faults.schedule(5, 600, EVERY), soak_faults.schedule(6, 600, EVERY))
+
+    def test_at_most_one_restart_at_a_time_and_every_fault_within_twenty_minutes(self):
+        for seed in range(20):
+            phases = soak_faults.schedule(seed, 1200, EVERY)
+            for phase in phases:
+                restarts = [name for name in phase.faults if soak_faults.FAULTS[name].restarts]
+                self.assertLessEqual(len(restarts), 1)
+                self.assertFalse(restarts and "truncate" in phase.faults)
+            self.assertEqual(sorted({name for phase in phases for name in phase.faults}), EVERY)
+
+    def test_the_smoke_has_every_fault_once(self):
+        for names in (EVERY, ["flip", "kill"], ["flip"]):
+            phases = soak_faults.smoke(1, names, 3)
+            self.assertEqual(sorted(name for phase in phases for name in phase.faults), sorted(names))
+
+    def test_only_names_faults(self):
+        self.assertEqual(soak.parse(["--only", "kill,flip"]).names, ["kill", "flip"])
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            soak.parse(["--only", "flood"])
+
+
+FACTS = {"date": "2000-01-01", "commit": "0", "cpus": 2, "kernel": "k", "file_system": "f", "command": "c"}
+
+
+class Reporting(unittest.TestCase):
+    def report(self, failure=None):
+        judge = Judge(soak_data.Faults())
+        judge.counts.update(calls=10, items=20, bytes=1 << 30)
+        phase = soak_faults.Phase(0, ("kill", "flip"), 3)
+        samples = [dict(zip(soak_report.COLUMNS, (0.5 * n, 0, "kill+flip", 1 << 24, 1 << 25, 40, 9, n, 2 * n, n), strict=True))
+                   for n in range(9)]
+        run = types.SimpleNamespace(judge=judge, phases=[(phase, {})], samples=samples, probes=[(1, 0.001)], begun=0.0, at=lambda: 5.0,
+                                    daemon=types.SimpleNamespace(lives=2))
+        return soak_report.Report(run, [phase], FACTS, {}, failure)
+
+    def test_a_good_run_holds_and_each_kind_of_violation_is_named(self):
+        report = self.report()
+        self.assertTrue(report.held())
+        self.assertIn("Every invariant holds", report.markdown())
+        xml.dom.minidom.parseString(report.plot())
+        for kind, what in soak_report.INVARIANTS:
+            report = self.report()
+            report.soak.judge.violation(kind, "<this & that>")
+            self.assertFalse(report.held())
+            self.assertIn(f"| no {what} | 1 | **does not hold** |", report.markdown())
+            xml.dom.minidom.parseString(report.plot())
+
+    def test_a_run_that_was_broken_off_or_read_nothing_does_not_hold(self):
+        self.assertFalse(self.report("interrupted").held())
+        report = self.report()
+        report.soak.judge.counts = collections.Counter()
+        self.assertFalse(report.held())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,209 @@
+//! Where the log's lines go: stderr, without ever waiting long for who reads it.
+//!
+//! A pipe or socket whose reader has stopped would block the thread that logs next: a reload would not end, nor would the
+//! drain, and a core would serve nobody. Lines that find no room are dropped and counted, and the count is written as soon as
+//! there is room again. A thread and a queue would lose the last lines of a crash.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tracing_subscriber::fmt::MakeWriter;
+
+/// A pipe that reports room has a free page at least (`PIPE_BUF`), a socket three quarters of its buffer.
+const CHUNK_BYTES: usize = 4096;
+/// For a reader that is slow for a moment. Once it has been too slow, lines do not wait until one has been taken.
+const ROOM_WAIT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+const NO_WAIT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// Writes lines to `F` (stderr), or drops them.
+#[derive(Debug)]
+pub(crate) struct LogOutput<F> {
+    to: F,
+    json: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    lines_dropped: u64,
+    /// The last line was cut: the next one begins with a line break.
+    is_cut: bool,
+}
+
+impl<F: AsFd> LogOutput<F> {
+    pub(crate) fn new(to: F, json: bool) -> Self {
+        Self {
+            to,
+            json,
+            state: Mutex::default(),
+        }
+    }
+
+    /// How many of the bytes found room.
+    fn write_chunks(&self, line: &[u8], mut wait: Timespec) -> io::Result<usize> {
+        let mut written = 0;
+        while let Some(chunk) = line.get(written..).filter(|rest| !rest.is_empty()) {
+            let chunk = chunk.get(..CHUNK_BYTES).unwrap_or(chunk);
+            let mut room = [PollFd::new(&self.to, PollFlags::OUT)];
+            match poll(&mut room, Some(&wait)) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            }
+            match rustix::io::write(&self.to, chunk) {
+                Ok(bytes) => written += bytes,
+                Err(Errno::INTR) => {}
+                // Others write to the same pipe, without waiting, and were quicker.
+                Err(Errno::AGAIN) => wait = NO_WAIT,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(written)
+    }
+
+    fn write_line(&self, state: &mut State, line: &[u8]) -> io::Result<()> {
+        let wait = if state.lines_dropped == 0 {
+            ROOM_WAIT
+        } else {
+            NO_WAIT
+        };
+        let mut whole = Vec::new();
+        if state.is_cut {
+            whole.push(b'\n');
+        }
+        if state.lines_dropped > 0 {
+            whole.extend_from_slice(self.notice(state.lines_dropped).as_bytes());
+        }
+        let before = whole.len();
+        // The common case copies nothing.
+        let (bytes, before) = if before == 0 {
+            (line, 0)
+        } else {
+            whole.extend_from_slice(line);
+            (whole.as_slice(), before)
+        };
+        let written = self.write_chunks(bytes, wait)?;
+        if written >= before && before > 0 {
+            state.lines_dropped = 0;
+        }
+        if written < bytes.len() {
+            state.lines_dropped = state.lines_dropped.saturating_add(1);
+        }
+        if written > 0 {
+            state.is_cut = bytes.get(written - 1) != Some(&b'\n');
+        }
+        Ok(())
+    }
+
+    fn notice(&self, lines: u64) -> String {
+        let message = "log lines were dropped, since nobody read the log";
+        if self.json {
+            format!(
+                "{{\"level\":\"WARN\",\"message\":\"{message}\",\"lines\":{lines},\"target\":\"{}\"}}\n",
+                module_path!()
+            )
+        } else {
+            format!(" WARN {}: {message} lines={lines}\n", module_path!())
+        }
+    }
+}
+
+/// The output while one line is written.
+pub(crate) struct Line<'a, F> {
+    output: &'a LogOutput<F>,
+    state: MutexGuard<'a, State>,
+}
+
+impl<F: AsFd> io::Write for Line<'_, F> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.output.write_line(&mut self.state, line)?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a, F: AsFd + 'a> MakeWriter<'a> for LogOutput<F> {
+    type Writer = Line<'a, F>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        Line {
+            output: self,
+            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Write as _};
+
+    fn line(number: usize, length: usize) -> String {
+        format!("{number:06} {}\n", "x".repeat(length))
+    }
+
+    fn write(output: &LogOutput<io::PipeWriter>, text: &str) {
+        output.make_writer().write_all(text.as_bytes()).expect("a pipe");
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_blocks_no_one_and_what_it_lost_is_counted() {
+        // Scenario: 2,000 lines of 107 bytes for a pipe of 64 KiB, then room, then one more line.
+        // Expectation: every write returns; whole lines in order arrive; then how many were lost; then the last line.
+        let (mut reader, writer) = io::pipe().expect("a pipe");
+        let output = LogOutput::new(writer, false);
+        (0..2000).for_each(|number| write(&output, &line(number, 99)));
+        let mut first = vec![0; 16 * 4096];
+        let taken = reader.read(&mut first).expect("a pipe");
+        write(&output, &line(2000, 99));
+        drop(output);
+        let mut text = String::from_utf8(first.get(..taken).expect("bytes").to_vec()).expect("text");
+        reader.read_to_string(&mut text).expect("a pipe");
+        let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+        let (last, before) = lines.split_last().expect("lines");
+        assert_eq!(format!("{last}\n"), line(2000, 99));
+        let (notice, whole) = before.split_last().expect("lines");
+        let lost: usize = notice
+            .rsplit_once("lines=")
+            .and_then(|(_, count)| count.parse().ok())
+            .expect("a count");
+        assert!(lost > 0, "{notice}");
+        // A line that was cut counts as lost.
+        let whole: Vec<_> = whole.iter().filter(|line| line.len() == 106).collect();
+        assert_eq!(whole.len() + lost, 2000);
+        assert!(
+            whole
+                .iter()
+                .enumerate()
+                .all(|(number, found)| format!("{found}\n") == line(number, 99))
+        );
+    }
+
+    #[test]
+    fn lines_longer_than_a_pipe_arrive_whole_where_they_are_read() {
+        // Scenario: lines of up to 300,000 bytes and a reader. Expectation: all bytes, in order.
+        let (mut reader, writer) = io::pipe().expect("a pipe");
+        let reading = std::thread::spawn(move || {
+            let mut text = String::new();
+            reader.read_to_string(&mut text).expect("a pipe");
+            text
+        });
+        let output = LogOutput::new(writer, true);
+        let lines: Vec<String> = (0..20).map(|number| line(number, number * 15_000)).collect();
+        lines.iter().for_each(|text| write(&output, text));
+        drop(output);
+        assert_eq!(reading.join().expect("a reader"), lines.concat());
+    }
+}
