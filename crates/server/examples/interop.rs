@@ -258,6 +258,7 @@ fn main() {
             fast_path: Some(grpc::fast_path(fetcher, lifecycle.clone(), rpc)),
             hosts: None,
             tls: None,
+            access: None,
             role: Role::Data,
         };
         let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);
