@@ -58,6 +58,7 @@ static PORTS: LazyLock<Ports> = LazyLock::new(|| {
             fast_path,
             hosts: None,
             tls: None,
+            access: None,
             role: Role::Data,
         };
         world.block_on(async {
