@@ -283,7 +283,8 @@ async fn an_answer_that_has_begun_is_sent_while_it_drains() {
     // Scenario: an answer has begun and is not read when a drain begins. Expectation: it is sent whole, and the daemon ends.
     let bytes = noise(96, LENGTH);
     for setup in [setup("pread", &bytes), setup("pread", &bytes).over_tls()] {
-        let mut daemon = setup.set("shutdown.lame_duck_ms", "0").start();
+        let patient = setup.set("shutdown.drain_timeout_ms", "60000");
+        let mut daemon = patient.set("shutdown.lame_duck_ms", "0").start();
         let mut narrow = Narrow::connect(daemon.grpc, 65_535).await;
         let begun = narrow.call("ReadObject", &[], &request("long")).await;
         daemon.signal(rustix::process::Signal::TERM);
