@@ -153,7 +153,7 @@ class Soak:
                     self.judge.violation("exit code", f"{code} after SIGTERM (None: it did not end)")
             else:
                 self.daemon.kill()
-            self.judge.items.clear()
+            self.judge.new_life()
             self.counters, self.baseline = {}, None
             if with_tls is not None:
                 self.daemon.with_tls = with_tls
