@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import ssl
 import time
 import urllib.request
 
@@ -43,14 +44,17 @@ def build(with_examples=True):
 
 
 class Daemon(Server):
+    """A ringfetchd on ports of the kernel's choice, on loopback except where `host` is set; with `tls`, all of them behind TLS
+    with a certificate of its own. Refuses to be measured when it runs another backend than asked."""
+
     host = "127.0.0.1"
 
-    """A ringfetchd on ports of the kernel's choice, on loopback except where `host` is set. Refuses to be measured when it runs another backend than asked."""
-
-    def __init__(self, path, engine, dataset=None):
-        self.path, self.engine = path, engine
+    def __init__(self, path, engine, dataset=None, tls=False):
+        self.path, self.engine, self.tls = path, engine, tls
         self.dataset = dataset or BLOCKS
         self.binary = RINGFETCHD
+        # What a client must trust; None without TLS.
+        self.ca = None
 
     def with_binary(self, binary):
         """The same with another ringfetchd."""
@@ -60,27 +64,41 @@ class Daemon(Server):
 
     def describe(self):
         dataset = "blocks of 4096 bytes" if self.dataset is BLOCKS else json.dumps(self.dataset)
-        return f"ringfetchd, engine {json.dumps(self.engine)}, {dataset}"
+        return f"ringfetchd, engine {json.dumps(self.engine)}, {dataset}{', TLS' if self.tls else ''}"
 
     def start(self, directory):
         loopback = {"listen": "127.0.0.1:0"}
+        tls = self._certificate(directory) if self.tls else {}
         # JSON is YAML.
         (directory / "ringfetchd.yaml").write_text(json.dumps({
             "grpc": {"listen": f"{self.host}:0"}, "http": loopback, "admin": loopback, "log": {"filter": "warn"}, "engine": self.engine,
-            "datasets": [{"name": "data", "path": str(self.path), **self.dataset}],
+            "datasets": [{"name": "data", "path": str(self.path), **self.dataset}], **tls,
         }))
         self.file = directory / "addresses.json"
         self.launch([self.binary, "--config", directory / "ringfetchd.yaml", "--addresses-file", self.file],
                     directory / "log")
         addresses = json.loads(self.file.read_text())
-        self.grpc, self.http = (f"http://{addresses[name]}" for name in ("grpc", "http"))
+        scheme = "https" if self.tls else "http"
+        self.grpc, self.http = (f"{scheme}://{addresses[name]}" for name in ("grpc", "http"))
         self._check_read_path()
+
+    def _certificate(self, directory):
+        """The section `tls` with a new self-signed certificate: ECDSA P-256, as certificate authorities issue today."""
+        self.ca, key = directory / "certificate.pem", directory / "key.pem"
+        run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", 2,
+             "-subj", "/CN=ringfetch", "-addext", f"subjectAltName=IP:{self.host}", "-addext", "basicConstraints=critical,CA:FALSE",
+             "-keyout", key, "-out", self.ca])
+        return {"tls": {"certificate": str(self.ca), "key": str(key)}}
 
     def is_ready(self):
         return self.file.exists()
 
+    def _get(self, path):
+        trusted = ssl.create_default_context(cafile=self.ca) if self.tls else None
+        return urllib.request.urlopen(f"{self.http}{path}", context=trusted).read()
+
     def _check_read_path(self):
-        status = json.loads(urllib.request.urlopen(f"{self.http}/v1/status").read())
+        status = json.loads(self._get("/v1/status"))
         served = next(dataset for dataset in status["datasets"] if dataset["name"] == "data")
         wanted = self.engine["backend"]
         # A mapping is never direct; everything else here is.
@@ -97,7 +115,7 @@ class Daemon(Server):
         return int(re.search(rf"{field}:\s+(\d+) kB", text).group(1)) / 1024
 
     def _metric(self, name):
-        page = urllib.request.urlopen(f"{self.http}/metrics").read().decode()
+        page = self._get("/metrics").decode()
         return sum(float(line.split()[-1]) for line in page.splitlines() if re.match(rf"{name}[ {{]", line))
 
     def reads(self):
@@ -125,7 +143,7 @@ class Load:
     def measure(self, server, seconds):
         before = link.sent_and_received(self.device)
         report = json.loads(run([
-            *self.inside, RINGFETCH, "--grpc", server.grpc, "--json", "load", "--dataset", "data", "--seconds", seconds,
+            *self.inside, RINGFETCH, "--grpc", server.grpc, *(["--ca", server.ca] if getattr(server, "ca", None) else []), "--json", "load", "--dataset", "data", "--seconds", seconds,
             "--warmup-seconds", self.WARMUP_SECONDS, "--server-pid", server.process.pid, *self.arguments,
         ]))
         if report["errors"]:

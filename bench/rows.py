@@ -88,6 +88,10 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0, memory_device=None
                    Served(StockTonic(warm_path, STOCK_SERVER), one_by_one), "stock tonic, data in memory",
                    at_most("p50_us", 1.0), path=warm_path)
 
+    def over_tls(title, driver):
+        sides = [Served(Daemon(warm_path, {"backend": "auto", "cores": 1}, tls=tls), driver) for tls in (True, False)]
+        return row(title + ", over TLS", WARM, *sides, "the same in plain text", path=warm_path)
+
     return {
         "engine-64": row(
             "engine alone, depth 64", COLD_DIRECT, engine(64), fio64, "fio, depth 64",
@@ -174,6 +178,9 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0, memory_device=None
             Served(Nginx(warm_path, "sendfile"),
                    Wrk(["range", Nginx(warm_path, "sendfile").resource, 65536, pieces], 65536)),
             "nginx, sendfile", at_least(MEGABYTES, 1.05), at_most(CPU, 0.9), path=warm_path),
+        "tls-1": over_tls("gRPC FetchBlocks, 1 a call, 256 outstanding", singles),
+        "tls-64": over_tls("gRPC FetchBlocks, 64 a call", batches),
+        "tls-64k": over_tls("HTTP ranges of 64 KiB", Wrk(["range", "/v1/datasets/data/bytes", 65536, pieces], 65536)),
         "memory": row(
             "memory and idle CPU after load", COLD_DIRECT,
             Served(Daemon(path, {**uring, "memory_budget": f"{MEMORY_BUDGET_MIB}MiB"}),
@@ -204,6 +211,8 @@ def needs(rows):
             if isinstance(side, OverLink):
                 tools |= {("ip", "iproute2"), ("tc", "iproute2")}
             if isinstance(side, Served):
+                if isinstance(side.server, Daemon) and side.server.tls:
+                    tools.add(("openssl", "openssl"))
                 if isinstance(side.server, Nginx):
                     tools.add(("nginx", "nginx-light"))
                 if isinstance(side.server, QemuNbd):

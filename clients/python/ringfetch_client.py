@@ -90,11 +90,34 @@ class Ranking(NamedTuple):
     """Candidates that could not be read, as (position in the query's ids, grpc.StatusCode number, message)."""
 
 
-class Client:
-    """One channel to one daemon. Use it as a context manager, or call `close`."""
+class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor):
+    """Sends a token with every call. gRPC's own call credentials refuse to without TLS, also on loopback."""
 
-    def __init__(self, address: str):
-        self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    def __init__(self, token: str):
+        self.header = ("authorization", f"Bearer {token}")
+
+    def _with_token(self, proceed, details, request):
+        return proceed(details._replace(metadata=[*(details.metadata or ()), self.header]), request)
+
+    intercept_unary_unary = intercept_unary_stream = intercept_stream_stream = _with_token
+
+
+class Client:
+    """One channel to one daemon. Use it as a context manager, or call `close`.
+
+    `token` is sent with every call. `ca` is the PEM (bytes) of the authorities that the server's certificate is checked
+    against, and `own` the pair (key, certificates) of the client's; with either the channel uses TLS.
+    """
+
+    def __init__(self, address: str, token: str = "", ca: bytes | None = None, own: tuple[bytes, bytes] = (None, None)):
+        if ca is None and own == (None, None):
+            self.channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(ca, *own)
+            self.channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        self._connected = self.channel
+        if token:
+            self.channel = grpc.intercept_channel(self.channel, _Bearer(token))
         self.fetch = _made["fetch_pb2_grpc"].FetchServiceStub(self.channel)
         self.datasets = _made["dataset_pb2_grpc"].DatasetServiceStub(self.channel)
 
@@ -110,7 +133,7 @@ class Client:
 
     def wait_until_ready(self, timeout_s: float = 30.0):
         """Returns when the channel is connected; raises grpc.FutureTimeoutError after `timeout_s`."""
-        grpc.channel_ready_future(self.channel).result(timeout=timeout_s)
+        grpc.channel_ready_future(self._connected).result(timeout=timeout_s)
 
     def fetch_vectors(self, dataset: str, ids, timeout_s: float = 30.0, if_match: str = "") -> Vectors:
         """Fetches vectors by id, of the version `if_match` if it is given. Raises grpc.RpcError for what fails the call."""

@@ -9,6 +9,7 @@ import re
 import sys
 import unittest
 import urllib.request
+from concurrent import futures
 
 import grpc
 import numpy as np
@@ -26,6 +27,31 @@ INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE = 3, 5, 11
 
 address = "127.0.0.1:7410"
 http_address = "127.0.0.1:7411"
+
+
+class Token(unittest.TestCase):
+    def test_a_token_is_sent_with_every_kind_of_call(self):
+        # A server that answers no method: what it was sent is what is looked at.
+        sent = []
+
+        class Handler(grpc.GenericRpcHandler):
+            def service(self, details):
+                sent.append((details.method.rsplit("/", 1)[1], dict(details.invocation_metadata).get("authorization")))
+
+        server = grpc.server(futures.ThreadPoolExecutor(1), handlers=[Handler()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        self.addCleanup(server.stop, None)
+        with Client(f"127.0.0.1:{port}", token="secret") as client:
+            client.wait_until_ready()
+            for call in (
+                lambda: client.fetch_vectors("v", [1]),
+                lambda: list(client.fetch.ReadObject(fetch_pb2.ReadObjectRequest())),
+                lambda: list(client.fetch.FetchStream(iter([fetch_pb2.FetchStreamRequest()]))),
+            ):
+                with self.assertRaises(grpc.RpcError):
+                    call()
+        self.assertEqual(sent, [(name, "Bearer secret") for name in ("FetchVectors", "ReadObject", "FetchStream")])
 
 
 class DemoDaemon(unittest.TestCase):

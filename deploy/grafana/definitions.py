@@ -21,7 +21,7 @@ from panels import (
 )
 
 READS, BYTES = "ringfetch_reads_total", "ringfetch_read_bytes_total"
-DURATION = "ringfetch_read_duration_seconds"
+DURATION, DATASET_DURATION = "ringfetch_read_duration_seconds", "ringfetch_dataset_read_duration_seconds"
 DEVICE_READS, DEVICE_BYTES = "ringfetch_device_reads_total", "ringfetch_device_read_bytes_total"
 SUBMISSIONS, DEPTH = "ringfetch_submissions_total", "ringfetch_queue_depth"
 RESIDENT = "ringfetch_resident_reads_total"
@@ -88,9 +88,12 @@ def overview():
          series("Throughput", "Bytes of items answered a second, by dataset and backend.", "binBps", HALF,
                 target(f"sum by (dataset, backend) ({rate(BYTES, *BY_DATASET)})", "{{dataset}} {{backend}}"))],
         [series("Read latency", "From a read's acceptance to its answer, by backend. A read of a batch counts by itself.",
-                "s", HALF, *quantiles("{{backend}}", "backend", DURATION, *TOTAL, *BY_BACKEND), logarithmic=True),
+                "s", THIRD, *quantiles("{{backend}}", "backend", DURATION, *TOTAL, *BY_BACKEND), logarithmic=True),
+         series("Read latency by dataset", "The same by dataset, whichever backends serve it: which dataset is slow.", "s",
+                THIRD, *[target(quantile(share, "dataset", DATASET_DURATION, OF_DATASET), f"{name} {{{{dataset}}}}")
+                         for share, name in ((0.5, "p50"), (0.99, "p99"))], logarithmic=True),
          series("Request latency (p99)", "Whole requests: from a request's head to its answer's head, for streams to "
-                "their end.", "s", HALF,
+                "their end.", "s", THIRD,
                 target(quantile(0.99, "transport, method", "ringfetch_rpc_duration_seconds"), "{{transport}} {{method}}"),
                 logarithmic=True)],
         [series("Reads that failed", "By result and dataset, also those that were wrong (out_of_range, not_found, "

@@ -36,12 +36,42 @@ pub(crate) struct Global {
     pub(crate) admin: String,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
+    /// File with the bearer token to send.
+    #[arg(long, global = true, env = "RINGFETCH_TOKEN_FILE", value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
     /// Print JSON instead of text.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// How long a call may take.
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub(crate) timeout: Duration,
+}
+
+/// A bearer token, which is never shown.
+#[derive(Clone)]
+pub(crate) struct Token(pub(crate) String);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+impl Global {
+    /// The token to send, if there is one.
+    pub(crate) fn token(&self) -> Result<Option<Token>, Failure> {
+        let Some(path) = &self.token_file else {
+            return Ok(None);
+        };
+        let wrong = |problem: &dyn std::fmt::Display| {
+            Failure::Usage(format!("--token-file: {}: {problem}", path.display()))
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+        match text.trim() {
+            "" => Err(wrong(&"it is empty")),
+            token => Ok(Some(Token(token.to_owned()))),
+        }
+    }
 }
 
 /// TLS at `https://` addresses.

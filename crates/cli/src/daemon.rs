@@ -1,6 +1,6 @@
 //! Clients of the daemon, with the settings that all commands share.
 
-use crate::args::Global;
+use crate::args::{Global, Token};
 use crate::outcome::Failure;
 use ringfetch_client::{AdminClient, Builder, Client, Error};
 
@@ -18,10 +18,21 @@ pub(crate) fn admin(global: &Global) -> Result<AdminClient, Failure> {
 }
 
 fn builder(global: &Global, url: &str) -> Result<Builder, Failure> {
-    let builder = Client::builder(url).timeout(global.timeout);
-    Ok(match global.tls.read()? {
-        None => builder,
-        Some(tls) => builder.tls(tls),
+    Ok(builders(global)?(url))
+}
+
+/// Makes builders of clients, with the token and the TLS of the command line.
+pub(crate) fn builders(global: &Global) -> Result<impl Fn(&str) -> Builder + use<>, Failure> {
+    let (timeout, token, tls) = (global.timeout, global.token()?, global.tls.read()?);
+    Ok(move |url: &str| {
+        let mut builder = Client::builder(url).timeout(timeout);
+        if let Some(Token(token)) = &token {
+            builder = builder.token(token);
+        }
+        match &tls {
+            None => builder,
+            Some(tls) => builder.tls(tls.clone()),
+        }
     })
 }
 

@@ -1,8 +1,9 @@
 //! `ringfetch lab`: the studies of the crate ringfetch-lab, which Ctrl-C and SIGTERM stop.
 
 use crate::args::Global;
+use crate::daemon;
 use crate::outcome::Failure;
-use ringfetch_lab::{Context, Lab, LabCommand, LabError};
+use ringfetch_lab::{Clients, Context, Lab, LabCommand, LabError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::signal::unix::{SignalKind, signal};
@@ -12,9 +13,11 @@ pub(crate) async fn run(global: &Global, command: LabCommand) -> Result<(), Fail
     let line: Vec<String> = std::env::args_os()
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
+    let clients = daemon::builders(global)?;
     let context = Context {
         stop: Arc::clone(&stop),
         json: global.json,
+        clients: Clients::new(clients),
         admin: global.admin.clone(),
         command_line: line.join(" "),
     };

@@ -7,7 +7,7 @@
 //! 16 reads, as `auto` asks.
 
 use crate::backend::residency::{Residency, ResidencyHistories, pread_no_wait};
-use crate::batch::{Batch, Fetched, Lengths};
+use crate::batch::{Batch, Fetched, Lengths, Times};
 use crate::buffer::Arena;
 use crate::config::BackendKind;
 use crate::dataset::Dataset;
@@ -72,13 +72,18 @@ impl CoreReads {
         if !is_whole {
             return None;
         }
-        state.count(batch.dataset(), length, accepted);
+        let total_ns = nanoseconds(accepted.elapsed());
+        state.count(batch.dataset(), length, total_ns);
         drop(state);
         buffer.set_visible(0..length as usize);
         Some(Fetched {
             data: buffer.into_bytes(),
             lengths: Lengths::of(&batch.items),
             errors: Vec::new(),
+            times: Times {
+                queue_ns: 0,
+                total_ns,
+            },
         })
     }
 
@@ -95,14 +100,18 @@ impl CoreReads {
 }
 
 impl State {
-    fn count(&mut self, dataset: &Arc<Dataset>, length: u32, accepted: Instant) {
+    fn count(&mut self, dataset: &Arc<Dataset>, length: u32, total_ns: u64) {
         let metrics = &self.metrics;
         let found = self.counters.iter().find(|(id, ..)| *id == dataset.id());
+        let count = |counters: &DatasetCounters| {
+            counters.count_ok(1, length.into());
+            counters.total_time.observe(total_ns, 1);
+        };
         match found {
-            Some((_, _, counters)) => counters.count_ok(1, length.into()),
+            Some((_, _, counters)) => count(counters),
             None => {
                 let counters = metrics.dataset(dataset.name(), BackendKind::Mmap);
-                counters.count_ok(1, length.into());
+                count(&counters);
                 self.counters
                     .push((dataset.id(), Arc::downgrade(dataset), counters));
             }
@@ -112,7 +121,7 @@ impl State {
         metrics
             .per_backend(BackendKind::Mmap)
             .total_time
-            .observe(nanoseconds(accepted.elapsed()), 1);
+            .observe(total_ns, 1);
     }
 }
 

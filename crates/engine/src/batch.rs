@@ -255,6 +255,17 @@ pub struct Fetched {
     pub lengths: Lengths,
     /// The failed items, in item order. They have no bytes in `data`.
     pub errors: Vec<ItemError>,
+    /// How long it took.
+    pub times: Times,
+}
+
+/// How long a batch took, nanoseconds, as the histograms have it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Until its last read was submitted.
+    pub queue_ns: u64,
+    /// From its acceptance until its answer.
+    pub total_ns: u64,
 }
 
 /// Length of each item of a finished batch.

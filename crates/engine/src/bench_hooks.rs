@@ -1,4 +1,4 @@
-//! Private pieces for the micro-benchmarks (`benches/pieces.rs`), only with feature `bench`, which this crate's
+//! Private pieces for the micro-benchmarks (`benches/pieces.rs`) and the fuzz targets, only with feature `bench`, which this crate's
 //! dev-dependency enables. No logic, and not a public API.
 
 use crate::batch::Batch;
@@ -18,6 +18,40 @@ pub fn plan_reads(batch: &Batch) -> usize {
         max_read_bytes: 1 << 20,
     };
     plan::plan(batch, rules).reads.len()
+}
+
+/// Rules of a plan.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    /// Whether to bypass the page cache.
+    pub direct: bool,
+    /// Whether to merge neighbours and drop duplicates.
+    pub merge: bool,
+    /// See `PlanConfig`.
+    pub merge_gap_bytes: u32,
+    /// See `PlanConfig`.
+    pub max_read_bytes: u32,
+}
+
+/// Plans a batch and executes the plan on the contents of its files: where item 0 begins, and the response's bytes.
+///
+/// # Panics
+/// The plan breaks a rule that devices or the shard rely on.
+pub fn plan_and_execute(batch: &Batch, rules: Rules, files: &[&[u8]]) -> (usize, Vec<u8>) {
+    let Rules {
+        direct,
+        merge,
+        merge_gap_bytes,
+        max_read_bytes,
+    } = rules;
+    let rules = PlanRules {
+        direct,
+        merge,
+        merge_gap_bytes,
+        max_read_bytes,
+    };
+    let planned = plan::plan(batch, rules);
+    (planned.lead_bytes as usize, plan::model::execute(&planned, files))
 }
 
 /// The counters of two shards and the collector that adds them up.

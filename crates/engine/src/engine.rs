@@ -325,11 +325,12 @@ impl Engine {
             scratch,
             _reads: turn,
             accepted: Instant::now(),
+            queue_ns: 0,
             deadline: options.deadline,
             fail_fast: options.fail_fast,
             reply,
         };
-        match shard.inbox.deliver(Box::new(work)) {
+        match shard.inbox.deliver(work.boxed()) {
             Ok(()) => Ok(Ticket {
                 answer: Answer::Awaited(answer),
             }),

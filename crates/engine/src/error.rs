@@ -156,7 +156,7 @@ impl std::fmt::Display for Resource {
             Self::Memory => "the response memory is used up (engine.memory_budget)",
             Self::CallerMemory => {
                 "this answer and those that this caller has not read are more than half of the response memory that is \
-                 free (engine.memory_budget)"
+                 free (engine.memory_budget), or more than the caller's own limit"
             }
             Self::CallerReads => {
                 "these reads and those that this caller has queued are more than half of the room that is left \

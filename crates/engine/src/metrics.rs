@@ -137,6 +137,7 @@ pub(crate) struct DatasetCounters {
     backend: BackendKind,
     pub(crate) ok: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    pub(crate) total_time: LocalHistogram<22>,
     /// Off the hot path, so a lock and a map do.
     failed: Mutex<HashMap<&'static str, u64>>,
 }
@@ -260,6 +261,7 @@ impl ShardMetrics {
             backend,
             ok: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            total_time: LocalHistogram::new(&DURATION_BOUNDS_NS),
             failed: Mutex::new(HashMap::new()),
         });
         datasets.push(Arc::clone(&made));

@@ -5,6 +5,9 @@
 //! which of its bytes belong where; a piece that is already in its place costs nothing, any other one memcpy.
 //! Invariant: no two in-place reads overlap in memory, and none reaches beyond `data_bytes`.
 
+#[cfg(any(test, feature = "bench"))]
+pub(crate) mod model;
+
 use crate::batch::{Batch, Segment};
 use smallvec::SmallVec;
 
@@ -376,5 +379,4 @@ impl OpenRead {
 }
 
 #[cfg(test)]
-#[expect(clippy::cast_possible_truncation, reason = "the model is small")]
 mod tests;

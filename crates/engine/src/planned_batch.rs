@@ -12,6 +12,8 @@ use crate::error::{ItemError, ReadError};
 use crate::plan::{Piece, Place, Plan, PlannedRead};
 use crate::share::Charge;
 use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
@@ -46,12 +48,46 @@ pub(crate) struct PlannedBatch {
     /// Held until the batch is answered.
     pub(crate) _reads: Option<Charge>,
     pub(crate) accepted: Instant,
+    /// From then until its last read was submitted.
+    pub(crate) queue_ns: u64,
     pub(crate) deadline: Option<Instant>,
     pub(crate) fail_fast: bool,
     pub(crate) reply: oneshot::Sender<Result<Fetched, ReadError>>,
 }
 
+/// Most boxes of batches that a thread keeps, of some 440 bytes each.
+const SPARES_MAX: usize = 64;
+
+thread_local! {
+    /// Boxes of batches that this thread has answered. On a core they are for the batches that it submits.
+    #[expect(clippy::vec_box, reason = "it is the boxes that are kept")]
+    static SPARES: RefCell<Vec<Box<MaybeUninit<PlannedBatch>>>> = const { RefCell::new(Vec::new()) };
+}
+
 impl PlannedBatch {
+    /// Boxed, in memory that the thread uses again.
+    pub(crate) fn boxed(self) -> Box<Self> {
+        match SPARES.with_borrow_mut(Vec::pop) {
+            Some(spare) => Box::write(spare, self),
+            None => Box::new(self),
+        }
+    }
+
+    /// The batch in a box, whose memory the thread keeps.
+    #[inline]
+    pub(crate) fn unboxed(boxed: Box<Self>) -> Self {
+        // SAFETY: same pointer and layout; what may be uninitialized may be initialized.
+        let spare: Box<MaybeUninit<Self>> = unsafe { Box::from_raw(Box::into_raw(boxed).cast()) };
+        // SAFETY: it came as a batch. As `MaybeUninit` it is neither dropped nor read again.
+        let batch = unsafe { spare.assume_init_read() };
+        SPARES.with_borrow_mut(|spares| {
+            if spares.len() < SPARES_MAX {
+                spares.push(spare);
+            }
+        });
+        batch
+    }
+
     /// The attempt at a read from `from` on.
     pub(crate) fn attempt(&self, slot: u32, read: &PlannedRead, from: u32) -> Option<Attempt> {
         let file = Arc::clone(file_of(&self.dataset, &self.objects, read.file)?);

@@ -43,6 +43,8 @@ pub struct Budget {
 pub struct CallerShare {
     budget: Arc<Budget>,
     held: AtomicU64,
+    /// The most it may hold.
+    most: AtomicU64,
 }
 
 /// What one connection holds of a budget.
@@ -97,6 +99,7 @@ impl Budget {
         Arc::new(CallerShare {
             budget: Arc::clone(self),
             held: AtomicU64::new(0),
+            most: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -136,6 +139,15 @@ impl CallerShare {
     pub fn held(&self) -> u64 {
         self.held.load(Relaxed)
     }
+
+    /// Bounds what the caller may hold, whatever is free. If it holds more, nothing is granted until enough is returned.
+    pub fn set_most(&self, most: u64) {
+        self.most.store(most, Relaxed);
+    }
+
+    fn most(&self) -> u64 {
+        self.most.load(Relaxed)
+    }
 }
 
 impl Share {
@@ -146,7 +158,8 @@ impl Share {
 
     /// The most it may ever hold, if nothing else is held.
     pub fn most(&self) -> u64 {
-        self.limit.min(self.caller.budget.capacity() / 2)
+        let caller = &*self.caller;
+        self.limit.min(caller.budget.capacity() / 2).min(caller.most())
     }
 
     /// Whether `amount` would be granted now.
@@ -163,10 +176,13 @@ impl Share {
         if held > self.limit {
             return Err(Refused::Connection);
         }
+        let callers = self.caller.held();
+        if callers.saturating_add(amount) > self.caller.most() {
+            return Err(Refused::Caller);
+        }
         if held <= free / RESERVE_DIVISOR {
             return Ok(());
         }
-        let callers = self.caller.held();
         let most = free / 2;
         if callers.saturating_add(amount) > most {
             Err(Refused::Caller)
@@ -294,6 +310,11 @@ impl CallerAccount {
         })
     }
 
+    /// Response memory, bytes.
+    pub fn memory(&self) -> &Arc<CallerShare> {
+        &self.memory
+    }
+
     /// The account of one connection; `id` tells the caller's connections apart. It may hold at most `memory_bytes` of
     /// response memory.
     pub fn connection(&self, id: u64, memory_bytes: u64) -> Arc<Account> {
@@ -381,6 +402,35 @@ mod tests {
         let modest = caller.connection(64 * mib);
         let _blocks: Vec<_> = (0..8).map(|_| modest.charge(64 << 10).unwrap()).collect();
         assert!(budget.caller().connection(64 * mib).charge(16 * mib).is_ok());
+    }
+
+    #[test]
+    fn a_callers_own_limit_holds_over_all_its_connections_and_at_once() {
+        // Scenario: 1,000 in all; a caller that may hold 10 has 20 connections, which take 1 each; then the limit shrinks below
+        // what is held, and grows. Expectation: ten are granted, then none until enough is returned, then more; another caller
+        // notices nothing.
+        let budget = Budget::new(1000);
+        let caller = budget.caller();
+        caller.set_most(10);
+        let connections: Vec<_> = (0..20).map(|_| caller.connection(u64::MAX)).collect();
+        let take = || {
+            connections
+                .iter()
+                .filter_map(|share| share.charge(1).ok())
+                .collect::<Vec<_>>()
+        };
+        let mut held = take();
+        assert_eq!((held.len(), connections[0].most()), (10, 10));
+        assert_eq!(connections[19].charge(1).unwrap_err(), Refused::Caller);
+        caller.set_most(4);
+        held.truncate(4);
+        assert!(take().is_empty());
+        held.pop();
+        assert_eq!(take().len(), 1);
+        caller.set_most(6);
+        held.extend(take());
+        assert_eq!(caller.held(), 6);
+        assert!(budget.caller().connection(u64::MAX).charge(300).is_ok());
     }
 
     #[test]

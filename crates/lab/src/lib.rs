@@ -35,6 +35,7 @@ pub use args::{
 pub use error::LabError;
 pub use report::{Advice, Beside, Claim, Line, Plot, Report, ReportRow};
 pub use sample::Sample;
+pub use served::Clients;
 pub use stats::Summary;
 
 use crate::journal::{Header, Journal};
@@ -55,6 +56,8 @@ pub struct Context {
     pub stop: Arc<AtomicBool>,
     /// Print JSON rather than tables.
     pub json: bool,
+    /// How the daemon is reached.
+    pub clients: Clients,
     /// The admin address of the daemon that `flip` switches.
     pub admin: String,
     /// As it was typed, for the report.
@@ -82,9 +85,15 @@ pub fn run(lab: &Lab, context: &Context, out: &mut dyn Write) -> Result<(), LabE
         LabCommand::Strategies(args) => runs.study(&args.common, |bar| studies::strategies::plan(args, bar)),
         LabCommand::BlockSize(args) => runs.study(&args.common, |bar| studies::block_size::plan(args, bar)),
         LabCommand::Objects(args) => runs.study(&args.common, |bar| studies::objects::plan(args, bar)),
-        LabCommand::Act(args) => runs.study(&args.common, |bar| studies::act::plan(args, bar)),
-        LabCommand::Rescore(args) => runs.study(&args.common, |bar| studies::rescore::plan(args, bar)),
-        LabCommand::Flip(args) => runs.study(&args.common, |_| studies::flip::plan(args, &context.admin)),
+        LabCommand::Act(args) => runs.study(&args.common, |bar| {
+            studies::act::plan(args, &context.clients, bar)
+        }),
+        LabCommand::Rescore(args) => runs.study(&args.common, |bar| {
+            studies::rescore::plan(args, &context.clients, bar)
+        }),
+        LabCommand::Flip(args) => runs.study(&args.common, |_| {
+            studies::flip::plan(args, &context.clients, &context.admin)
+        }),
         LabCommand::Calibrate(args) => studies::calibrate::run(args, runs),
         LabCommand::Compare { first, second } => {
             let text = report::compare::compare(&Report::read(first)?, &Report::read(second)?)?;

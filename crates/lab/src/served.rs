@@ -5,10 +5,11 @@ use crate::error::LabError;
 use crate::job::ReadAt;
 use procfs::process::Process;
 use ringfetch_client::{
-    AdminClient, Backend, ByteRange, Client, Code, Dataset, DatasetStatus, Error, Kind, Metric, ObjectPart,
-    Request, RetryPolicy, ScoreRequest,
+    AdminClient, Backend, Builder, ByteRange, Client, Code, Dataset, DatasetStatus, Error, Kind, Metric,
+    ObjectPart, Request, RetryPolicy, ScoreRequest,
 };
 use ringfetch_pace::trace::TraceEntries;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -16,6 +17,38 @@ use std::time::Duration;
 pub(crate) const OBJECTS_MAX: usize = 10_000;
 /// For everything that is not measured.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Makes clients of a daemon, with the caller's TLS and credentials.
+#[derive(Clone)]
+pub struct Clients(Arc<dyn Fn(&str) -> Builder + Send + Sync>);
+
+impl Clients {
+    /// `make` gets the address, such as `https://db1:7410`.
+    pub fn new(make: impl Fn(&str) -> Builder + Send + Sync + 'static) -> Self {
+        Self(Arc::new(make))
+    }
+
+    /// Must be called within a runtime.
+    fn client(&self, url: &str, timeout: Duration) -> Result<Client, Error> {
+        (self.0)(url)
+            .timeout(timeout)
+            .retry(RetryPolicy::none())
+            .connect_lazy()
+    }
+}
+
+impl Default for Clients {
+    fn default() -> Self {
+        Self::new(|url| Client::builder(url))
+    }
+}
+
+/// A builder may hold a token.
+impl std::fmt::Debug for Clients {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Clients")
+    }
+}
 
 /// What one item of a request is.
 #[derive(Debug)]
@@ -37,22 +70,24 @@ pub(crate) struct Served {
     pub(crate) dataset: Dataset,
     pub(crate) items: Items,
     pid: Option<u32>,
+    clients: Clients,
 }
 
 impl Served {
     /// The dataset that the arguments name; `None`: they name no daemon.
-    pub(crate) fn find(args: &OfDaemon) -> Result<Option<Self>, LabError> {
+    pub(crate) fn find(args: &OfDaemon, clients: &Clients) -> Result<Option<Self>, LabError> {
         let (Some(url), Some(name)) = (&args.server, &args.dataset) else {
             return Ok(None);
         };
         let dataset = wait("server", url, async {
-            client(url, TIMEOUT)?.get_dataset(name).await
+            clients.client(url, TIMEOUT)?.get_dataset(name).await
         })?;
         let served = Self {
             url: url.clone(),
             dataset,
             items: Items::Ranges,
             pid: args.server_pid,
+            clients: clients.clone(),
         };
         if let (Some(pid), None) = (args.server_pid, served.cpu()) {
             return Err(LabError::Usage(format!(
@@ -66,7 +101,8 @@ impl Served {
     pub(crate) fn objects(&self) -> Result<Vec<String>, LabError> {
         use futures_util::TryStreamExt as _;
         wait("server", &self.url, async {
-            let objects = client(&self.url, TIMEOUT)?.list_objects(&self.dataset.name);
+            let client = self.clients.client(&self.url, TIMEOUT)?;
+            let objects = client.list_objects(&self.dataset.name);
             let mut objects = std::pin::pin!(objects);
             let mut names = Vec::new();
             while let Some(object) = objects.try_next().await? {
@@ -88,7 +124,7 @@ impl Served {
     /// A client with a connection.
     pub(crate) async fn connect(&self, timeout: Duration) -> Result<Client, LabError> {
         let failed = |error| told("server", &self.url, &error);
-        let client = client(&self.url, timeout).map_err(failed)?;
+        let client = self.clients.client(&self.url, timeout).map_err(failed)?;
         client.get_dataset(&self.dataset.name).await.map_err(failed)?;
         Ok(client)
     }
@@ -145,6 +181,7 @@ impl Served {
 /// dropped.
 #[derive(Debug)]
 pub(crate) struct Flip {
+    clients: Clients,
     admin: String,
     dataset: String,
     /// Of the dataset's own; `None`: it had the engine's.
@@ -154,9 +191,10 @@ pub(crate) struct Flip {
 
 impl Flip {
     /// Learns what there is to return to.
-    pub(crate) fn prepare(admin: &str, dataset: &str) -> Result<Self, LabError> {
+    pub(crate) fn prepare(clients: &Clients, admin: &str, dataset: &str) -> Result<Self, LabError> {
         let status = wait("admin", admin, async {
-            AdminClient::from(client(admin, TIMEOUT)?).status().await
+            let client = clients.client(admin, TIMEOUT)?;
+            AdminClient::from(client).status().await
         })?;
         let named =
             |status: &&DatasetStatus| status.dataset.as_ref().is_some_and(|known| known.name == dataset);
@@ -167,6 +205,7 @@ impl Flip {
             ))
         })?;
         Ok(Self {
+            clients: clients.clone(),
             admin: admin.to_owned(),
             dataset: dataset.to_owned(),
             had: path.own_backend.then_some(path.requested),
@@ -203,7 +242,7 @@ impl Flip {
 
     fn set(&self, backend: Option<Backend>) -> Result<Backend, LabError> {
         let switched = wait("admin", &self.admin, async {
-            let admin = AdminClient::from(client(&self.admin, TIMEOUT)?);
+            let admin = AdminClient::from(self.clients.client(&self.admin, TIMEOUT)?);
             match backend {
                 Some(backend) => admin.set_backend(backend, Some(&self.dataset)).await,
                 None => admin.clear_backend(&self.dataset).await,
@@ -218,14 +257,6 @@ impl Drop for Flip {
         // Whoever could be told was told by `back`.
         let _returned = self.back();
     }
-}
-
-/// Must be called within a runtime.
-fn client(url: &str, timeout: Duration) -> Result<Client, Error> {
-    Client::builder(url)
-        .timeout(timeout)
-        .retry(RetryPolicy::none())
-        .connect_lazy()
 }
 
 /// A call to the daemon at the address of this option, on a runtime of its own.

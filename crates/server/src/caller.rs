@@ -1,7 +1,9 @@
-//! Callers and their connections. A caller is the address that a connection comes from, since clients are not
-//! authenticated. Limits, shares and turns are per caller, and within a caller per connection, so that opening more
-//! connections gains nothing. Behind one proxy all users are one caller.
+//! Callers and their connections. A caller is a principal, from whatever addresses it comes, or for requests without one
+//! the address of their connection: behind one proxy all of those are one caller. Limits, shares and turns are per caller,
+//! and within a caller per connection, so that opening more connections gains nothing. Connections themselves are counted
+//! by address, since they come before any credential.
 
+use crate::access::{Grant, GrantInUse, PrincipalLimits, Revoke};
 use crate::config::Limits;
 use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
 use ringfetch_engine::engine::Engine;
@@ -9,17 +11,17 @@ use ringfetch_engine::share::{Account, Budget, CallerAccount, CallerShare, Share
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// Hosts get a network of this size (RFC 6177), so its addresses are one caller.
 const IPV6_PREFIX_BITS: u32 = 64;
 
-/// Identifies a caller: an IPv4 address, or the /64 of an IPv6 address.
+/// Identifies an address: an IPv4 address, or the /64 of an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallerKey(IpAddr);
 
 impl CallerKey {
-    /// The caller that connects from this address. An IPv4 address mapped into IPv6 is that IPv4 address.
+    /// The key of this address. An IPv4 address mapped into IPv6 is that IPv4 address.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -62,7 +64,8 @@ struct Inner {
 /// A caller: what it holds over all of its connections. Lives as long as one of them.
 #[derive(Debug)]
 pub struct Caller {
-    key: CallerKey,
+    /// `None`: a principal.
+    key: Option<CallerKey>,
     engine: Arc<CallerAccount>,
     requests: Arc<CallerShare>,
     request_memory: Arc<CallerShare>,
@@ -70,10 +73,25 @@ pub struct Caller {
     callers: Weak<Inner>,
 }
 
-/// A connection: what its requests hold. Every request has it in its extensions.
+/// A connection: what its requests hold. Every request has it in its extensions, as its principal may use it.
 #[derive(Debug)]
 pub struct Connection {
     caller: Arc<Caller>,
+    shares: Shares,
+    address: CallerKey,
+    memory_bytes: u64,
+    is_from_this_host: bool,
+    /// Names in its client's certificate, if that was verified and counts.
+    certificate_names: OnceLock<Vec<String>>,
+    /// What its requests may do; `None`: anything that needs no principal.
+    grant: Option<GrantInUse>,
+    /// This connection as the last principal on it uses it.
+    latest: Mutex<Option<Arc<Self>>>,
+}
+
+/// What a connection holds of what its caller may hold.
+#[derive(Debug, Clone)]
+struct Shares {
     account: Arc<Account>,
     requests: Arc<Share>,
     request_memory: Arc<Share>,
@@ -106,13 +124,15 @@ impl Callers {
     /// A connection from `address`, which may hold at most `memory_bytes` of response memory.
     pub fn connect(&self, address: IpAddr, memory_bytes: u64) -> Arc<Connection> {
         let caller = self.caller(CallerKey::of(address));
-        let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
         Arc::new(Connection {
-            account: caller.engine.connection(id, memory_bytes),
-            requests: caller.requests.connection(u64::MAX),
-            request_memory: caller.request_memory.connection(u64::MAX),
-            objects: caller.objects.connection(u64::MAX),
+            shares: self.shares(&caller, memory_bytes),
             caller,
+            address: CallerKey::of(address),
+            memory_bytes,
+            is_from_this_host: address.to_canonical().is_loopback(),
+            certificate_names: OnceLock::new(),
+            grant: None,
+            latest: Mutex::default(),
         })
     }
 
@@ -132,78 +152,215 @@ impl Callers {
     }
 
     fn caller(&self, key: CallerKey) -> Arc<Caller> {
-        let inner = &*self.inner;
-        let mut known = inner.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.inner.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(caller) = known.get(&key).and_then(Weak::upgrade) {
             return caller;
         }
-        let id = inner.next_id.fetch_add(1, Ordering::Relaxed);
-        let caller = Arc::new(Caller {
+        let caller = self.new_caller(Some(key));
+        known.insert(key, Arc::downgrade(&caller));
+        caller
+    }
+
+    fn shares(&self, caller: &Caller, memory_bytes: u64) -> Shares {
+        Shares {
+            account: caller.engine.connection(self.next_id(), memory_bytes),
+            requests: caller.requests.connection(u64::MAX),
+            request_memory: caller.request_memory.connection(u64::MAX),
+            objects: caller.objects.connection(u64::MAX),
+        }
+    }
+
+    fn next_id(&self) -> u64 {
+        self.inner.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn new_caller(&self, key: Option<CallerKey>) -> Arc<Caller> {
+        let inner = &*self.inner;
+        Arc::new(Caller {
             key,
-            engine: inner.engine.caller_account(id),
+            engine: inner.engine.caller_account(self.next_id()),
             requests: inner.requests.caller(),
             request_memory: inner.request_memory.caller(),
             objects: inner.objects.caller(),
             callers: Arc::downgrade(&self.inner),
-        });
-        known.insert(key, Arc::downgrade(&caller));
-        caller
+        })
     }
 }
 
 impl Drop for Caller {
     fn drop(&mut self) {
-        let Some(callers) = self.callers.upgrade() else {
+        let (Some(key), Some(callers)) = (self.key, self.callers.upgrade()) else {
             return;
         };
         let mut known = callers.known.lock().unwrap_or_else(PoisonError::into_inner);
         // The caller may have connected again.
-        if known
-            .get(&self.key)
-            .is_some_and(|caller| caller.strong_count() == 0)
-        {
-            known.remove(&self.key);
+        if known.get(&key).is_some_and(|caller| caller.strong_count() == 0) {
+            known.remove(&key);
         }
     }
 }
 
 impl Caller {
-    /// Its key.
-    pub fn key(&self) -> CallerKey {
-        self.key
+    /// Bounds what it may hold, at once.
+    pub(crate) fn set_limits(&self, limits: PrincipalLimits) {
+        self.requests.set_most(limits.requests);
+        self.engine.memory().set_most(limits.memory_bytes);
+    }
+
+    /// Its requests in flight.
+    pub(crate) fn requests_in_flight(&self) -> u64 {
+        self.requests.held()
+    }
+
+    /// Response memory that it holds.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.engine.memory().held()
     }
 }
 
 impl Connection {
-    /// Its caller.
-    pub fn caller(&self) -> &Arc<Caller> {
-        &self.caller
+    /// Where it comes from.
+    pub fn address(&self) -> CallerKey {
+        self.address
     }
 
     /// Its account with the engine.
     pub fn account(&self) -> &Arc<Account> {
-        &self.account
+        &self.shares.account
     }
 
     /// Its requests in flight.
     pub fn requests(&self) -> &Arc<Share> {
-        &self.requests
+        &self.shares.requests
     }
 
     /// Bytes of its unfinished and decoded requests.
     pub fn request_memory(&self) -> &Arc<Share> {
-        &self.request_memory
+        &self.shares.request_memory
     }
 
     /// Objects that its requests hold open.
     pub fn objects(&self) -> &Arc<Share> {
-        &self.objects
+        &self.shares.objects
+    }
+
+    /// Whether its client is on this host.
+    pub(crate) fn is_from_this_host(&self) -> bool {
+        self.is_from_this_host
+    }
+
+    /// Names that its client is known by, from a verified certificate.
+    pub(crate) fn certificate_names(&self) -> &[String] {
+        self.certificate_names.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Sets those names, once.
+    pub(crate) fn identify(&self, names: Vec<String>) {
+        let _only_once = self.certificate_names.set(names);
+    }
+
+    /// This connection for requests with this grant, which closes it when it is revoked. `None`: it is revoked.
+    pub(crate) fn granted<C: Revoke + 'static>(
+        &self,
+        grant: &Arc<Grant>,
+        closing: &Arc<C>,
+    ) -> Option<Arc<Self>> {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(latest) = &*latest
+            && latest.grant.as_ref().is_some_and(|in_use| in_use.is_of(grant))
+        {
+            return Some(Arc::clone(latest));
+        }
+        // There until the daemon ends. Not held, since what is held here may be dropped by the engine's threads.
+        let callers = Callers {
+            inner: self.caller.callers.upgrade()?,
+        };
+        let in_use = GrantInUse::new(grant, closing)?;
+        let caller = grant.principal.caller(|| callers.new_caller(None));
+        // What it holds by another credential of the same principal counts too.
+        let same = latest
+            .as_ref()
+            .filter(|latest| Arc::ptr_eq(&latest.caller, &caller));
+        let shares = same.map(|same| same.shares.clone());
+        let granted = Arc::new(Self {
+            shares: shares.unwrap_or_else(|| callers.shares(&caller, self.memory_bytes)),
+            caller,
+            address: self.address,
+            memory_bytes: self.memory_bytes,
+            is_from_this_host: self.is_from_this_host,
+            certificate_names: OnceLock::new(),
+            grant: Some(in_use),
+            latest: Mutex::default(),
+        });
+        *latest = Some(Arc::clone(&granted));
+        Some(granted)
+    }
+
+    /// Whether its requests may read a dataset of this name, whether there is one or not.
+    pub(crate) fn may_read(&self, dataset: &str) -> bool {
+        self.grant.as_ref().is_none_or(|grant| grant.may_read(dataset))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::Principal;
+    use crate::fetch::tests::without_datasets;
+    use ringfetch_engine::share::Refused;
+
+    /// What is revoked.
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl Revoke for Nothing {
+        fn revoke(&self) {}
+    }
+
+    #[test]
+    fn a_principal_is_one_caller_from_every_address_and_within_its_limits() {
+        // Scenario: a principal with two tokens and a limit of 3 requests and 64 KiB, on connections from two addresses, twice
+        // on one; another principal and an anonymous client on the same connections. Expectation: three requests and 64 KiB in
+        // all, whatever connection and token they come by; the others are not touched; a changed limit holds at once.
+        let fetcher = without_datasets(Limits::default());
+        let callers = fetcher.callers();
+        let connections = ["192.0.2.1", "192.0.2.1", "192.0.2.2"]
+            .map(|address| callers.connect(address.parse().unwrap(), 64 << 20));
+        let principal = Principal::new("greedy");
+        principal.set_limits(PrincipalLimits {
+            requests: 3,
+            memory_bytes: 64 << 10,
+        });
+        let grants = [Grant::for_tests(&principal, 1), Grant::for_tests(&principal, 2)];
+        let other = Grant::for_tests(&Principal::new("other"), 3);
+        let granted = |connection: &Arc<Connection>, grant: &Arc<Grant>| {
+            connection.granted(grant, &Arc::new(Nothing)).unwrap()
+        };
+        let take = |grant: &Arc<Grant>| -> Vec<_> {
+            let ask = |connection| granted(connection, grant).requests().charge(1).ok();
+            connections.iter().filter_map(ask).collect()
+        };
+        let mut held = take(&grants[0]);
+        held.extend(take(&grants[1]));
+        assert_eq!((held.len(), principal.held().0), (3, 3));
+        assert_eq!(take(&other).len(), 3);
+        assert!(connections.iter().all(|own| own.requests().charge(1).is_ok()));
+        let memory = |connection: usize, bytes| {
+            let connection = granted(&connections[connection], &grants[connection % 2]);
+            connection.account().memory().charge(bytes)
+        };
+        let most = memory(0, 64 << 10).unwrap();
+        assert_eq!(memory(2, 4096).unwrap_err(), Refused::Caller);
+        assert_eq!(principal.held().1, 64 << 10);
+        principal.set_limits(PrincipalLimits {
+            requests: 4,
+            memory_bytes: 128 << 10,
+        });
+        assert!(memory(2, 4096).is_ok());
+        assert_eq!(take(&grants[0]).len(), 1);
+        drop((held, most));
+        assert_eq!(principal.held(), (0, 0));
+    }
 
     #[test]
     fn addresses_of_one_host_are_one_caller() {

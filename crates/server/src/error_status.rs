@@ -133,6 +133,7 @@ fn of_unreadable(errno: i32) -> ErrorStatus {
 pub fn of_fetch(error: &FetchError) -> ErrorStatus {
     let (grpc, http, slug) = match error {
         FetchError::DatasetNotFound { .. } => (Code::NotFound, Http::NOT_FOUND, "dataset-not-found"),
+        FetchError::Forbidden { .. } => (Code::PermissionDenied, Http::FORBIDDEN, "forbidden"),
         // 400, as google.rpc maps FAILED_PRECONDITION.
         FetchError::WrongKind { .. } => (Code::FailedPrecondition, Http::BAD_REQUEST, "wrong-kind"),
         FetchError::EmptyBatch { .. } => (Code::InvalidArgument, Http::BAD_REQUEST, "empty-batch"),
@@ -159,7 +160,9 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
 /// The request field an error is about, if it is about one.
 pub fn field_of(error: &FetchError) -> Option<&str> {
     match error {
-        FetchError::DatasetNotFound { .. } | FetchError::WrongKind { .. } => Some("dataset"),
+        FetchError::DatasetNotFound { .. } | FetchError::Forbidden { .. } | FetchError::WrongKind { .. } => {
+            Some("dataset")
+        }
         FetchError::EmptyBatch { field }
         | FetchError::ListsDiffer { field, .. }
         | FetchError::TooManyItems { field, .. } => Some(field),
@@ -194,7 +197,7 @@ pub fn message_of(error: &impl std::fmt::Display) -> String {
 pub fn to_status(error: &FetchError, items_field: &str) -> tonic::Status {
     let answer = of_fetch(error);
     let message = message_of(error);
-    let reason = answer.slug.replace('-', "_").to_ascii_uppercase();
+    let reason = reason_of(answer.slug);
     let mut metadata = HashMap::new();
     if let FetchError::Read(ReadError::VersionMismatch { etag }) = error {
         metadata.insert("etag".to_owned(), etag.clone());
@@ -206,6 +209,17 @@ pub fn to_status(error: &FetchError, items_field: &str) -> tonic::Status {
         details.add_bad_request_violation(field_of(error).unwrap_or(items_field), message.clone());
     }
     tonic::Status::with_error_details(answer.grpc, message, details)
+}
+
+/// The status of a call that is refused before its request is read.
+pub(crate) fn refused_call(code: Code, slug: &str, message: &str) -> tonic::Status {
+    let details = ErrorDetails::with_error_info(reason_of(slug), ERROR_DOMAIN, HashMap::new());
+    tonic::Status::with_error_details(code, message, details)
+}
+
+/// The reason of `ErrorInfo`: the slug in capitals.
+fn reason_of(slug: &str) -> String {
+    slug.replace('-', "_").to_ascii_uppercase()
 }
 
 /// A status as the message that its details hold.

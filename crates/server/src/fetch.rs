@@ -1,11 +1,11 @@
 //! Reads for every transport. A request is checked whole before anything is queued (ADR 0014).
 //!
 //! All checks that may refuse a request are here, in this order: the size of the request and the memory for it
-//! (`request_memory`, while it arrives), draining, the dataset, its kind, the lists, the number of items, the requests in
-//! flight, the deadline, the bytes of the response, the queue and the memory (the engine). A request counts as in flight
-//! before its objects are opened, so that a refused request costs no system call, and until its response is ready (the
-//! memory budget bounds what is written after that). Datasets and limits are one value, replaced atomically by a reload; a
-//! request keeps the dataset it found.
+//! (`request_memory`, while it arrives), draining, the right to the dataset, the dataset, its kind, the lists, the number
+//! of items, the requests in flight, the deadline, the bytes of the response, the queue and the memory (the engine). A
+//! request counts as in flight before its objects are opened, so that a refused request costs no system call, and until its
+//! response is ready (the memory budget bounds what is written after that). Datasets and limits are one value, replaced
+//! atomically by a reload; a request keeps the dataset it found.
 //!
 //! `error_status` maps errors to codes. Nothing queues here: a request over a limit is refused at once.
 
@@ -41,8 +41,9 @@ use self::backends::Backends;
 use self::handle::check_version;
 use self::rejection::RejectionCounters;
 use self::request::{check, too_large};
-use crate::caller::Callers;
+use crate::caller::{Callers, Connection};
 use crate::config::Limits;
+use crate::record;
 use arc_swap::ArcSwap;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
@@ -166,16 +167,32 @@ impl Fetcher {
         self.inner.serving.load().datasets.values().cloned().collect()
     }
 
-    /// One dataset.
+    /// One dataset, for the daemon itself and for operators.
     ///
     /// # Errors
     /// `DatasetNotFound`.
     pub fn dataset(&self, name: &str) -> Result<Arc<Dataset>, FetchError> {
+        self.dataset_for(name, None)
+    }
+
+    /// One dataset, for requests on this connection.
+    ///
+    /// # Errors
+    /// `Forbidden`, whether the dataset exists or not, or `DatasetNotFound`, which names those that may be read.
+    fn dataset_for(&self, name: &str, reader: Option<&Arc<Connection>>) -> Result<Arc<Dataset>, FetchError> {
+        record::note(|facts| facts.set_dataset(name));
+        let shown = || name.chars().take(NAME_CHARS_MAX).collect();
+        if !may_read(reader, name) {
+            return Err(FetchError::Forbidden { name: shown() });
+        }
         let serving = self.inner.serving.load();
         let found = serving.datasets.get(name).cloned();
-        found.ok_or_else(|| FetchError::DatasetNotFound {
-            name: name.chars().take(NAME_CHARS_MAX).collect(),
-            known: known(&serving.datasets),
+        found.ok_or_else(|| {
+            let names = serving.datasets.keys().map(String::as_str);
+            FetchError::DatasetNotFound {
+                name: shown(),
+                known: known(names.filter(|name| may_read(reader, name))),
+            }
         })
     }
 
@@ -195,25 +212,35 @@ impl Fetcher {
         items: &Items<'_>,
         context: &RequestContext,
     ) -> Result<(DatasetHandle, FetchResponse), FetchError> {
-        let opened = self.open(dataset, items.required_kind())?;
+        let opened = self.open(dataset, items.required_kind(), context.connection.as_ref())?;
         opened.check_version(if_match)?;
         let fetched = self.fetch_of(&opened, items, context).await?;
         Ok((opened, fetched))
     }
 
-    /// A dataset for a request that wants it to be of some kind.
+    /// A dataset for a request on this connection that wants it to be of some kind.
     ///
     /// # Errors
-    /// `Draining`, `DatasetNotFound`, `WrongKind`.
-    pub fn open(&self, name: &str, wanted: RequiredKind) -> Result<DatasetHandle, FetchError> {
-        self.count_rejection(self.find(name, wanted))
+    /// `Draining`, `Forbidden`, `DatasetNotFound`, `WrongKind`.
+    pub fn open(
+        &self,
+        name: &str,
+        wanted: RequiredKind,
+        reader: Option<&Arc<Connection>>,
+    ) -> Result<DatasetHandle, FetchError> {
+        self.count_rejection(self.find(name, wanted, reader))
     }
 
-    fn find(&self, name: &str, wanted: RequiredKind) -> Result<DatasetHandle, FetchError> {
+    fn find(
+        &self,
+        name: &str,
+        wanted: RequiredKind,
+        reader: Option<&Arc<Connection>>,
+    ) -> Result<DatasetHandle, FetchError> {
         if self.is_draining() {
             return Err(ReadError::Draining.into());
         }
-        let dataset = self.dataset(name)?;
+        let dataset = self.dataset_for(name, reader)?;
         wanted.check(dataset.name(), dataset.kind())?;
         Ok(DatasetHandle(dataset))
     }
@@ -285,6 +312,7 @@ impl Fetcher {
         items: &Items<'_>,
         context: &RequestContext,
     ) -> Result<FetchResponse, FetchError> {
+        record::note(|facts| facts.add_items(items.len()));
         let result = if self.is_draining() {
             Err(ReadError::Draining.into())
         } else {
@@ -380,10 +408,9 @@ impl Fetcher {
         if let Items::Objects { names, .. } = items {
             forget_truncated(dataset, names, &result);
         }
-        Ok(FetchResponse {
-            fetched: result?,
-            etags,
-        })
+        let fetched = result?;
+        record::note(|facts| facts.add_read(&fetched));
+        Ok(FetchResponse { fetched, etags })
     }
 }
 
@@ -529,21 +556,19 @@ fn forget_truncated(dataset: &Dataset, names: &[String], result: &Result<Fetched
     }
 }
 
-/// Names of the datasets for an error's message: a few, and how many more there are.
-fn known<V>(datasets: &BTreeMap<String, V>) -> String {
-    if datasets.is_empty() {
-        return "none".to_owned();
+/// Whether requests on this connection may read a dataset of this name. The daemon's own have none.
+fn may_read(reader: Option<&Arc<Connection>>, dataset: &str) -> bool {
+    reader.is_none_or(|reader| reader.may_read(dataset))
+}
+
+/// Names of datasets for an error's message: a few, and how many more there are.
+fn known<'a>(mut names: impl Iterator<Item = &'a str>) -> String {
+    let first: Vec<&str> = names.by_ref().take(KNOWN_NAMES_MAX).collect();
+    match (first.join(", "), names.count()) {
+        (first, _) if first.is_empty() => "none".to_owned(),
+        (first, 0) => first,
+        (first, more) => format!("{first} and {more} more"),
     }
-    let mut names = datasets
-        .keys()
-        .take(KNOWN_NAMES_MAX)
-        .map(String::as_str)
-        .collect::<Vec<_>>()
-        .join(", ");
-    if datasets.len() > KNOWN_NAMES_MAX {
-        names.push_str(&format!(" and {} more", datasets.len() - KNOWN_NAMES_MAX));
-    }
-    names
 }
 
 #[cfg(test)]
@@ -627,12 +652,12 @@ pub(crate) mod tests {
     #[test]
     fn an_error_names_some_datasets_and_counts_the_rest() {
         // Twenty datasets: sixteen are named, four are counted; without any it says so.
-        let datasets: BTreeMap<String, ()> = (0..20).map(|number| (format!("d{number:02}"), ())).collect();
-        let known_names = known(&datasets);
+        let names: Vec<String> = (0..20).map(|number| format!("d{number:02}")).collect();
+        let known_names = known(names.iter().map(String::as_str));
         assert!(
             known_names.starts_with("d00, d01, ") && known_names.ends_with("d15 and 4 more"),
             "{known_names}"
         );
-        assert_eq!(known::<()>(&BTreeMap::new()), "none");
+        assert_eq!(known(std::iter::empty()), "none");
     }
 }

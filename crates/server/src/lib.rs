@@ -1,6 +1,8 @@
 //! The daemon's parts; `main` composes them.
 #![forbid(unsafe_code)]
 
+pub mod access;
+pub mod access_log;
 pub mod admin;
 pub mod caller;
 pub mod catalogue;
@@ -11,11 +13,15 @@ pub mod error_status;
 pub mod fetch;
 pub mod grpc;
 pub mod http;
+pub mod key_file;
 pub mod lifecycle;
 pub mod listener;
 mod log_output;
 pub mod reconfigure;
+pub mod record;
 pub mod rpc_metrics;
 pub mod sd_notify;
+pub mod spans;
 pub mod telemetry;
 pub mod tls;
+mod trace_context;

@@ -35,8 +35,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::access::Access;
 use crate::caller::{CallerKey, Callers};
 use crate::lifecycle::{Lifecycle, State};
+use crate::record::Recorder;
 use crate::tls::Tls;
 
 use close::{CloseCounters, CloseReason};
@@ -136,8 +138,12 @@ pub struct Port {
     pub hosts: Option<AllowedHosts>,
     /// TLS, unless it is plain text.
     pub tls: Option<Tls>,
+    /// Who may do what; `None`: clients are not told apart.
+    pub access: Option<Access>,
     /// Its purpose.
     pub role: Role,
+    /// Records its requests.
+    pub recorder: Option<Recorder>,
 }
 
 /// The purpose of a port, which decides when it closes.
@@ -238,13 +244,18 @@ impl Listener {
             fast_path,
             hosts,
             tls,
+            access,
             role,
+            recorder,
         } = port;
         let address = bound.address();
         let tcp = bound.listen()?;
         let connections = connection_limits.add_port();
         tokio::spawn(announce_state(Arc::clone(&connections), lifecycle.clone()));
         tracing::info!(transport, %address, tls = tls.is_some(), "listening");
+        if access.is_some() && tls.is_none() && !address.ip().to_canonical().is_loopback() {
+            tracing::warn!(transport, "tokens reach this port in plain text");
+        }
         Ok(Self {
             tcp,
             server: Arc::new(PortServer {
@@ -254,11 +265,13 @@ impl Listener {
                     fast_path,
                     hosts,
                     role,
+                    access,
                     refusals: RefusalCounters::new(&cores.refused, transport),
                 },
                 http2_only,
                 connection_limits: connection_limits.clone(),
                 close_counters: CloseCounters::new(&cores.closed, transport),
+                recorder,
             }),
             cores: Arc::clone(cores),
             lifecycle: lifecycle.clone(),
@@ -352,7 +365,8 @@ impl Listener {
         let (connection_limits, close_counters) =
             (&self.server.connection_limits, &self.server.close_counters);
         // A drain does not wait for operators' connections.
-        let progress = Arc::new(Progress::new(is_late || matches!(self.role, Role::Control)));
+        let is_late = is_late || matches!(self.role, Role::Control);
+        let progress = Arc::new(Progress::new(is_late).with_peer(peer));
         let caller = CallerKey::of(peer);
         let permit = match self
             .connections

@@ -22,6 +22,8 @@ use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, StartError};
 use ringfetch_host::block::Device;
+use ringfetch_server::access::Access;
+use ringfetch_server::access_log::{AccessLog, FlushGuard};
 use ringfetch_server::catalogue::{Catalogue, OpenErrors};
 use ringfetch_server::config::{self, Base, Config, Inputs};
 use ringfetch_server::fetch::Fetcher;
@@ -30,8 +32,10 @@ use ringfetch_server::listener::{
     self, Addresses, AllowedHosts, BoundSocket, ConnectionLimits, CorePool, Listener, Port, Role,
 };
 use ringfetch_server::reconfigure::{self, Reconfigurer};
+use ringfetch_server::record::Recorder;
 use ringfetch_server::rpc_metrics::RpcMetrics;
 use ringfetch_server::sd_notify::Notifier;
+use ringfetch_server::spans::Spans;
 use ringfetch_server::telemetry::Telemetry;
 use ringfetch_server::tls::Tls;
 use ringfetch_server::{admin, demo, grpc, http};
@@ -104,6 +108,7 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
         .collect();
     let opened = if open {
         load_tls(&config)?;
+        load_access(&config)?;
         Catalogue::open(&config.datasets).map_err(config_error)?;
         ", and they open"
     } else {
@@ -140,6 +145,20 @@ fn check_health(inputs: &Inputs, flag: Option<SocketAddr>) -> anyhow::Result<()>
 fn load_tls(config: &Config) -> Result<Option<Tls>, ConfigError> {
     let loaded = config.tls.as_ref().map(Tls::load).transpose();
     loaded.map_err(|error| ConfigError(error.to_string()))
+}
+
+fn open_access_log(
+    config: &Config,
+    registry: &prometheus::Registry,
+) -> Result<Option<(AccessLog, FlushGuard)>, ConfigError> {
+    let start = |config| AccessLog::start(config, registry);
+    let started = config.access_log.as_ref().map(start).transpose();
+    started.map_err(|error| ConfigError(error.to_string()))
+}
+
+fn load_access(config: &Config) -> Result<Option<Access>, ConfigError> {
+    let has_client_ca = config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    Access::load(&config.access, has_client_ca).map_err(|error| ConfigError(error.to_string()))
 }
 
 fn config_error(errors: OpenErrors) -> ConfigError {
@@ -187,6 +206,9 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         ReloadSignals::install().context("catching SIGHUP")?
     };
     let tls = load_tls(config)?;
+    // The guard lives to the end, so that the last lines are written.
+    let (access_log, _flushed) = open_access_log(config, telemetry.registry())?.unzip();
+    let access = load_access(config)?;
     // Ports before anything slow, so that a port in use is reported at once; but a file that cannot be opened is a mistake
     // in the configuration, which is reported before any port is bound.
     let open = || Catalogue::open(&config.datasets).map_err(config_error);
@@ -227,6 +249,8 @@ fn run(inputs: &Inputs, addresses_file: Option<&Path>) -> anyhow::Result<()> {
         telemetry,
         ports,
         tls,
+        access_log,
+        access,
         reload_signals,
         addresses_file,
     };
@@ -245,6 +269,8 @@ struct StartupParts<'a> {
     telemetry: Telemetry,
     ports: Ports,
     tls: Option<Tls>,
+    access_log: Option<AccessLog>,
+    access: Option<Access>,
     reload_signals: ReloadSignals,
     addresses_file: Option<&'a Path>,
 }
@@ -258,6 +284,8 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         telemetry,
         ports,
         tls,
+        access_log,
+        access,
         reload_signals,
         addresses_file,
     } = start;
@@ -271,6 +299,12 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
     if let Some(tls) = &tls {
         tls.register_metrics(registry)?;
         tokio::spawn(tls.clone().watch());
+    }
+    let start_spans = |config| Spans::start(config, registry);
+    let spans = loaded.config.tracing.as_ref().map(start_spans).transpose()?;
+    if let Some(access) = &access {
+        access.register_metrics(registry)?;
+        tokio::spawn(access.clone().watch());
     }
     let tls_config = loaded.config.tls.clone();
     let tls_of = |port| {
@@ -288,7 +322,10 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         telemetry: telemetry.clone(),
         connection_limits: connection_limits.clone(),
         tls: tls.clone(),
+        access_log: access_log.clone(),
+        access: access.clone(),
     })?;
+    let recorder = Recorder::new(access_log, spans.clone());
     let rpc = RpcMetrics::new(registry)?;
     let grpc = grpc::service(fetcher.clone(), lifecycle.clone(), rpc.clone());
     let http = http::service(fetcher.clone(), lifecycle.clone(), rpc.clone(), registry.clone());
@@ -313,13 +350,17 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
             // Browsers speak HTTP/2 only with TLS, whose certificate has to name the host.
             hosts: None,
             tls: tls_of("grpc"),
+            access: access.clone(),
             role: Role::Data,
+            recorder: recorder.clone(),
         },
         Port {
             transport: "http",
             hosts: hosts(&ports.http),
             tls: tls_of("http"),
+            access: access.clone(),
             role: Role::DataAndProbes(http::is_operation),
+            recorder: recorder.clone(),
             bound: ports.http,
             http2_only: false,
             router: http,
@@ -330,7 +371,9 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
         transport: "admin",
         hosts: hosts(&bound),
         tls: tls_of("admin"),
+        access,
         role: Role::Control,
+        recorder,
         bound,
         http2_only: true,
         router: admin,
@@ -373,6 +416,10 @@ async fn serve(start: StartupParts<'_>) -> anyhow::Result<()> {
     if let Some(notifier) = notifier {
         // Sends STOPPING before the process exits, however short the drain was.
         let _ended = notifier.await;
+    }
+    if let Some(spans) = spans {
+        // The connection to the collector is this runtime's.
+        let _flushed = tokio::task::spawn_blocking(move || spans.flush()).await;
     }
     if let Some(reason) = lifecycle.failure() {
         anyhow::bail!("{reason}");

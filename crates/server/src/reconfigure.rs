@@ -10,6 +10,8 @@ mod reload;
 mod retire;
 mod switches;
 
+use crate::access::Access;
+use crate::access_log::AccessLog;
 use crate::catalogue::Catalogue;
 use crate::config::{Config, Inputs, Loaded, Setting};
 use crate::fetch::{FetchError, Fetcher};
@@ -53,6 +55,10 @@ pub struct ReconfigurerParts {
     pub connection_limits: ConnectionLimits,
     /// TLS, if a port has it.
     pub tls: Option<Tls>,
+    /// The access log, if there is one.
+    pub access_log: Option<AccessLog>,
+    /// The principals, if there are any.
+    pub access: Option<Access>,
 }
 
 /// Changes a daemon while it serves. Clones share it.
@@ -72,6 +78,8 @@ struct Inner {
     telemetry: Telemetry,
     connection_limits: ConnectionLimits,
     tls: Option<Tls>,
+    access_log: Option<AccessLog>,
+    access: Option<Access>,
     metrics: Metrics,
     /// Locked during a change.
     active: Mutex<ActiveConfig>,
@@ -136,6 +144,8 @@ impl Reconfigurer {
             telemetry,
             connection_limits,
             tls,
+            access_log,
+            access,
         } = parts;
         let metrics = Metrics::new(telemetry.registry())?;
         let retired = Arc::new(RetiredDatasets::default());
@@ -153,6 +163,8 @@ impl Reconfigurer {
             telemetry,
             connection_limits,
             tls,
+            access_log,
+            access,
             metrics,
             active: Mutex::new(active),
             last: Mutex::new(None),

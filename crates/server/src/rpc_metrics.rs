@@ -6,6 +6,7 @@
 //!
 //! A FetchStream counts as one call; its reads are in the engine's metrics. There are no series for what never happened.
 
+use crate::record;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use std::collections::HashMap;
@@ -138,17 +139,28 @@ const GRPC_CODES: [&str; 17] = [
 ];
 
 /// `code` labels of HTTP; the last is for all others.
-const HTTP_CODES: [&str; 27] = [
-    "200", "204", "206", "301", "304", "308", "400", "403", "404", "405", "406", "408", "411", "412", "413",
-    "414", "415", "416", "421", "429", "431", "499", "500", "501", "503", "504", "other",
+const HTTP_CODES: [&str; 28] = [
+    "200", "204", "206", "301", "304", "308", "400", "401", "403", "404", "405", "406", "408", "411", "412",
+    "413", "414", "415", "416", "421", "429", "431", "499", "500", "501", "503", "504", "other",
 ];
 
 /// Index of 499 in `HTTP_CODES`.
-const HTTP_CLIENT_LEFT: usize = 21;
+const HTTP_CLIENT_LEFT: usize = 22;
 
 /// The code's name in the `code` label: `OK`, `NOT_FOUND`, ...
 pub fn grpc_code_name(code: tonic::Code) -> &'static str {
     GRPC_CODES[grpc_code_index(code)]
+}
+
+/// The method at this path, as metrics name it, if its name is the path's last part.
+pub(crate) fn grpc_method_of(path: &str) -> Option<&'static str> {
+    let (_, name) = path.rsplit_once('/')?;
+    GrpcMethod::LABELS.iter().copied().find(|label| *label == name)
+}
+
+/// The status in the `code` label: `200`, ...
+pub(crate) fn http_code_name(status: ::http::StatusCode) -> &'static str {
+    HTTP_CODES[http_code_index(status)]
 }
 
 fn grpc_code_index(code: tonic::Code) -> usize {
@@ -186,7 +198,7 @@ const GRPC: usize = 0;
 const HTTP: usize = 1;
 const TRANSPORTS: [&str; 2] = ["grpc", "http"];
 const METHODS_MAX: usize = 20;
-const CODES_MAX: usize = 27;
+const CODES_MAX: usize = 28;
 
 /// Number of slots. More threads share them, which is only slower.
 const SLOTS: usize = 32;
@@ -234,9 +246,17 @@ pub trait Method: Copy {
     const TRANSPORT: usize;
     /// The code, by its number, of a request that its client gave up.
     const ABANDONED: usize;
+    /// `method` labels, by number.
+    const METHOD_LABELS: &[&'static str];
+    /// `code` labels, by number.
+    const CODE_LABELS: &[&'static str];
 
     /// Its number.
     fn index(self) -> usize;
+    /// Its `method` label.
+    fn name(self) -> &'static str {
+        Self::METHOD_LABELS[self.index()]
+    }
     /// The number of a code.
     fn code_index(code: Self::Code) -> usize;
 }
@@ -245,6 +265,8 @@ impl Method for GrpcMethod {
     type Code = tonic::Code;
     const TRANSPORT: usize = GRPC;
     const ABANDONED: usize = tonic::Code::Cancelled as usize;
+    const METHOD_LABELS: &[&'static str] = Self::LABELS;
+    const CODE_LABELS: &[&'static str] = &GRPC_CODES;
 
     fn index(self) -> usize {
         self as usize
@@ -259,6 +281,8 @@ impl Method for HttpOperation {
     const TRANSPORT: usize = HTTP;
     /// As in nginx's log.
     const ABANDONED: usize = HTTP_CLIENT_LEFT;
+    const METHOD_LABELS: &[&'static str] = Self::LABELS;
+    const CODE_LABELS: &[&'static str] = &HTTP_CODES;
 
     fn index(self) -> usize {
         self as usize
@@ -382,6 +406,7 @@ impl Drop for CallTimer {
 impl<'a, M: Method> MethodMetrics<'a, M> {
     /// A request that began at `started`.
     pub fn begin(self, started: Instant) -> RequestTimer<'a, M> {
+        record::note(|facts| facts.method = self.method.name());
         RequestTimer {
             metrics: self,
             started,
@@ -395,6 +420,10 @@ impl<'a, M: Method> MethodMetrics<'a, M> {
     }
 
     fn observe_index(self, code: usize, elapsed: Duration) {
+        record::note(|facts| {
+            facts.method = self.method.name();
+            facts.code = Some(M::CODE_LABELS[code]);
+        });
         self.inner
             .observe(M::TRANSPORT, self.method.index(), code, elapsed);
     }

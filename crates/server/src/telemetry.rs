@@ -1,7 +1,7 @@
 //! Logs and the metrics registry.
 //!
 //! The log filter can be replaced at run time. The engine and the transports register their own metrics; the process's are
-//! here. There is no global registry, and no tracing export.
+//! here. There is no global registry.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Mutex, PoisonError};

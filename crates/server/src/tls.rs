@@ -5,16 +5,13 @@
 //! not resumed: there is nothing to store, and no ticket outlives the certificate that it came from.
 
 use crate::config::{ClientCertificates, TlsConfig, TlsVersion};
+use crate::key_file::{FileError, KeyFile, LastProblem, watch};
 use arc_swap::ArcSwap;
 use prometheus::{Gauge, IntCounter, IntCounterVec, Opts, Registry};
 use ring::digest::{Context, SHA256};
-use rustix::fs::{Mode, OFlags};
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::{IpAddr, TcpStream};
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{
@@ -28,74 +25,16 @@ use tokio_rustls::rustls::{
     self, ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, ServerConfig,
     SignatureScheme, StreamOwned, SupportedProtocolVersion, version,
 };
+use x509_parser::extensions::GeneralName;
 use x509_parser::parse_x509_certificate;
 use x509_parser::time::ASN1Time;
 
-/// How often the files are read again.
-pub const REREAD: Duration = Duration::from_secs(5);
-/// A certificate chain has a few KiB; this also bounds what is read by mistake.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Most names of a client's certificate that are looked at.
+const CLIENT_NAMES_MAX: usize = 64;
+/// Marks a common name.
+const COMMON_NAME: &str = "CN=";
 
-/// A file that cannot be used. Never contains any of its bytes.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {path}: {problem}; {remedy}")]
-pub struct FileError {
-    /// The configuration key that names the file.
-    pub key: &'static str,
-    /// The file.
-    pub path: String,
-    /// What is wrong.
-    pub problem: String,
-    /// How to fix it.
-    pub remedy: &'static str,
-}
-
-/// A file and its bytes.
-#[derive(Debug)]
-pub(crate) struct KeyFile<'a> {
-    key: &'static str,
-    path: &'a Path,
-    pub(crate) bytes: Vec<u8>,
-}
-
-impl<'a> KeyFile<'a> {
-    pub(crate) fn read(key: &'static str, path: &'a Path) -> Result<Self, FileError> {
-        let mut file = Self {
-            key,
-            path,
-            bytes: Vec::new(),
-        };
-        let read = open(path).and_then(|open| match open {
-            None => Ok(None),
-            Some(open) => open
-                .take(FILE_BYTES_MAX + 1)
-                .read_to_end(&mut file.bytes)
-                .map(Some),
-        });
-        match read {
-            Err(error) => Err(file.error(
-                format!("cannot be read: {error}"),
-                "name a file that the daemon may read",
-            )),
-            Ok(None) => Err(file.error("is no regular file", "name a file")),
-            Ok(Some(0)) => Err(file.error("is empty", "write it anew, by rename if the daemon runs")),
-            Ok(Some(_)) if file.bytes.len() as u64 > FILE_BYTES_MAX => Err(file.error(
-                format!("has more than {FILE_BYTES_MAX} bytes"),
-                "name another file",
-            )),
-            Ok(Some(_)) => Ok(file),
-        }
-    }
-
-    pub(crate) fn error(&self, problem: impl Into<String>, remedy: &'static str) -> FileError {
-        FileError {
-            key: self.key,
-            path: self.path.display().to_string(),
-            problem: problem.into(),
-            remedy,
-        }
-    }
-
+impl KeyFile<'_> {
     /// The certificates, each valid now and there once.
     fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, FileError> {
         const REMEDY: &str = "use PEM, with lines BEGIN CERTIFICATE";
@@ -139,13 +78,6 @@ impl<'a> KeyFile<'a> {
             (None, _) => Err(self.error("holds no private key", REMEDY)),
         }
     }
-}
-
-/// `None`: not a regular file. Does not wait for the writer of a FIFO.
-fn open(path: &Path) -> io::Result<Option<File>> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    Ok(file.metadata()?.is_file().then_some(file))
 }
 
 /// What handshakes use, for ports with HTTP/2 alone and for those with HTTP/1.1 too.
@@ -339,8 +271,7 @@ pub struct Tls {
 struct Inner {
     config: TlsConfig,
     active: ArcSwap<Active>,
-    /// The problem that was logged last, so that it is logged once.
-    problem: Mutex<Option<FileError>>,
+    problem: LastProblem,
     metrics: Metrics,
 }
 
@@ -399,7 +330,7 @@ impl Tls {
             inner: Arc::new(Inner {
                 config: config.clone(),
                 active: ArcSwap::from_pointee(active),
-                problem: Mutex::default(),
+                problem: LastProblem::default(),
                 metrics,
             }),
         })
@@ -469,57 +400,68 @@ impl Tls {
         tracing::info!(%certificate, expires, "TLS certificate, key and authorities replaced");
     }
 
-    /// Reads the files again every [`REREAD`].
+    /// Reads the files again and again.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect on what is in force.
     pub async fn watch(self) {
-        let mut ticks = tokio::time::interval(REREAD);
-        loop {
-            ticks.tick().await;
-            let tls = self.clone();
-            // A panic there is a defect; the files in force stay.
-            let _panicked = tokio::task::spawn_blocking(move || tls.renew()).await;
-        }
+        watch(move || self.renew()).await;
     }
 
     fn renew(&self) {
-        let read = self.read();
-        let mut last = self.inner.problem.lock().unwrap_or_else(PoisonError::into_inner);
-        match read {
-            Ok(renewed) => {
-                *last = None;
-                drop(last);
-                renewed.into_iter().for_each(|renewed| self.install(renewed));
-            }
-            Err(problem) => {
-                if last.as_ref() != Some(&problem) {
-                    tracing::error!(%problem, "TLS files cannot be used: the old ones stay in force");
-                    *last = Some(problem);
-                }
-            }
-        }
+        let renewed = self.inner.problem.check(self.read(), |problem| {
+            tracing::error!(%problem, "TLS files cannot be used: the old ones stay in force");
+        });
+        renewed.into_iter().for_each(|renewed| self.install(renewed));
     }
+}
+
+/// Names that a client's verified certificate is known by: its alternative names that are URIs or DNS names, then its common
+/// names after `CN=`, so that neither can be taken for the other.
+pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, parsed)) = parse_x509_certificate(certificate) else {
+        return Vec::new();
+    };
+    let alternatives = parsed.subject_alternative_name().ok().flatten();
+    let alternatives = alternatives.map_or(&[][..], |names| &names.value.general_names);
+    let alternatives = alternatives.iter().filter_map(|name| {
+        if let GeneralName::URI(name) | GeneralName::DNSName(name) = name {
+            (!name.starts_with(COMMON_NAME)).then(|| (*name).to_owned())
+        } else {
+            None
+        }
+    });
+    let common = parsed
+        .subject()
+        .iter_common_name()
+        .filter_map(|name| name.as_str().ok());
+    let common = common.map(|name| format!("{COMMON_NAME}{name}"));
+    alternatives.chain(common).take(CLIENT_NAMES_MAX).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{CWD, FileType, mknodat};
+    use rcgen::{CertificateParams, DnType, KeyPair, SanType};
 
     #[test]
-    fn what_is_no_regular_file_is_refused_at_once() {
-        // Scenario: a FIFO without a writer, a directory, a device without an end, and a file. Expectation: only the file is
-        // read; nothing waits.
-        let directory = tempfile::tempdir().unwrap();
-        let fifo = directory.path().join("fifo");
-        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        for path in [fifo.as_path(), directory.path(), Path::new("/dev/zero")] {
-            let error = KeyFile::read("tls.key", path).unwrap_err();
-            assert_eq!((error.key, &error.problem[..]), ("tls.key", "is no regular file"));
+    fn a_common_name_is_never_taken_for_an_alternative_name() {
+        // Scenario: a certificate with names of each type, one of which looks like a common name; and bytes that are none.
+        // Expectation: URIs and DNS names, then the common name, marked; nothing.
+        let mut params = CertificateParams::new(["a.example".to_owned(), "192.0.2.1".to_owned()]).unwrap();
+        for uri in ["spiffe://b", "CN=root"] {
+            params
+                .subject_alt_names
+                .push(SanType::URI(uri.try_into().unwrap()));
         }
-        let file = directory.path().join("file");
-        std::fs::write(&file, "text").unwrap();
-        assert_eq!(KeyFile::read("tls.key", &file).unwrap().bytes, b"text");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "spiffe://root");
+        let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        assert_eq!(
+            names_of(certificate.der()),
+            ["a.example", "spiffe://b", "CN=spiffe://root"]
+        );
+        assert!(names_of(&CertificateDer::from_slice(b"none")).is_empty());
     }
 }

@@ -88,7 +88,9 @@ async fn a_client_that_does_not_read_holds_two_windows() {
         fast_path: Some(fast_path),
         hosts: None,
         tls: None,
+        access: None,
         role: Role::Data,
+        recorder: None,
     };
     let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);
     let listener = Listener::open_port(port, &cores, &connection_limits, &lifecycle).unwrap();

@@ -2,9 +2,8 @@
 //! system calls, what it refused, and its CPU time, also where it runs on another machine. They count everybody's
 //! load, not only this run's.
 
-use super::transport::{RequestError, get_text};
+use super::transport::{Credentials, RequestError, get_text};
 use crate::quantity::approximate;
-use ringfetch_client::Tls;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,8 +29,12 @@ struct Sample {
 
 impl Page {
     /// Reads `/metrics` of the daemon.
-    pub(crate) async fn read(http: &str, tls: Option<&Tls>, timeout: Duration) -> Result<Self, RequestError> {
-        let text = get_text(http, tls, "/metrics", timeout).await?;
+    pub(super) async fn read(
+        http: &str,
+        credentials: &Credentials,
+        timeout: Duration,
+    ) -> Result<Self, RequestError> {
+        let text = get_text(http, credentials, "/metrics", timeout).await?;
         if text.len() > PAGE_BYTES_MAX {
             return Err(RequestError::protocol("the metrics page is too long"));
         }

@@ -38,7 +38,7 @@ use std::io::IsTerminal as _;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::time::Instant;
-use transport::Endpoints;
+use transport::{Credentials, Endpoints};
 use watch::Monitor;
 use workload::Workload;
 
@@ -55,7 +55,10 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
     let http_transport = args.transport == TransportArg::Http;
     let http = args.http.clone().unwrap_or_else(|| HTTP_DEFAULT.to_owned());
     let endpoints = Endpoints {
-        tls: global.tls.of_urls(&[&global.grpc, &http])?,
+        credentials: Credentials {
+            tls: global.tls.of_urls(&[&global.grpc, &http])?,
+            token: global.token()?,
+        },
         grpc: global.grpc.clone(),
         http,
         transport: args.transport,
@@ -66,7 +69,7 @@ pub(crate) async fn run(global: &Global, args: &Load) -> Result<(), Failure> {
         monitor: Monitor {
             server: args.server_pid.map(cpu::Process::new).transpose()?,
             http: (args.http.is_some() || http_transport).then(|| endpoints.http.clone()),
-            tls: endpoints.tls.clone(),
+            credentials: endpoints.credentials.clone(),
             timeout: global.timeout,
             interval: args.interval,
             series: args.csv.as_deref().map(series::Series::create).transpose()?,

@@ -7,11 +7,10 @@ use super::driver::LoadThreads;
 use super::recorder::Tally;
 use super::report::{BothSides, Measured};
 use super::series::Series;
-use super::transport::RequestError;
+use super::transport::{Credentials, RequestError};
 use crate::outcome::Failure;
 use crate::progress;
 use crate::quantity::{latency, rate};
-use ringfetch_client::Tls;
 use ringfetch_pace::{Pacer, per_second};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +22,7 @@ pub(super) struct Monitor {
     pub(super) server: Option<Process>,
     /// The daemon's HTTP address, if its counters are to be read.
     pub(super) http: Option<String>,
-    pub(super) tls: Option<Tls>,
+    pub(super) credentials: Credentials,
     pub(super) timeout: Duration,
     pub(super) interval: Duration,
     pub(super) series: Option<Series>,
@@ -37,7 +36,7 @@ impl Monitor {
             let hint = "--http names the daemon's HTTP address";
             Failure::Failed(format!("cannot read the counters of {http} ({message}); {hint}"))
         };
-        Page::read(http, self.tls.as_ref(), self.timeout)
+        Page::read(http, &self.credentials, self.timeout)
             .await
             .map(Some)
             .map_err(failed)

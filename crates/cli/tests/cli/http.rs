@@ -10,19 +10,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Serves until the process ends.
 pub(crate) fn start() -> SocketAddr {
+    start_for(None)
+}
+
+/// As [`start`], for clients with this `authorization`, in small letters, alone.
+pub(crate) fn start_for(authorization: Option<&'static str>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let reads = Arc::new(AtomicU64::new(0));
     std::thread::spawn(move || {
         for connection in listener.incoming() {
             let reads = Arc::clone(&reads);
-            std::thread::spawn(move || serve(connection.unwrap(), &reads));
+            std::thread::spawn(move || serve(connection.unwrap(), &reads, authorization));
         }
     });
     address
 }
 
-fn serve(connection: TcpStream, reads: &AtomicU64) {
+fn serve(connection: TcpStream, reads: &AtomicU64, authorization: Option<&str>) {
     connection.set_nodelay(true).unwrap();
     let mut out = connection.try_clone().unwrap();
     let mut lines = BufReader::new(connection);
@@ -32,6 +37,7 @@ fn serve(connection: TcpStream, reads: &AtomicU64) {
             return;
         }
         let (mut range, mut length) = (String::new(), 0);
+        let mut is_known = authorization.is_none();
         loop {
             let mut line = String::new();
             lines.read_line(&mut line).unwrap();
@@ -39,6 +45,7 @@ fn serve(connection: TcpStream, reads: &AtomicU64) {
             if line.is_empty() {
                 break;
             }
+            is_known = is_known || line.strip_prefix("authorization: ") == authorization;
             if let Some(value) = line.strip_prefix("content-length: ") {
                 length = value.parse().unwrap();
             }
@@ -49,7 +56,11 @@ fn serve(connection: TcpStream, reads: &AtomicU64) {
         let mut body = vec![0; length];
         lines.read_exact(&mut body).unwrap();
         let path = first.split_whitespace().nth(1).unwrap();
-        let (status, head, body) = answer(path, &range, &body, reads);
+        let (status, head, body) = if is_known {
+            answer(path, &range, &body, reads)
+        } else {
+            ("401 Unauthorized", String::new(), b"no token".to_vec())
+        };
         let length = body.len();
         write!(out, "HTTP/1.1 {status}\r\n{head}content-length: {length}\r\n\r\n").unwrap();
         out.write_all(&body).unwrap();

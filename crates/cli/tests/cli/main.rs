@@ -17,7 +17,7 @@ mod tls;
 use ringfetch_engine::dataset::Dtype;
 use ringfetch_pattern as pattern;
 use serde_json::{Value, json};
-use server::{Flaw, SEED, start};
+use server::{Flaw, SEED, start, start_for};
 use std::net::SocketAddr;
 use std::process::{Command, Output};
 
@@ -400,4 +400,48 @@ fn made_data_is_the_pattern_and_is_not_overwritten_by_mistake() {
         .collect();
     names.sort_unstable();
     assert_eq!(names, ["b.bin", "o", "v.fvecs"]);
+}
+
+#[test]
+fn a_token_is_sent_and_never_shown() {
+    // Scenario: a daemon for clients with a token; reads, load on each transport and administration with its file, without it,
+    // with another one, and with files that are empty, missing, or of two lines. Expectation: the first are served; no token is
+    // printed.
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let server = Some(start_for(Some("Bearer secret-7"), Flaw::NONE));
+    let http = http::start_for(Some("bearer secret-7"));
+    let good = file("good", "secret-7\n");
+    let bad = [file("bad", "secret-8"), file("lines", "secret-7\nsecret-7\n")];
+    let empty = file("empty", "\n");
+    let load = "load --dataset blocks --requests 40";
+    for command in [
+        "get block blocks 3",
+        "log-level info",
+        load,
+        &format!("{load} --transport stream"),
+        &format!("{load} --transport http --http http://{http}"),
+    ] {
+        let output = ringfetch(server, &format!("{command} --token-file {good}"));
+        assert!(output.status.success(), "{command}: {output:?}");
+        let others = bad.iter().map(|file| format!("{command} --token-file {file}"));
+        for args in others.chain([command.to_owned()]) {
+            let output = ringfetch(server, &args);
+            assert_eq!(output.status.code(), Some(1), "{args}");
+            assert!(
+                !String::from_utf8_lossy(&output.stderr).contains("secret"),
+                "{output:?}"
+            );
+        }
+    }
+    let said = failure(server, &format!("get block blocks 3 --token-file {empty}"), 2);
+    assert!(
+        said.contains("--token-file") && said.contains("it is empty"),
+        "{said}"
+    );
+    failure(server, "get block blocks 3 --token-file /nonexistent", 2);
 }

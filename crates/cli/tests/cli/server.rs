@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt as _};
+use tonic::service::InterceptorLayer;
 use tonic::{Code, Request, Response, Status, Streaming};
 use wire::admin_service_server::{AdminService, AdminServiceServer};
 use wire::dataset_service_server::{DatasetService, DatasetServiceServer};
@@ -61,6 +62,22 @@ type Batch = (Vec<u32>, Vec<wire::ItemError>, Vec<u8>);
 
 /// Serves until the process ends.
 pub(crate) fn start(flaw: Flaw) -> SocketAddr {
+    start_for(None, flaw)
+}
+
+/// As [`start`], for clients with this `authorization` alone.
+pub(crate) fn start_for(authorization: Option<&'static str>, flaw: Flaw) -> SocketAddr {
+    let check = move |request: Request<()>| match authorization {
+        Some(wanted)
+            if request
+                .metadata()
+                .get("authorization")
+                .is_none_or(|sent| sent != wanted) =>
+        {
+            Err(Status::unauthenticated("no token"))
+        }
+        Some(_) | None => Ok(request),
+    };
     let server = Server(flaw);
     let (address, started) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -72,6 +89,7 @@ pub(crate) fn start(flaw: Flaw) -> SocketAddr {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             address.send(listener.local_addr().unwrap()).unwrap();
             tonic::transport::Server::builder()
+                .layer(InterceptorLayer::new(check))
                 .add_service(FetchServiceServer::new(server))
                 .add_service(DatasetServiceServer::new(server))
                 .add_service(AdminServiceServer::new(server))

@@ -156,12 +156,16 @@ pub(crate) struct EngineCollector {
     descriptions: Vec<Desc>,
 }
 
-const HELP: [(&str, &str); 16] = [
+const HELP: [(&str, &str); 17] = [
     ("ringfetch_reads_total", "Items answered, by result."),
     ("ringfetch_read_bytes_total", "Bytes of items answered."),
     (
         "ringfetch_read_duration_seconds",
         "Time of a read: waiting in the queue, on the device, and in total from acceptance to answer.",
+    ),
+    (
+        "ringfetch_dataset_read_duration_seconds",
+        "Time of a read of a dataset, from acceptance to answer.",
     ),
     ("ringfetch_in_flight_reads", "Reads submitted and not completed."),
     (
@@ -306,6 +310,7 @@ impl Collector for EngineCollector {
         let mut reads = Family::new("ringfetch_reads_total", COUNTER);
         let mut bytes = Family::new("ringfetch_read_bytes_total", COUNTER);
         let mut duration = Family::new("ringfetch_read_duration_seconds", HISTOGRAM);
+        let mut dataset_duration = Family::new("ringfetch_dataset_read_duration_seconds", HISTOGRAM);
         let mut in_flight = Family::new("ringfetch_in_flight_reads", GAUGE);
         let mut depth = Family::new("ringfetch_queue_depth", HISTOGRAM);
         let mut limit = Family::new("ringfetch_queue_depth_limit", GAUGE);
@@ -323,6 +328,7 @@ impl Collector for EngineCollector {
         let mut by_result: BTreeMap<(String, BackendKindOrd, &str), u64> = BTreeMap::new();
         let mut by_dataset: BTreeMap<(String, BackendKindOrd), u64> = BTreeMap::new();
         let mut stages: BTreeMap<(BackendKindOrd, &str), HistogramTotal> = BTreeMap::new();
+        let mut times: BTreeMap<String, HistogramTotal> = BTreeMap::new();
         let mut batches = HistogramTotal::default();
         let all = self.metrics.all();
         for shard in &self.metrics.shards() {
@@ -381,6 +387,9 @@ impl Collector for EngineCollector {
                 {
                     *by_result.entry((name.clone(), backend, label)).or_default() += count;
                 }
+                dataset
+                    .total_time
+                    .merge_into(times.entry(name.clone()).or_default());
                 *by_dataset.entry((name, backend)).or_default() += dataset.bytes.load(Ordering::Relaxed);
             }
         }
@@ -400,6 +409,9 @@ impl Collector for EngineCollector {
                 &DURATION_BOUNDS_NS,
                 1e-9,
             );
+        }
+        for (dataset, total) in &times {
+            dataset_duration.histogram(&[("dataset", dataset)], total, &DURATION_BOUNDS_NS, 1e-9);
         }
         items.histogram(&[], &batches, &COUNT_BOUNDS, 1.0);
         let status = self
@@ -441,6 +453,7 @@ impl Collector for EngineCollector {
             reads,
             bytes,
             duration,
+            dataset_duration,
             in_flight,
             depth,
             limit,

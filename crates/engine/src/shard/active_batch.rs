@@ -75,16 +75,15 @@ impl ActiveBatch {
     }
 
     /// Counts reads that were started or have joined.
-    pub(super) fn count_taken_up(&self, reads: ReadCounts, metrics: &ShardMetrics, now: Instant) {
+    pub(super) fn count_taken_up(&mut self, reads: ReadCounts, metrics: &ShardMetrics, now: Instant) {
         let ReadCounts { started, joined } = reads;
         if started + joined == 0 {
             return;
         }
-        let queued = now.saturating_duration_since(self.batch.accepted);
+        let queued = nanoseconds(now.saturating_duration_since(self.batch.accepted));
+        self.batch.queue_ns = queued;
         let per_backend = metrics.per_backend(self.batch.backend);
-        per_backend
-            .queue_time
-            .observe(nanoseconds(queued), started + joined);
+        per_backend.queue_time.observe(queued, started + joined);
         metrics.count_joined_reads(joined);
     }
 

@@ -3,7 +3,7 @@
 //! Closing the gaps of failed items may move tens of megabytes, so it is done in steps, between which the thread serves
 //! others.
 
-use crate::batch::{Fetched, Item, Lengths};
+use crate::batch::{Fetched, Item, Lengths, Times};
 use crate::buffer::PooledBuffer;
 use crate::error::{ItemError, ReadError};
 use crate::metrics::{DatasetCounters, RESULT_ABANDONED, ShardMetrics, nanoseconds};
@@ -64,11 +64,12 @@ impl Reply {
             plan,
             buffer,
             accepted,
+            queue_ns,
             fail_fast,
             reply,
             backend,
             ..
-        } = *batch;
+        } = PlannedBatch::unboxed(batch);
         let count = items.len() as u64;
         if reply.is_closed() {
             counters.count_failed(RESULT_ABANDONED, count);
@@ -98,10 +99,9 @@ impl Reply {
         for error in &errors {
             counters.count_failed(error.error.label(), 1);
         }
-        metrics
-            .per_backend(backend)
-            .total_time
-            .observe(nanoseconds(now.saturating_duration_since(accepted)), count);
+        let total_ns = nanoseconds(now.saturating_duration_since(accepted));
+        metrics.per_backend(backend).total_time.observe(total_ns, count);
+        counters.total_time.observe(total_ns, count);
         if let (Some(first), true) = (errors.first(), fail_fast) {
             let _gone = reply.send(Err(first.error.clone()));
             return;
@@ -125,6 +125,7 @@ impl Reply {
             data,
             lengths,
             errors,
+            times: Times { queue_ns, total_ns },
         }));
     }
 }

@@ -80,6 +80,7 @@ impl World {
             scratch: None,
             _reads: None,
             accepted: Instant::now(),
+            queue_ns: 0,
             deadline: None,
             fail_fast: false,
             reply,

@@ -8,7 +8,7 @@ use crate::error::LabError;
 use crate::material::{Material, Progress};
 use crate::report::Report;
 use crate::sample::{OVER_LIMITS, Sample, reads_per_second};
-use crate::served::Served;
+use crate::served::{Clients, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Summary;
 use crate::study::{About, Measure, Once, Rows, Study, pair};
@@ -33,9 +33,9 @@ const IN_FLIGHT: usize = 512;
 const LIMITS: [(usize, f64); 3] = [(0, 0.05), (3, 0.01), (6, 0.001)];
 
 /// Plans the study.
-pub(crate) fn plan(args: &Act, progress: Progress<'_>) -> Result<Study, LabError> {
+pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
     let mut material = Material::one(&args.common.path, args.size, progress)?;
-    material.served = Served::find(&args.daemon)?.map(Arc::new);
+    material.served = Served::find(&args.daemon, clients)?.map(Arc::new);
     let length = material.length_bytes();
     let served = material.served.as_ref();
     let shown = served.map_or_else(|| "none".to_owned(), |served| served.shown());

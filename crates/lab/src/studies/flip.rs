@@ -6,7 +6,7 @@ use crate::error::LabError;
 use crate::material::Material;
 use crate::report::Report;
 use crate::sample::{Of, Sample, reads_per_second};
-use crate::served::{Flip, Items, Served};
+use crate::served::{Clients, Flip, Items, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::study::{About, Cell, Measure, Once, Row, Rows, Study, get, list, pair};
 use humantime::format_duration;
@@ -26,15 +26,15 @@ static ABOUT: About = About {
 };
 
 /// Plans the study.
-pub(crate) fn plan(args: &FlipArgs, admin: &str) -> Result<Study, LabError> {
+pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<Study, LabError> {
     let missing = || LabError::Usage("--server: this study needs a running daemon, and --dataset".to_owned());
     let mut material = Material::found(&args.common.path)?;
     let backends = Backend::ALL.map(Backend::as_str).join(" ");
     // What is wrong with `--only` needs no daemon to be seen.
     let mut study = Study::new(&ABOUT, &args.common, &backends, Vec::new(), Vec::new())?;
-    let mut served = Served::find(&args.daemon)?.ok_or_else(missing)?;
+    let mut served = Served::find(&args.daemon, clients)?.ok_or_else(missing)?;
     let count = load(&mut served, args.trace.as_deref())?;
-    study.measure = Measure::Flipped(Flip::prepare(admin, &served.dataset.name)?);
+    study.measure = Measure::Flipped(Flip::prepare(clients, admin, &served.dataset.name)?);
     let load = match &args.trace {
         Some(trace) => format!("{}, {count} entries in order", trace.display()),
         None => format!("{count} items at random"),

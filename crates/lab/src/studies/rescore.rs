@@ -10,7 +10,7 @@ use crate::material::{Material, Progress, at_path, foreign};
 use crate::questions::Questions;
 use crate::report::{Claim, Report, series};
 use crate::sample::{Of, cpu_percent, reads_per_second, seconds};
-use crate::served::Served;
+use crate::served::{Clients, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::study::{About, Row, Rows, Study, list, pair, texts};
 use ringfetch_client::{Dtype, Kind};
@@ -44,7 +44,7 @@ const PUBLISHED: [Published; 3] = [
 const TARGET: f64 = 5.0;
 
 /// Makes the vectors, unless they are there, and reads the candidates.
-fn material(args: &Rescore, progress: Progress<'_>) -> Result<Material, LabError> {
+fn material(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result<Material, LabError> {
     let name = format!("vectors-{}x{DIM}.f32", args.vectors);
     let mut material = Material::made(&args.common.path, &name, args.vectors * VECTOR_BYTES, |part| {
         write(part, args.vectors, progress)
@@ -67,7 +67,7 @@ fn material(args: &Rescore, progress: Progress<'_>) -> Result<Material, LabError
         )));
     }
     material.questions = Some(questions);
-    if let Some(served) = Served::find(&args.daemon)? {
+    if let Some(served) = Served::find(&args.daemon, clients)? {
         let shape = served.dataset.vectors.as_ref();
         let fits = shape.is_some_and(|shape| shape.dim as usize == DIM && shape.dtype == Some(Dtype::F32));
         if served.dataset.kind != Kind::Vectors || !fits || served.dataset.count != args.vectors {
@@ -111,8 +111,8 @@ fn write(part: &Path, count: u64, progress: Progress<'_>) -> io::Result<()> {
 }
 
 /// Plans the study.
-pub(crate) fn plan(args: &Rescore, progress: Progress<'_>) -> Result<Study, LabError> {
-    let material = material(args, progress)?;
+pub(crate) fn plan(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
+    let material = material(args, clients, progress)?;
     let served = material.served.as_ref().map(|served| served.shown());
     let questions = material.questions.as_ref();
     let head = questions.map(|questions| questions.head.clone());

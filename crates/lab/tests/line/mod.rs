@@ -1,7 +1,7 @@
 //! A study from the command line's words.
 
 use clap::Parser as _;
-use ringfetch_lab::{Context, Lab, LabError};
+use ringfetch_lab::{Clients, Context, Lab, LabError};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -26,6 +26,7 @@ pub(crate) fn run(words: &str, directory: &Path, stopped: bool) -> Result<String
     let context = Context {
         stop: Arc::new(AtomicBool::new(stopped)),
         json: false,
+        clients: Clients::default(),
         admin: "http://127.0.0.1:1".to_owned(),
         command_line: words,
     };

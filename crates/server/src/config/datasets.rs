@@ -125,7 +125,8 @@ pub(super) fn read(walk: &Walk, node: Option<Node>, around: &EntryContext<'_>) -
     let (mut specs, mut backends) = Datasets::default();
     for (index, item) in items.into_iter().enumerate() {
         let source = item.source.clone();
-        let is_section = matches!(item.content, Content::Section(_));
+        // An empty entry lacks every required key.
+        let is_section = matches!(item.content, Content::Section(_) | Content::Null);
         let section = Section::of(walk, format!("datasets[{index}]"), Some(item));
         if !is_section {
             section.finish();

@@ -16,7 +16,7 @@ use ringfetch_host::cpus::usable_cpus;
 use super::layers::{self, Base, Inputs};
 use super::problem::Problems;
 use super::walk::{Section, Walk};
-use super::{Config, Limits, LogConfig, LogFormat, datasets, timeouts, tls};
+use super::{Config, Limits, LogConfig, LogFormat, access, access_log, datasets, timeouts, tls, tracing};
 
 pub(super) const BACKEND_WORDS: [(&str, BackendKind); 4] = [
     ("uring", BackendKind::Uring),
@@ -41,7 +41,7 @@ const FORMAT_WORDS: [(&str, LogFormat); 3] = [
     ("json", LogFormat::Json),
 ];
 
-/// Default ports of the three listeners, on loopback, since clients are not authenticated.
+/// Default ports of the three listeners, on loopback, since clients are not authenticated by default.
 pub(crate) const GRPC_PORT: u16 = 7410;
 const HTTP_PORT: u16 = 7411;
 /// The default of `http.listen`.
@@ -98,12 +98,20 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
     );
 
     let tls = tls::read(root.section("tls"), directory);
+    let listeners = [
+        ("grpc", "grpc.listen", grpc_listen),
+        ("http", "http.listen", http_listen),
+        ("admin", "admin.listen", admin_listen),
+    ];
+    let access = access::read(root.section("access"), directory, tls.as_ref(), listeners);
     let (mut engine, direct_io) = engine(root.section("engine"));
     // The list is read last, since its entries are judged by the limits, and printed where the file has it: see `print`.
     let datasets = root.take("datasets");
     let limits = limits(root.section("limits"), &mut engine);
     let timeouts = timeouts::read(root.section("timeouts"));
     let log = log(root.section("log"));
+    let access_log = access_log::read(root.section("access_log"), directory);
+    let tracing = tracing::read(root.section("tracing"));
     let mut shutdown = root.section("shutdown");
     let lame_duck = Duration::from_millis(shutdown.integer("lame_duck_ms", LAME_DUCK_MS, 0..=600_000));
     let drain_timeout =
@@ -125,12 +133,15 @@ fn read(walk: &Walk, tree: layers::Node, directory: &Path) -> Config {
         http_hosts,
         admin_listen,
         tls,
+        access,
         engine,
         datasets,
         dataset_backends,
         limits,
         timeouts,
         log,
+        access_log,
+        tracing,
         lame_duck,
         drain_timeout,
     }

@@ -3,6 +3,8 @@
 //! `layers` merges, `walk` reads with typed getters, `keys` knows the keys, `datasets` those of a dataset, and `print`
 //! writes the effective configuration. No file but the configuration is opened.
 
+mod access;
+mod access_log;
 mod datasets;
 mod keys;
 mod layers;
@@ -10,6 +12,7 @@ mod print;
 mod problem;
 mod timeouts;
 mod tls;
+mod tracing;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +22,8 @@ use std::time::Duration;
 use ringfetch_engine::config::{BackendKind, EngineConfig};
 use ringfetch_engine::dataset::DatasetSpec;
 
+pub use access::{AccessConfig, Anonymous};
+pub use access_log::{AccessLogConfig, AccessLogTarget};
 pub(crate) use keys::GRPC_PORT;
 pub use keys::HTTP_LISTEN_DEFAULT;
 pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
@@ -26,6 +31,7 @@ pub use print::to_yaml;
 pub use problem::{Problem, Problems, Source};
 pub use timeouts::Timeouts;
 pub use tls::{ClientCertificates, TlsConfig, TlsVersion};
+pub use tracing::TracingConfig;
 pub use walk::Setting;
 
 /// Bounds on what clients may ask for.
@@ -86,6 +92,8 @@ pub struct Config {
     pub admin_listen: Option<SocketAddr>,
     /// TLS of the ports; `None`: plain text.
     pub tls: Option<TlsConfig>,
+    /// Who may read what.
+    pub access: AccessConfig,
     /// The engine's settings.
     pub engine: EngineConfig,
     /// What is served.
@@ -98,6 +106,10 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// Logs.
     pub log: LogConfig,
+    /// The access log; `None`: there is none.
+    pub access_log: Option<AccessLogConfig>,
+    /// Spans; `None`: there are none.
+    pub tracing: Option<TracingConfig>,
     /// How long requests are served after readiness has ended.
     pub lame_duck: Duration,
     /// How long a drain may take.

@@ -372,7 +372,7 @@ impl<'w> Section<'w> {
     /// One of a few words.
     pub(super) fn word<T: Copy + PartialEq>(&mut self, name: &str, default: T, words: &[(&str, T)]) -> T {
         let value = self.optional_word(name, words);
-        self.or_default(name, value, default, |value| spelled(*value, words))
+        self.or_default(name, value, default, |value| spelled(value, words))
     }
 
     pub(super) fn optional_word<T: Copy + PartialEq>(
@@ -394,7 +394,7 @@ impl<'w> Section<'w> {
                 }
             })
         };
-        self.read(name, &allowed, parse, |value| spelled(*value, words))
+        self.read(name, &allowed, parse, |value| spelled(value, words))
     }
 
     /// Text that `check` accepts; `check` returns the problem otherwise.
@@ -484,24 +484,35 @@ impl<'w> Section<'w> {
 
     /// The path of a file, relative to `directory`, or `off`.
     pub(super) fn path_or_off(&mut self, name: &str, directory: &Path) -> Option<PathBuf> {
+        self.path_or_word(name, directory, &[("off", ())]).ok()
+    }
+
+    /// The path of a file, relative to `directory`, or one of these words, of which the first is the default.
+    pub(super) fn path_or_word<T: Clone + PartialEq>(
+        &mut self,
+        name: &str,
+        directory: &Path,
+        words: &[(&str, T)],
+    ) -> Result<PathBuf, T> {
+        let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        let allowed = format!("the path of a file, or {}", names.join(", "));
         let parse = |content: &Content| {
             let text = text(content)?;
-            if text == "off" {
-                return Ok(None);
+            if let Some((_, word)) = words.iter().find(|(word, _)| *word == text) {
+                return Ok(Err(word.clone()));
             }
             if text.is_empty() || text.contains('\0') {
                 return Err(content.describe());
             }
             let joined = directory.join(text);
-            Ok(Some(std::path::absolute(&joined).unwrap_or(joined)))
+            Ok(Ok(std::path::absolute(&joined).unwrap_or(joined)))
         };
-        let write = |value: &Option<PathBuf>| {
-            value
-                .as_ref()
-                .map_or_else(|| "off".into(), |path| path.to_string_lossy().into_owned().into())
+        let write = |value: &Result<PathBuf, T>| match value {
+            Ok(path) => path.to_string_lossy().into_owned().into(),
+            Err(word) => spelled(word, words),
         };
-        let value = self.read(name, "the path of a file, or off", parse, write);
-        self.or_default(name, value, None, write)
+        let value = self.read(name, &allowed, parse, write);
+        self.or_default(name, value, Err(words[0].1.clone()), write)
     }
 
     /// An address to listen on, or `off` where that is allowed.
@@ -554,9 +565,9 @@ fn written(bytes: u64) -> Value {
         .map_or_else(|_| text.clone().into(), Into::into)
 }
 
-fn spelled<T: Copy + PartialEq>(value: T, words: &[(&str, T)]) -> Value {
+fn spelled<T: PartialEq>(value: &T, words: &[(&str, T)]) -> Value {
     words
         .iter()
-        .find(|(_, other)| *other == value)
+        .find(|(_, other)| other == value)
         .map_or(Value::Null, |(word, _)| (*word).into())
 }

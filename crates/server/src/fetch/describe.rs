@@ -4,6 +4,7 @@
 use super::backends::DatasetBackend;
 use super::handle::{Kind, kind_word};
 use super::{FetchError, Fetcher};
+use crate::caller::Connection;
 use ringfetch_engine::config::BackendKind;
 use ringfetch_engine::dataset::{Dataset, Dtype};
 use serde::{Serialize, Serializer};
@@ -111,12 +112,12 @@ impl Fetcher {
         datasets.iter().map(both).collect()
     }
 
-    /// Describes a dataset.
+    /// Describes a dataset for a request on this connection.
     ///
     /// # Errors
-    /// `DatasetNotFound`.
-    pub fn describe(&self, name: &str) -> Result<DatasetInfo, FetchError> {
-        Ok(DatasetInfo::new(&*self.dataset(name)?))
+    /// `Forbidden`, `DatasetNotFound`.
+    pub fn describe(&self, name: &str, reader: Option<&Arc<Connection>>) -> Result<DatasetInfo, FetchError> {
+        Ok(DatasetInfo::new(&*self.dataset_for(name, reader)?))
     }
 }
 

@@ -4,7 +4,8 @@
 //! threads that open objects. A page is bounded by its number of names and by bytes.
 
 use super::handle::{DatasetHandle, RequiredKind};
-use super::{DatasetInfo, FetchError, Fetcher, RequestContext, timeout_at};
+use super::{DatasetInfo, FetchError, Fetcher, RequestContext, may_read, timeout_at};
+use crate::caller::Connection;
 use ringfetch_engine::dataset::ObjectEntry;
 use ringfetch_engine::error::ReadError;
 use std::sync::Arc;
@@ -50,10 +51,15 @@ impl Fetcher {
         Arc::clone(&self.inner.walks).try_acquire_owned().ok()
     }
 
-    /// A page of datasets by name, and the token of the next page.
-    pub fn list_datasets(&self, page: &PageRequest) -> (Vec<DatasetInfo>, Option<String>) {
+    /// A page of the datasets that requests on this connection may read, by name, and the token of the next page.
+    pub fn list_datasets(
+        &self,
+        page: &PageRequest,
+        reader: Option<&Arc<Connection>>,
+    ) -> (Vec<DatasetInfo>, Option<String>) {
         let (size, mut datasets) = (page.names(), self.datasets());
         datasets.retain(|dataset| page.token.is_empty() || dataset.name() > page.token.as_str());
+        datasets.retain(|dataset| may_read(reader, dataset.name()));
         let more = datasets.len() > size;
         datasets.truncate(size);
         let last = datasets.last().filter(|_| more);
@@ -79,7 +85,8 @@ impl Fetcher {
     ) -> Result<ObjectPage, FetchError> {
         let (names, after) = (page.names(), page.token);
         let listed = async {
-            let DatasetHandle(dataset) = self.find(dataset, RequiredKind::Objects)?;
+            let DatasetHandle(dataset) =
+                self.find(dataset, RequiredKind::Objects, context.connection.as_ref())?;
             let (_in_flight, deadline) = self.admit(&self.limits(), &context)?;
             let Some(permit) = self.try_walk() else {
                 return Err(FetchError::ListingsBusy { max: WALKS_MAX });

@@ -62,6 +62,7 @@ impl Rejection {
             FetchError::RequestMemory { .. } => Some(Self::RequestMemory),
             FetchError::ListingsBusy { .. } => Some(Self::Listings),
             FetchError::DatasetNotFound { .. }
+            | FetchError::Forbidden { .. }
             | FetchError::WrongKind { .. }
             | FetchError::EmptyBatch { .. }
             | FetchError::ListsDiffer { .. }

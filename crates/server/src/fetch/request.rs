@@ -68,6 +68,12 @@ pub enum FetchError {
         /// The names there are, comma separated.
         known: String,
     },
+    /// The principal may not read a dataset of this name, whether there is one or not.
+    #[error("dataset: this principal may not read {name:?}")]
+    Forbidden {
+        /// The name asked for.
+        name: String,
+    },
     /// The dataset is of another kind than the method is for.
     #[error("dataset: {name:?} is of kind {kind}; use {remedy}")]
     WrongKind {

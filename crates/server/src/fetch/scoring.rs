@@ -9,6 +9,7 @@ use super::handle::{DatasetHandle, Kind, RequiredKind};
 use super::request::{FetchError, Items, RequestContext};
 use super::{Fetcher, plan, timeout_at};
 use crate::config::Limits;
+use crate::record;
 use ringfetch_engine::batch::{Fetched, Lengths};
 use ringfetch_engine::engine::{SubmitOptions, Ticket};
 use ringfetch_engine::error::{ItemError, ReadError};
@@ -102,7 +103,7 @@ impl Fetcher {
         scoring: &Scoring<'_>,
         context: &RequestContext,
     ) -> Result<(DatasetHandle, Vec<Ranking>), FetchError> {
-        let opened = self.open(dataset, RequiredKind::Vectors)?;
+        let opened = self.open(dataset, RequiredKind::Vectors, context.connection.as_ref())?;
         opened.check_version(if_match)?;
         let rankings = self.score_of(&opened, scoring, context).await?;
         Ok((opened, rankings))
@@ -121,6 +122,7 @@ impl Fetcher {
         scoring: &Scoring<'_>,
         context: &RequestContext,
     ) -> Result<Vec<Ranking>, FetchError> {
+        record::note(|facts| facts.add_items(scoring.queries.iter().map(|query| query.ids.len()).sum()));
         let result = if self.is_draining() {
             Err(ReadError::Draining.into())
         } else {
@@ -165,6 +167,7 @@ impl Fetcher {
             };
             let late = || FetchError::from(ReadError::DeadlineExceeded);
             let fetched = timeout_at(deadline, ticket).await.ok_or_else(late)??;
+            record::note(|facts| facts.add_read(&fetched));
             // The disk has work while this is scored.
             if let Some(next) = unread.peek()
                 && let Ok(ticket) =

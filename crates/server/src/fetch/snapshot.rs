@@ -5,6 +5,7 @@
 use super::handle::{DatasetHandle, RequiredKind, check_version};
 use super::request::{FetchError, Items, RequestContext};
 use super::{Fetcher, timeout_at};
+use crate::caller::Connection;
 use bytes::Bytes;
 use ringfetch_engine::dataset::OpenFile;
 use ringfetch_engine::error::ReadError;
@@ -84,9 +85,9 @@ impl Fetcher {
     /// The current version of a dataset's address space. Accesses no file.
     ///
     /// # Errors
-    /// `DatasetNotFound`, `WrongKind`.
-    pub fn space(&self, dataset: &str) -> Result<Snapshot, FetchError> {
-        let dataset = self.open(dataset, RequiredKind::Space)?;
+    /// `Forbidden`, `DatasetNotFound`, `WrongKind`.
+    pub fn space(&self, dataset: &str, reader: Option<&Arc<Connection>>) -> Result<Snapshot, FetchError> {
+        let dataset = self.open(dataset, RequiredKind::Space, reader)?;
         Ok(Snapshot {
             length_bytes: dataset.0.length_bytes(),
             etag: dataset.etag().to_owned(),
@@ -109,7 +110,7 @@ impl Fetcher {
         context: &RequestContext,
     ) -> Result<Snapshot, FetchError> {
         let looked_up = async {
-            let dataset = self.find(dataset, RequiredKind::Objects)?;
+            let dataset = self.find(dataset, RequiredKind::Objects, context.connection.as_ref())?;
             let (_in_flight, deadline) = self.admit(&self.limits(), context)?;
             let held = self.charge_objects(context, 1)?;
             let file = timeout_at(deadline, Box::pin(dataset.0.object(name)))

@@ -1,10 +1,12 @@
 //! DatasetService: lists datasets and objects.
 
 use super::convert;
+use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{Fetcher, PageRequest, RequestContext};
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::dataset_service_server::DatasetService;
+use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 /// The service.
@@ -19,6 +21,7 @@ impl DatasetService for Datasets {
         &self,
         request: Request<v1::ListDatasetsRequest>,
     ) -> Result<Response<v1::ListDatasetsResponse>, Status> {
+        let connection = request.extensions().get::<Arc<Connection>>().cloned();
         let v1::ListDatasetsRequest {
             page_size,
             page_token,
@@ -27,7 +30,7 @@ impl DatasetService for Datasets {
             size: page_size,
             token: page_token,
         };
-        let (datasets, next) = self.fetcher.list_datasets(&page);
+        let (datasets, next) = self.fetcher.list_datasets(&page, connection.as_ref());
         Ok(Response::new(v1::ListDatasetsResponse {
             datasets: datasets.into_iter().map(convert::dataset).collect(),
             next_page_token: next.unwrap_or_default(),
@@ -38,7 +41,8 @@ impl DatasetService for Datasets {
         &self,
         request: Request<v1::GetDatasetRequest>,
     ) -> Result<Response<v1::GetDatasetResponse>, Status> {
-        let described = self.fetcher.describe(&request.get_ref().name);
+        let connection = request.extensions().get::<Arc<Connection>>();
+        let described = self.fetcher.describe(&request.get_ref().name, connection);
         let described = described.map_err(|error| error_status::to_status(&error, "name"))?;
         Ok(Response::new(v1::GetDatasetResponse {
             dataset: Some(convert::dataset(described)),

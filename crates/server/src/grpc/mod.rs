@@ -48,22 +48,14 @@ pub fn service(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> axum:
         .max_decoding_message_size(SMALL_REQUEST_BYTES_MAX)
         .max_encoding_message_size(usize::MAX),
     );
-    let fetch = service::FetchService {
-        fetcher,
-        lifecycle: lifecycle.clone(),
-        rpc: rpc.clone(),
-    };
+    let fetch = service::FetchService::new(fetcher, lifecycle.clone(), rpc.clone());
     let fetch_routes = axum::Router::new().route_service(&format!("/{}/{{method}}", service::NAME), fetch);
     fetch_routes.merge(finish(routes, lifecycle, rpc, SERVICES))
 }
 
 /// FetchService without the router: the fast path of [`service`].
 pub fn fast_path(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Arc<dyn FastPath> {
-    Arc::new(service::FetchService {
-        fetcher,
-        lifecycle,
-        rpc,
-    })
+    Arc::new(service::FetchService::new(fetcher, lifecycle, rpc))
 }
 
 /// Adds health and reflection for these services, and counts every call of the services in `routes`.

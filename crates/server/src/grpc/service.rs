@@ -34,12 +34,21 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 /// The service's name, the first part of its methods' paths.
 pub(super) const NAME: &str = "ringfetch.v1.FetchService";
 
+/// Longest header map of a request whose memory is used for its response.
+const KEPT_HEADERS_MAX: usize = 24;
+
 /// FetchService as a tower service for the paths `/ringfetch.v1.FetchService/{method}`.
 #[derive(Debug, Clone)]
 pub(super) struct FetchService {
-    pub(super) fetcher: Fetcher,
-    pub(super) lifecycle: Lifecycle,
-    pub(super) rpc: RpcMetrics,
+    /// One for all parts: each call of each core counts its references, and those of `Lifecycle` are six.
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Clone)]
+struct Shared {
+    fetcher: Fetcher,
+    lifecycle: Lifecycle,
+    rpc: RpcMetrics,
 }
 
 impl tower::Service<Request<Body>> for FetchService {
@@ -81,12 +90,24 @@ impl<B: http_body::Body<Data = Bytes, Error: std::fmt::Display> + Unpin + Send +
 struct GrpcRequest<B> {
     service: FetchService,
     body: B,
+    /// Of the request, and empty: memory for those of the response.
+    headers: HeaderMap,
     deadline: Result<Option<Instant>, Status>,
     connection: Option<Arc<Connection>>,
     started: Instant,
 }
 
 impl FetchService {
+    pub(super) fn new(fetcher: Fetcher, lifecycle: Lifecycle, rpc: RpcMetrics) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                fetcher,
+                lifecycle,
+                rpc,
+            }),
+        }
+    }
+
     /// A box for each method: their states differ in size.
     fn respond<B: BytesBody>(
         &self,
@@ -98,11 +119,16 @@ impl FetchService {
             return ResponseFuture::new(ready(refused));
         }
         let (parts, body) = request.into_parts();
-        let deadline =
-            metadata::check_encoding(&parts.headers).and_then(|()| deadline_of(&parts.headers, started));
+        let mut headers = parts.headers;
+        let deadline = metadata::check_encoding(&headers).and_then(|()| deadline_of(&headers, started));
+        if headers.capacity() > KEPT_HEADERS_MAX {
+            headers = HeaderMap::new();
+        }
+        headers.clear();
         let call = GrpcRequest {
             service: self.clone(),
             body,
+            headers,
             deadline,
             connection,
             started,
@@ -117,8 +143,8 @@ impl FetchService {
             "ReadObject" => ResponseFuture::new(call.read_object()),
             _ => {
                 let status = Status::unimplemented(format!("{NAME} has no such method"));
-                self.rpc
-                    .grpc(GrpcMethod::Other)
+                let rpc = &self.shared.rpc;
+                rpc.grpc(GrpcMethod::Other)
                     .observe(status.code(), started.elapsed());
                 ResponseFuture::new(ready(status.into_http()))
             }
@@ -129,12 +155,14 @@ impl FetchService {
 impl<B: BytesBody> GrpcRequest<B> {
     async fn unary<C: UnaryRequest>(self) -> Response<AnswerBody> {
         let Self {
-            service: FetchService { fetcher, rpc, .. },
+            service: FetchService { shared },
             mut body,
+            headers,
             deadline,
             connection,
             started,
         } = self;
+        let Shared { fetcher, rpc, .. } = &*shared;
         let counted = rpc.grpc(C::METHOD).begin(started);
         let result = async {
             let to_status = |error: FetchError| error_status::to_status(&error, C::ITEMS_FIELD);
@@ -142,7 +170,7 @@ impl<B: BytesBody> GrpcRequest<B> {
             // From the arrival of the head, so that reading the request is included.
             let deadline = within(&limits, started, deadline?);
             let items_max = limits.items_per_request;
-            let mut request_memory = RequestMemory::new(&fetcher, connection.as_ref());
+            let mut request_memory = RequestMemory::new(fetcher, connection.as_ref());
             let message = {
                 let reading = pin!(read_one(&mut body, limits.request_bytes, &mut request_memory));
                 timeout_at(deadline, reading).await
@@ -160,30 +188,31 @@ impl<B: BytesBody> GrpcRequest<B> {
                 connection: connection.clone(),
                 fail_fast: call.fail_fast(),
             };
-            let (answer, data) = call.run(&fetcher, &context).await.map_err(to_status)?;
+            let (answer, data) = call.run(fetcher, &context).await.map_err(to_status)?;
             EncodedMessage::unary(&answer, data)
         }
         .await;
         counted.end(result.as_ref().map_or_else(Status::code, |_| Code::Ok));
         match result {
-            Ok(encoded) => ok(whole(encoded)),
+            Ok(encoded) => ok(whole(encoded), headers),
             Err(status) => status.into_http(),
         }
     }
 
     fn stream(self) -> Response<AnswerBody> {
         let Self {
-            service:
-                FetchService {
-                    fetcher,
-                    lifecycle,
-                    rpc,
-                },
+            service: FetchService { shared },
             body,
+            headers,
             deadline,
             connection,
             started,
         } = self;
+        let Shared {
+            fetcher,
+            lifecycle,
+            rpc,
+        } = Shared::clone(&shared);
         let deadline = match deadline {
             Ok(deadline) => deadline,
             Err(status) => {
@@ -208,20 +237,19 @@ impl<B: BytesBody> GrpcRequest<B> {
         });
         let start = move |message| stream::respond(fetcher.clone(), connection.clone(), deadline, message);
         let ended = Box::new(move |code| rpc.grpc(GrpcMethod::FetchStream).observe(code, started.elapsed()));
-        ok(framed(StreamBody::new(
-            body,
-            bounds,
-            start,
-            hold,
-            async move { lifecycle.draining().await },
-            ended,
-        )))
+        let draining = async move { lifecycle.draining().await };
+        ok(
+            framed(StreamBody::new(body, bounds, start, hold, draining, ended)),
+            headers,
+        )
     }
 
-    async fn read_object(self) -> Response<AnswerBody> {
-        let mut timer = CallTimer::new(self.service.rpc.clone(), GrpcMethod::ReadObject, self.started);
+    async fn read_object(mut self) -> Response<AnswerBody> {
+        let headers = std::mem::take(&mut self.headers);
+        let rpc = self.service.shared.rpc.clone();
+        let mut timer = CallTimer::new(rpc, GrpcMethod::ReadObject, self.started);
         match self.opened_object().await {
-            Ok((object, deadline)) => ok(framed(ObjectBody::new(object, deadline, timer))),
+            Ok((object, deadline)) => ok(framed(ObjectBody::new(object, deadline, timer)), headers),
             Err(status) => {
                 timer.end(status.code());
                 status.into_http()
@@ -232,7 +260,7 @@ impl<B: BytesBody> GrpcRequest<B> {
     async fn opened_object(mut self) -> Result<(read_object::ObjectStart, Option<Instant>), Status> {
         // The client's deadline is for the whole response, the limit for its beginning, as over HTTP.
         let deadline = self.deadline?;
-        let (fetcher, connection) = (&self.service.fetcher, self.connection);
+        let (fetcher, connection) = (&self.service.shared.fetcher, self.connection);
         let limits = fetcher.limits();
         let mut request_memory = RequestMemory::new(fetcher, connection.as_ref());
         let beginning = pin!(async {
@@ -289,11 +317,11 @@ where
     AnswerBody::Framed(Box::pin(body))
 }
 
-fn ok(body: AnswerBody) -> Response<AnswerBody> {
+/// `headers`: empty, for the memory.
+fn ok(body: AnswerBody, mut headers: HeaderMap) -> Response<AnswerBody> {
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     let mut response = Response::new(body);
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    *response.headers_mut() = headers;
     response
 }
 

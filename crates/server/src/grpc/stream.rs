@@ -18,6 +18,8 @@ use crate::caller::Connection;
 use crate::error_status;
 use crate::fetch::{FetchError, Fetcher, RequestContext, RequestMemory};
 use crate::listener::FrameParts;
+use crate::record;
+use crate::rpc_metrics::{Method as _, grpc_code_name};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -103,7 +105,7 @@ pub(super) fn respond(
         connection,
         fail_fast: false,
     };
-    Ok(async move {
+    Ok(record::part(arrived, async move {
         let _charge = match checked {
             Ok(charge) => charge,
             Err((id, error)) => return failed(id, &error, "request"),
@@ -118,7 +120,7 @@ pub(super) fn respond(
             // Cancels are handled before (`MessageHeader`).
             Some(OneOf::Cancel(_)) | None => failed(id, &nothing_asked(), "request"),
         }
-    })
+    }))
 }
 
 /// The number of items in an encoded request, summed over its variants (protobuf keeps the last).
@@ -191,6 +193,7 @@ async fn answer<C: UnaryRequest>(
     call: &C,
     mut context: RequestContext,
 ) -> Result<EncodedMessage, Status> {
+    record::note(|facts| (facts.method, facts.batch) = (C::METHOD.name(), Some(id)));
     context.fail_fast = call.fail_fast();
     match call.run(fetcher, &context).await {
         Ok((answer, data)) => EncodedMessage::nested(id, C::STREAM_TAG, &answer, data),
@@ -200,7 +203,9 @@ async fn answer<C: UnaryRequest>(
 
 /// The response to a failed request: with the status that a unary call would have.
 fn failed(id: u64, error: &FetchError, items_field: &str) -> Result<EncodedMessage, Status> {
-    let status = error_status::to_rpc_status(&error_status::to_status(error, items_field));
+    let status = error_status::to_status(error, items_field);
+    record::note(|facts| (facts.code, facts.batch) = (Some(grpc_code_name(status.code())), Some(id)));
+    let status = error_status::to_rpc_status(&status);
     let response = v1::fetch_stream_response::Response::Status(status);
     EncodedMessage::plain(&v1::FetchStreamResponse {
         id,

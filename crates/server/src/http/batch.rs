@@ -106,7 +106,8 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
         };
         app.fetcher.count_rejection(Err(too_many))?;
     }
-    let dataset = app.fetcher.open(name, params.columns.items().required_kind())?;
+    let kind = params.columns.items().required_kind();
+    let dataset = app.fetcher.open(name, kind, connection.as_ref())?;
     check_form(&params, form, items_max)?;
     // Objects have a version each.
     let etag =

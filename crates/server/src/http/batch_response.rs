@@ -146,6 +146,7 @@ fn octets(fetched: Fetched, shape: Option<Shape>) -> Result<Response, Problem> {
         data,
         lengths,
         errors,
+        ..
     } = fetched;
     let items = item_count(&lengths);
     let listable = errors.len() <= LENGTHS_LISTED_MAX;
@@ -203,6 +204,7 @@ fn json(fetched: Fetched, etags: Vec<String>, shape: Option<Shape>) -> Response 
         data,
         lengths,
         errors,
+        ..
     } = fetched;
     let items = item_count(&lengths);
     let (item_bytes, lengths) = match lengths {
@@ -284,6 +286,7 @@ mod tests {
     use super::*;
     use http_body_util::BodyExt;
     use proptest::prelude::*;
+    use ringfetch_engine::batch::Times;
     use ringfetch_engine::error::ReadError;
 
     fn failed(item: u32) -> ItemError {
@@ -298,6 +301,7 @@ mod tests {
             data: Bytes::from_static(data),
             lengths,
             errors,
+            times: Times::default(),
         }
     }
 

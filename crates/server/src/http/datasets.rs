@@ -4,7 +4,7 @@ use super::AppState;
 use super::problem::{PathParams, Problem};
 use crate::fetch::{DatasetInfo, PageRequest};
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::{Query, Request, State};
 use http::Uri;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -27,8 +27,13 @@ pub(super) struct DatasetList {
         ("page_token" = Option<String>, Query, description = "`next_page_token` of the page before."),
     ),
     responses((status = 200, description = "A page of datasets.", body = DatasetList)))]
-pub(super) async fn list(State(app): State<Arc<AppState>>, uri: Uri) -> Result<Json<DatasetList>, Problem> {
-    let (datasets, next_page_token) = app.fetcher.list_datasets(&page_of(&uri)?);
+pub(super) async fn list(
+    State(app): State<Arc<AppState>>,
+    request: Request,
+) -> Result<Json<DatasetList>, Problem> {
+    let connection = super::connection_of(request.extensions());
+    let page = page_of(request.uri())?;
+    let (datasets, next_page_token) = app.fetcher.list_datasets(&page, connection.as_ref());
     Ok(Json(DatasetList {
         datasets,
         next_page_token,
@@ -70,8 +75,10 @@ pub(super) fn page_of(uri: &Uri) -> Result<PageRequest, Problem> {
 pub(super) async fn get(
     State(app): State<Arc<AppState>>,
     PathParams(name): PathParams<String>,
+    request: Request,
 ) -> Result<Json<DatasetInfo>, Problem> {
-    Ok(Json(app.fetcher.describe(&name)?))
+    let connection = super::connection_of(request.extensions());
+    Ok(Json(app.fetcher.describe(&name, connection.as_ref())?))
 }
 
 #[cfg(test)]

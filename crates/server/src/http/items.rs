@@ -55,7 +55,7 @@ pub(super) async fn block(
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
     let index = number("index", index)?;
-    let dataset = fetcher.open(name, RequiredKind::Blocks)?;
+    let dataset = fetcher.open(name, RequiredKind::Blocks, connection.as_ref())?;
     let Kind::Blocks { block_bytes, count } = dataset.kind() else {
         return Err(not_there("block", index, 0));
     };
@@ -109,7 +109,7 @@ pub(super) async fn vector(
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
     let id = number("id", id)?;
-    let dataset = fetcher.open(name, RequiredKind::Vectors)?;
+    let dataset = fetcher.open(name, RequiredKind::Vectors, connection.as_ref())?;
     let Kind::Vectors {
         dim,
         dtype,

@@ -2,8 +2,8 @@
 //! `/readyz`, `/openapi.json`.
 //!
 //! An outermost layer counts every request and writes problem details; inside it each operation has one route (`routes`).
-//! Bodies are slices of the response memory. There is no compression, authentication or cache; the listener has the timeouts
-//! of connections.
+//! Bodies are slices of the response memory. There is no compression and no cache; the listener has the timeouts of
+//! connections, and judges who may ask.
 
 mod batch;
 mod batch_request;

@@ -54,7 +54,7 @@ pub(super) async fn bytes(
     parts: &Parts,
     connection: Option<Arc<Connection>>,
 ) -> Result<Response, Problem> {
-    let version = fetcher.space(name)?;
+    let version = fetcher.space(name, connection.as_ref())?;
     answer(fetcher, version, &parts.method, &parts.headers, connection)
         .await
         .map_err(|Changed| changing())

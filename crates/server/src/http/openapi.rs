@@ -36,25 +36,41 @@ pub(super) fn document() -> Bytes {
 }
 
 fn complete(mut document: OpenApi) -> OpenApi {
-    for item in document.paths.paths.values_mut() {
+    for (path, item) in &mut document.paths.paths {
         for operation in item.get.iter_mut().chain(item.post.iter_mut()) {
-            add_problem(operation);
+            add_problem(
+                operation,
+                "default",
+                "What went wrong (RFC 9457). Retry-After stands where a retry can help.",
+            );
+            if !matches!(&path[..], "/livez" | "/readyz") {
+                add_problem(
+                    operation,
+                    "401",
+                    "No credential that is in force, where the daemon has principals.",
+                );
+                add_problem(
+                    operation,
+                    "403",
+                    "The principal may not do that, whether what it asks for exists or not.",
+                );
+            }
         }
         item.head = item.get.as_ref().map(head_of);
     }
     document
 }
 
-fn add_problem(operation: &mut Operation) {
+fn add_problem(operation: &mut Operation, status: &str, description: &str) {
     let problem = Content::new(Some(Ref::from_schema_name("Problem")));
     let response = ResponseBuilder::new()
-        .description("What went wrong (RFC 9457). Retry-After stands where a retry can help.")
+        .description(description)
         .content(PROBLEM_JSON, problem)
         .build();
     operation
         .responses
         .responses
-        .insert("default".to_owned(), RefOr::T(response));
+        .insert(status.to_owned(), RefOr::T(response));
 }
 
 /// The same operation without bodies. Range does not apply to HEAD, so there is no partial answer.
@@ -132,6 +148,10 @@ mod tests {
                     ids.insert(operation["operationId"].as_str().unwrap().to_owned()),
                     "{path} {method}"
                 );
+                let is_open = matches!(&path[..], "/livez" | "/readyz");
+                for status in ["401", "403"] {
+                    assert_eq!(operation["responses"][status].is_null(), is_open, "{path}");
+                }
                 let other = &operation["responses"]["default"];
                 assert!(!other["description"].as_str().unwrap().is_empty());
                 if method != "head" {

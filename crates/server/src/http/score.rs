@@ -115,7 +115,9 @@ pub(super) async fn score(
         };
         app.fetcher.count_rejection(Err(too_many))?;
     }
-    let dataset = app.fetcher.open(&name, RequiredKind::Vectors)?;
+    let dataset = app
+        .fetcher
+        .open(&name, RequiredKind::Vectors, connection.as_ref())?;
     let etag = ETag::new(dataset.etag());
     if evaluate(&parts.headers, &etag) != Precondition::Holds {
         return Err(precondition_failed(&etag));

@@ -16,6 +16,7 @@ use hyper::body::Incoming;
 use super::frame_parts::FrameParts;
 
 use super::progress::Exchange;
+use crate::record::within;
 
 /// A request's body from the socket.
 #[derive(Debug)]
@@ -91,7 +92,11 @@ where
         if this.exchange.is_stalled() {
             return Poll::Ready(Err(BodyStalled));
         }
-        let Ok(response) = ready!(Pin::new(&mut this.answer).poll(cx));
+        let record = this.exchange.record();
+        let Ok(mut response) = ready!(within(record, || Pin::new(&mut this.answer).poll(cx)));
+        if let Some(record) = record {
+            record.answered(response.status(), response.headers_mut());
+        }
         this.exchange.has_answer();
         let exchange = Arc::clone(&this.exchange);
         Poll::Ready(Ok(response.map(|body| ResponseBody { body, exchange })))
@@ -193,8 +198,8 @@ impl<B: Body<Data = FrameParts> + Unpin> Body for ResponseBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<TrackedBytes>, B::Error>>> {
         let this = self.get_mut();
-        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
         let exchange = &this.exchange;
+        let frame = ready!(within(exchange.record(), || Pin::new(&mut this.body).poll_frame(cx)));
         Poll::Ready(
             frame.map(|frame| frame.map(|frame| frame.map_data(|bytes| TrackedBytes::new(bytes, exchange)))),
         )

@@ -35,10 +35,12 @@ pub(super) enum CloseReason {
     Evicted,
     /// The port was full.
     Refused,
+    /// A principal on it has lost its credential or rights.
+    Revoked,
 }
 
 impl CloseReason {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Handshake,
         Self::Tls,
         Self::Head,
@@ -49,6 +51,7 @@ impl CloseReason {
         Self::Flood,
         Self::Evicted,
         Self::Refused,
+        Self::Revoked,
     ];
 
     /// The word in metrics and logs.
@@ -64,6 +67,7 @@ impl CloseReason {
             Self::Flood => "flood",
             Self::Evicted => "evicted",
             Self::Refused => "refused",
+            Self::Revoked => "revoked",
         }
     }
 

@@ -16,14 +16,17 @@ use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use tonic::Code;
 use tower::Service as _;
 
 use super::Role;
 use super::bodies::{AnswerBody, RequestBody};
 use super::hosts::{AllowedHosts, HostError};
-use super::progress::Exchange;
+use super::progress::{Exchange, Progress};
 use super::response_future::ResponseFuture;
+use crate::access::{Access, Denied, Need};
 use crate::caller::Connection;
+use crate::error_status::refused_call;
 use crate::http::refusal;
 
 /// Serves some requests in the router's place.
@@ -42,6 +45,8 @@ pub(super) struct RequestDispatcher {
     pub(super) fast_path: Option<Arc<dyn FastPath>>,
     pub(super) hosts: Option<AllowedHosts>,
     pub(super) role: Role,
+    /// Who may do what; `None`: clients are not told apart.
+    pub(super) access: Option<Access>,
     pub(super) refusals: RefusalCounters,
 }
 
@@ -51,6 +56,8 @@ pub(super) struct RefusalCounters {
     host: IntCounter,
     content_type: IntCounter,
     draining: IntCounter,
+    unauthenticated: IntCounter,
+    forbidden: IntCounter,
 }
 
 /// The metric, for all ports.
@@ -73,6 +80,8 @@ impl RefusalCounters {
             host: counter("host"),
             content_type: counter("content_type"),
             draining: counter("draining"),
+            unauthenticated: counter("unauthenticated"),
+            forbidden: counter("forbidden"),
         }
     }
 }
@@ -86,17 +95,28 @@ pub(super) enum DispatchFuture {
 }
 
 impl RequestDispatcher {
-    /// Serves a request. `is_late`: its connection was made while the daemon drained.
+    /// Serves a request.
     pub(super) fn call(
         &self,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         connection: &Arc<Connection>,
         exchange: &Arc<Exchange>,
-        is_late: bool,
+        progress: &Arc<Progress>,
     ) -> DispatchFuture {
-        if let Some(refused) = self.refused(&request, is_late) {
+        if let Some(refused) = self.refused(&request, progress.is_late()) {
             return DispatchFuture::Refused(Some(Box::new(refused)));
         }
+        let admitted;
+        let connection = match &self.access {
+            None => connection,
+            Some(access) => match self.admitted(access, &mut request, connection, progress) {
+                Ok(as_principal) => {
+                    admitted = as_principal;
+                    &admitted
+                }
+                Err(refused) => return DispatchFuture::Refused(Some(refused)),
+            },
+        };
         let mut request = request.map(|body| RequestBody::new(body, Arc::clone(exchange)));
         match &self.fast_path {
             Some(fast_path) if fast_path.accepts(&request) => {
@@ -112,6 +132,67 @@ impl RequestDispatcher {
 }
 
 impl RequestDispatcher {
+    /// What a request needs; `None`: nothing, so that orchestrators need no credentials.
+    fn need(&self, path: &str) -> Option<Need> {
+        match self.role {
+            Role::Data | Role::Control if path.starts_with("/grpc.health.v1.Health/") => None,
+            Role::Data => Some(Need::Known),
+            Role::Control => Some(Need::Admin),
+            Role::DataAndProbes(_) if matches!(path, "/livez" | "/readyz") => None,
+            // All that is not of one dataset, whether it exists or not, but the description of the API.
+            Role::DataAndProbes(is_operation) if is_operation(path) && path != "/openapi.json" => {
+                Some(Need::Operation)
+            }
+            Role::DataAndProbes(_) => Some(Need::Known),
+        }
+    }
+
+    /// The connection as the request's principal may use it, or the response to a request that may not.
+    fn admitted<B>(
+        &self,
+        access: &Access,
+        request: &mut Request<B>,
+        connection: &Arc<Connection>,
+        progress: &Arc<Progress>,
+    ) -> Result<Arc<Connection>, Box<Response<AnswerBody>>> {
+        let admitted = match self.need(request.uri().path()) {
+            None => Ok(Arc::clone(connection)),
+            Some(need) => access.admit(request.headers(), need, connection, progress),
+        };
+        // Nothing behind this needs it.
+        request.headers_mut().remove(header::AUTHORIZATION);
+        admitted.map_err(|denied| Box::new(self.denied(denied, request)))
+    }
+
+    fn denied<B>(&self, denied: Denied, request: &Request<B>) -> Response<AnswerBody> {
+        let (counter, code, status, slug, detail) = match denied {
+            Denied::Unauthenticated => (
+                &self.refusals.unauthenticated,
+                Code::Unauthenticated,
+                StatusCode::UNAUTHORIZED,
+                "unauthenticated",
+                "no credential that is in force: send authorization: Bearer TOKEN, or a client certificate",
+            ),
+            Denied::Forbidden => (
+                &self.refusals.forbidden,
+                Code::PermissionDenied,
+                StatusCode::FORBIDDEN,
+                "forbidden",
+                "this principal may not do that",
+            ),
+        };
+        counter.inc();
+        if is_grpc(request) {
+            return refused_call(code, slug, detail).into_http();
+        }
+        let mut response = refusal(status, slug, detail.to_owned(), request.uri().path());
+        if denied == Denied::Unauthenticated {
+            let scheme = HeaderValue::from_static("Bearer realm=\"ringfetch\"");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        response.map(AnswerBody::Routed)
+    }
+
     /// The response to a request that is refused.
     fn refused<B>(&self, request: &Request<B>, is_late: bool) -> Option<Response<AnswerBody>> {
         let path = request.uri().path();

@@ -4,6 +4,7 @@
 //! An `Exchange` is one request and its response, from the request's head to the last byte of the response written to the
 //! socket. HTTP/2 may buffer a response long after its body was produced; `TrackedBytes` counts those bytes.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -12,10 +13,12 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use slab::Slab;
 
-use super::close::CloseDecision;
+use super::close::{CloseDecision, CloseReason};
 use super::timeouts::ExchangeStalls;
 use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
+use crate::access::Revoke;
 use crate::lifecycle::State;
+use crate::record::Record;
 
 /// Room for open exchanges that an idle connection keeps: 224 bytes.
 const KEPT_EXCHANGES: usize = 4;
@@ -63,6 +66,8 @@ pub(super) struct Progress {
     open_whole: AtomicUsize,
     /// A drain does not wait for it.
     is_late: bool,
+    /// Its client's address, for records.
+    peer: Option<IpAddr>,
     /// The decision to close the connection, and whether it has to drain. Its task is woken for either.
     decision: AtomicU8,
     drains: AtomicBool,
@@ -121,6 +126,8 @@ pub(super) struct Exchange {
     /// Its body has stalled: there will be no response.
     is_stalled: AtomicBool,
     waiting: Mutex<Option<Waker>>,
+    /// What is recorded of it; `None`: nothing.
+    record: Option<Arc<Record>>,
 }
 
 fn add(counter: &AtomicU64, bytes: usize) {
@@ -138,6 +145,19 @@ impl Progress {
             is_late,
             ..Self::default()
         }
+    }
+
+    /// The same, from this address.
+    pub(super) fn with_peer(self, peer: IpAddr) -> Self {
+        Self {
+            peer: Some(peer),
+            ..self
+        }
+    }
+
+    /// Its client's address.
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        self.peer
     }
 
     /// Whether a drain does not wait for the connection.
@@ -167,8 +187,17 @@ impl Progress {
         }
     }
 
-    /// Starts an exchange. `is_whole`: the request has no body.
+    #[cfg(test)]
     pub(super) fn open(self: &Arc<Self>, is_whole: bool) -> Arc<Exchange> {
+        self.open_recorded(is_whole, None)
+    }
+
+    /// Starts an exchange. `is_whole`: the request has no body.
+    pub(super) fn open_recorded(
+        self: &Arc<Self>,
+        is_whole: bool,
+        record: Option<Arc<Record>>,
+    ) -> Arc<Exchange> {
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
         let mut exchanges = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,6 +213,7 @@ impl Progress {
             owed_bytes: AtomicU64::new(0),
             is_stalled: AtomicBool::new(false),
             waiting: Mutex::default(),
+            record,
         });
         entry.insert(TrackedExchange {
             exchange: Arc::downgrade(&exchange),
@@ -356,7 +386,18 @@ impl Progress {
     }
 }
 
+impl Revoke for Progress {
+    fn revoke(&self) {
+        self.decide(CloseDecision::Close(CloseReason::Revoked));
+    }
+}
+
 impl Exchange {
+    /// What is recorded of it.
+    pub(super) fn record(&self) -> Option<&Arc<Record>> {
+        self.record.as_ref()
+    }
+
     /// The request is complete.
     pub(super) fn is_whole(&self) {
         if !self.is_whole.swap(true, Ordering::Relaxed) {
@@ -444,6 +485,9 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
+        if let Some(record) = &self.record {
+            record.sent(self.sent_bytes());
+        }
         let progress = &*self.progress;
         let mut exchanges = progress.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         exchanges.try_remove(self.key);

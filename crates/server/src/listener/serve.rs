@@ -16,6 +16,7 @@ use super::timeouts::{TimeoutTracker, WatchGuard};
 use super::tls_stream::AcceptedStream;
 use super::{CONNECTION_WINDOW_BYTES, ConnectionGuard, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
 use crate::caller::Connection;
+use crate::record::{Recorder, within};
 use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -34,6 +35,8 @@ pub(super) struct PortServer {
     pub(super) http2_only: bool,
     pub(super) connection_limits: ConnectionLimits,
     pub(super) close_counters: Arc<CloseCounters>,
+    /// Records the requests; `None`: nothing is recorded.
+    pub(super) recorder: Option<Recorder>,
 }
 
 /// An accepted connection.
@@ -76,7 +79,7 @@ impl PortServer {
         stream: AcceptedStream,
         accepted: AcceptedConnection,
     ) -> impl Future<Output = ()> {
-        let caller = accepted.connection.caller().key();
+        let caller = accepted.connection.address();
         let stream = stream.arrive(&accepted.progress);
         let watch = TimeoutTracker::new(accepted.guard.number());
         let watched = WatchGuard::start(
@@ -119,10 +122,12 @@ impl PortServer {
                 let (port, progress) = (Arc::clone(&self), Arc::clone(progress));
                 let connection = Arc::clone(&accepted.connection);
                 service_fn(move |request: http::Request<Incoming>| {
-                    let exchange = progress.open(request.body().is_end_stream());
-                    let answer = port
-                        .dispatcher
-                        .call(request, &connection, &exchange, progress.is_late());
+                    let recorder = port.recorder.as_ref();
+                    let record = recorder.map(|to| to.begin(&request, progress.peer(), port.transport));
+                    let exchange = progress.open_recorded(request.body().is_end_stream(), record);
+                    let answer = within(exchange.record(), || {
+                        port.dispatcher.call(request, &connection, &exchange, &progress)
+                    });
                     ResponseOrStall::new(answer, exchange)
                 })
             };

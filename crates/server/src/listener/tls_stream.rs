@@ -21,7 +21,7 @@ use super::connection_table::ConnectionTable;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
 use super::serve::{AcceptedConnection, LAST_WORD, PortServer};
 use super::socket::{LINGER, Socket};
-use crate::tls::Tls;
+use crate::tls::{Tls, names_of};
 
 /// Longest handshake, also without `timeouts.handshake_ms`.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(60);
@@ -260,14 +260,14 @@ impl Handshakes {
         accepted: &AcceptedConnection,
         server: &PortServer,
     ) -> Option<AcceptedStream> {
-        let caller = accepted.connection.caller().key();
+        let caller = accepted.connection.address();
         let progress = &accepted.progress;
         let taken = self.table().take(caller, progress, self.tls.handshakes_max());
         let shaken = match taken {
             // All of them are handshakes, so there is one to end.
             Err(_full) => Err(CloseReason::Refused),
             Ok(number) => {
-                let shaken = self.shake_in_time(stream, progress, server).await;
+                let shaken = self.shake_in_time(stream, accepted, server).await;
                 self.table().leave(caller, number);
                 shaken
             }
@@ -285,9 +285,10 @@ impl Handshakes {
     async fn shake_in_time(
         &self,
         stream: StdTcpStream,
-        progress: &Arc<Progress>,
+        accepted: &AcceptedConnection,
         server: &PortServer,
     ) -> Result<AcceptedStream, CloseReason> {
+        let progress = &accepted.progress;
         let failed = |error: io::Error| {
             tracing::debug!(transport = server.transport, %error, "TLS handshake failed");
             CloseReason::Tls
@@ -314,6 +315,11 @@ impl Handshakes {
                     let (socket, session) = stream.get_mut();
                     if session.alpn_protocol() == Some(b"h2") {
                         progress.negotiated_http2();
+                    }
+                    if server.dispatcher.access.is_some()
+                        && let Some([certificate, ..]) = session.peer_certificates()
+                    {
+                        accepted.connection.identify(names_of(certificate));
                     }
                     socket.leave().map_err(failed)?;
                     return Ok(AcceptedStream::Tls(Box::new(stream)));

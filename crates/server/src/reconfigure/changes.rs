@@ -45,6 +45,7 @@ enum Effect {
 fn effect_of(key: &str) -> Effect {
     match key {
         "engine.backend" | "log.filter" => Effect::SetElsewhere,
+        "access_log.sample" | "access_log.slow_ms" => Effect::AtReload,
         "engine.direct_io" | "shutdown.drain_timeout_ms" | "shutdown.lame_duck_ms" => Effect::AtReload,
         // Fixed when a shard starts.
         "limits.queued_reads" => Effect::Restart,
@@ -213,6 +214,7 @@ mod tests {
         let live = |key: &&String| effect_of(key) != Effect::Restart;
         let live: Vec<&str> = known.iter().filter(live).map(String::as_str).collect();
         for key in [
+            "access_log.sample",
             "engine.backend",
             "engine.direct_io",
             "limits.connection_bytes",
@@ -222,6 +224,7 @@ mod tests {
             assert!(live.contains(&key), "{key} is not in {live:?}");
         }
         for key in [
+            "access_log.path",
             "grpc.listen",
             "engine.cores",
             "engine.memory_budget",

@@ -4,8 +4,11 @@
 use super::changes::{self, ConfigChange, ConfigDiff};
 use super::switches::BackendSwitches;
 use super::{ActiveConfig, Inner, lock};
+use crate::access::Access;
+use crate::access_log::AccessLog;
 use crate::catalogue::CatalogueDiff;
 use crate::config::{self, Base, Config, Loaded};
+use crate::key_file::FileError;
 use crate::lifecycle::State;
 use crate::tls::Tls;
 use std::collections::BTreeSet;
@@ -76,6 +79,8 @@ pub struct LastReload {
 
 impl Inner {
     pub(super) fn reload(&self, active: &mut ActiveConfig) -> Result<ReloadOutcome, ReloadError> {
+        // Whatever becomes of the configuration: the file may have been rotated.
+        self.access_log.iter().for_each(AccessLog::reopen);
         match self.lifecycle.state() {
             State::Serving => {}
             state @ (State::Starting | State::LameDuck | State::Draining | State::Ended) => {
@@ -130,13 +135,16 @@ impl Inner {
             };
             ReloadError::Invalid(errors.0.iter().map(mistake).collect())
         })?;
-        let renewed = self.tls.as_ref().map_or(Ok(None), Tls::read).map_err(|error| {
+        let unusable = |error: FileError| {
             let mistake = ReloadProblem {
                 key: error.key.to_owned(),
                 problem: error.to_string(),
             };
             ReloadError::Invalid(vec![mistake])
-        })?;
+        };
+        let renewed = self.tls.as_ref().map_or(Ok(None), Tls::read).map_err(unusable)?;
+        let principals = self.access.as_ref().map_or(Ok(None), Access::read);
+        let principals = principals.map_err(unusable)?;
         self.hold_back(&mut config, &mut changes);
 
         let switched = BackendSwitches::make(self, active, &config, &catalogue, &difference);
@@ -151,6 +159,12 @@ impl Inner {
         self.connection_limits.set_timeouts(&config.timeouts);
         if let (Some(tls), Some(renewed)) = (&self.tls, renewed) {
             tls.install(renewed);
+        }
+        if let (Some(log), Some(config)) = (&self.access_log, &config.access_log) {
+            log.set(config);
+        }
+        if let (Some(access), Some(principals)) = (&self.access, principals) {
+            access.install(principals);
         }
         *lock(&self.lame_duck) = config.lame_duck;
         *lock(&self.drain_timeout) = config.drain_timeout;

@@ -23,9 +23,17 @@ async fn every_metric_is_explained_and_no_other() {
     let mut exported = BTreeSet::new();
     for backend in ["uring", "mmap", "pread", "auto"] {
         let (setup, _) = plain_blocks(Setup::new(backend), 16);
-        // TLS brings metrics of its own.
+        // TLS and principals bring metrics of their own.
+        setup.file(
+            "principals",
+            format!("a sha256:{} *\n", "5a".repeat(32)).as_bytes(),
+        );
         let daemon = with_tls(setup, &Authority::new().pair("daemon"))
             .set("tls.ports", "admin")
+            .set("access_log.path", "access.log")
+            .set("tracing.otlp_endpoint", "http://127.0.0.1:9")
+            .set("access.principals", "principals")
+            .set("access.anonymous", "loopback")
             .start();
         daemon.assert_serves("blocks").await;
         let http = daemon.http_client();

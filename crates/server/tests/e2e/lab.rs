@@ -1,8 +1,12 @@
 //! The studies of `ringfetch lab` that ask a daemon, small and forced.
 
+use crate::access::lines;
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually};
+use crate::data::plain_blocks;
+use crate::tls::{Authority, with_tls};
 use clap::Parser as _;
-use ringfetch_lab::{Context, Lab, Report};
+use ringfetch_client::Client;
+use ringfetch_lab::{Clients, Context, Lab, Report};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +22,9 @@ struct Line {
 struct Bed {
     directory: tempfile::TempDir,
     daemon: Option<Daemon>,
+    /// How the daemon is reached.
+    scheme: &'static str,
+    clients: Clients,
 }
 
 impl Bed {
@@ -27,6 +34,8 @@ impl Bed {
         Self {
             directory,
             daemon: None,
+            scheme: "http",
+            clients: Clients::default(),
         }
     }
 
@@ -59,7 +68,11 @@ impl Bed {
     async fn run(&self, words: &str, stopped: bool) -> Result<Report, String> {
         let of = |port: fn(&Daemon) -> std::net::SocketAddr| {
             let address = self.daemon.as_ref().map(|daemon| port(daemon).to_string());
-            format!("http://{}", address.unwrap_or_else(|| "127.0.0.1:1".to_owned()))
+            format!(
+                "{}://{}",
+                self.scheme,
+                address.unwrap_or_else(|| "127.0.0.1:1".to_owned())
+            )
         };
         let words = words.replace("DIR", &self.path("").display().to_string());
         let out = self.path(&format!("out-{}", fs::read_dir(self.path("")).unwrap().count()));
@@ -71,6 +84,7 @@ impl Bed {
         let context = Context {
             stop: Arc::clone(&stop),
             json: false,
+            clients: self.clients.clone(),
             admin: of(|daemon| daemon.admin),
             command_line: words,
         };
@@ -177,6 +191,35 @@ async fn a_daemon_gets_back_the_backend_that_it_had() {
     crate::flip::set(daemon, mmap, Some("data")).await.unwrap();
     bed.report(flip).await;
     assert_eq!(read_by().await, (mmap, true));
+    bed.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_study_asks_with_tls_and_a_token() {
+    // Scenario: a daemon behind TLS with principals is measured and switched by one who may; by others, without a token and
+    // with one that may not administer. Expected: a verdict; errors that name the address which refused.
+    let authority = Authority::new();
+    let (setup, _) = plain_blocks(Setup::new("pread"), 512);
+    let may = [("lab", "a-token", "*,@admin"), ("reader", "another", "*")];
+    setup.file("principals", lines(&may).as_bytes());
+    let setup = with_tls(setup, &authority.pair("daemon")).set("access.principals", "principals");
+    let mut bed = Bed::new();
+    (bed.daemon, bed.scheme) = (Some(setup.start()), "https");
+    fs::write(bed.path("data"), vec![7; 2 << 20]).unwrap();
+    let flip =
+        "flip --path DIR/data --server SERVER --dataset blocks --only mmap,pread --step 30ms --batch 4";
+    for (token, refused) in [
+        ("a-token", None),
+        ("another", Some("--admin")),
+        ("wrong", Some("--server")),
+    ] {
+        let tls = authority.trusted(None);
+        bed.clients = Clients::new(move |url| Client::builder(url).tls(tls.clone()).token(token));
+        match refused {
+            None => assert_eq!(rows(&bed.report(flip).await, "mmap"), 1),
+            Some(option) => drop(bed.refused(flip, option).await),
+        }
+    }
     bed.stop().await;
 }
 

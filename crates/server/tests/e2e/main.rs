@@ -18,6 +18,8 @@ mod exposition;
 mod readers;
 mod wire;
 
+mod access;
+mod access_log;
 mod adversary;
 mod agreement;
 mod backlog;
@@ -48,5 +50,6 @@ mod supervised;
 mod surfaces;
 mod system_calls;
 mod tls;
+mod traces;
 mod vanishing;
 mod versions;

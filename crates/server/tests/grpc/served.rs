@@ -124,6 +124,8 @@ pub(crate) fn serve(limits: Limits) -> Served {
         telemetry: telemetry.clone(),
         connection_limits: ConnectionLimits::new(&limits, 1 << 20),
         tls: None,
+        access_log: None,
+        access: None,
     })
     .unwrap();
     let admin = admin::service(fetcher.clone(), lifecycle.clone(), telemetry, rpc, reconfigurer);

@@ -3,6 +3,7 @@
 
 use super::response::{FailedItem, RequestError, Response};
 use super::{Body, Endpoints};
+use crate::args::Token;
 use crate::load::args::ScoreAt;
 use crate::load::workload::{Part, Target, name};
 use ringfetch_client::{
@@ -24,8 +25,11 @@ pub(super) async fn connect(
         .timeout(endpoints.timeout)
         .connect_timeout(endpoints.timeout)
         .retry(RetryPolicy::none());
-    if let Some(tls) = &endpoints.tls {
+    if let Some(tls) = &endpoints.credentials.tls {
         client = client.tls(tls.clone());
+    }
+    if let Some(Token(token)) = &endpoints.credentials.token {
+        client = client.token(token);
     }
     Ok(client.connect().await?)
 }

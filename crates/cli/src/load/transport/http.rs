@@ -2,14 +2,16 @@
 //! a GET of that item, one of several a batchFetch answered in octets. Each connection is driven by the task that
 //! uses it, so that a request wakes nobody else. Absent: proxies, redirects.
 
+use super::Credentials;
 use super::response::{Body, FailedItem, RequestError, Response};
+use crate::args::Token;
 use crate::load::args::ScoreAt;
 use crate::load::workload::{Part, Target, name};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{Connection, SendRequest, handshake};
-use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RANGE, RETRY_AFTER};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, RANGE, RETRY_AFTER};
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use ringfetch_client::Tls;
@@ -43,6 +45,8 @@ pub(in crate::load) struct Http {
 struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
     driver: Driver,
+    /// Sent with every request.
+    authorization: Option<HeaderValue>,
 }
 
 type Driver = Pin<Box<Connection<TokioIo<Box<dyn Io>>, Full<Bytes>>>>;
@@ -58,16 +62,17 @@ struct Site {
     address: String,
     /// The host, if it is reached with TLS.
     tls: Option<(Tls, String)>,
+    authorization: Option<HeaderValue>,
 }
 
 impl Http {
     pub(super) async fn connect(
         url: &str,
-        tls: Option<Tls>,
+        credentials: &Credentials,
         slots: u32,
         timeout: Duration,
     ) -> Result<Self, RequestError> {
-        let site = Site::of(url, tls)?;
+        let site = Site::of(url, credentials)?;
         let host = HeaderValue::try_from(&site.address)
             .map_err(|_| RequestError::transport(format!("{url:?} is not an address")))?;
         let mut wires = Vec::new();
@@ -118,32 +123,49 @@ impl Http {
 
 impl Site {
     /// Of a URL `http://HOST:PORT` or `https://HOST:PORT`.
-    fn of(url: &str, tls: Option<Tls>) -> Result<Self, RequestError> {
+    fn of(url: &str, credentials: &Credentials) -> Result<Self, RequestError> {
         let wrong = || RequestError::transport(format!("{url:?} is not of the form http[s]://HOST:PORT"));
         let uri: Uri = url.parse().map_err(|_| wrong())?;
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
         let (port, tls) = match uri.scheme_str() {
             Some("http") => (80, None),
-            Some("https") => (443, Some((tls.ok_or_else(wrong)?, host.to_owned()))),
+            Some("https") => {
+                let tls = credentials.tls.clone().ok_or_else(wrong)?;
+                (443, Some((tls, host.to_owned())))
+            }
             Some(_) | None => return Err(wrong()),
         };
         if !matches!(uri.path(), "" | "/") {
             return Err(wrong());
         }
         let address = format!("{host}:{}", uri.port_u16().unwrap_or(port));
-        Ok(Self { address, tls })
+        let header = |Token(token): &Token| HeaderValue::try_from(format!("Bearer {token}"));
+        let mut authorization = credentials
+            .token
+            .as_ref()
+            .map(header)
+            .transpose()
+            .map_err(|_| RequestError::transport("the token has characters that HTTP cannot send"))?;
+        if let Some(authorization) = &mut authorization {
+            authorization.set_sensitive(true);
+        }
+        Ok(Self {
+            address,
+            tls,
+            authorization,
+        })
     }
 }
 
 /// One GET over a connection of its own, for pages of text.
 pub(in crate::load) async fn get_text(
     url: &str,
-    tls: Option<&Tls>,
+    credentials: &Credentials,
     path: &str,
     timeout: Duration,
 ) -> Result<String, RequestError> {
     let exchange = async {
-        let site = Site::of(url, tls.cloned())?;
+        let site = Site::of(url, credentials)?;
         let request = Request::get(path)
             .header(HOST, &site.address)
             .body(Full::default())
@@ -173,7 +195,8 @@ struct HttpResponse {
 }
 
 impl HttpConnection {
-    async fn connect(Site { address, tls }: &Site) -> Result<Self, RequestError> {
+    async fn connect(site: &Site) -> Result<Self, RequestError> {
+        let Site { address, tls, .. } = site;
         let failed = |error: std::io::Error| RequestError::transport(format!("{address}: {error}"));
         let stream = TcpStream::connect(address).await.map_err(failed)?;
         // Without it a small request waits 40 ms for the acknowledgement of the one before.
@@ -186,16 +209,24 @@ impl HttpConnection {
         Ok(Self {
             sender,
             driver: Box::pin(driver),
+            authorization: site.authorization.clone(),
         })
     }
 
     /// Sends a request and reads its answer to the end.
     async fn exchange(
         &mut self,
-        request: Request<Full<Bytes>>,
+        mut request: Request<Full<Bytes>>,
         keep: bool,
     ) -> Result<HttpResponse, RequestError> {
-        let Self { sender, driver } = self;
+        let Self {
+            sender,
+            driver,
+            authorization,
+        } = self;
+        if let Some(authorization) = authorization {
+            request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+        }
         let exchange = async {
             sender.ready().await.map_err(broken)?;
             let response = sender.send_request(request).await.map_err(broken)?;
@@ -477,17 +508,18 @@ mod tests {
 
     #[test]
     fn urls_and_paths_are_what_http_wants() {
-        let tls = Tls::new(None, None).unwrap();
+        let with = |tls| Credentials { tls, token: None };
+        let tls = with(Some(Tls::new(None, None).unwrap()));
         for (url, want) in [
             ("https://host", "host:443"),
             ("http://127.0.0.1:7411", "127.0.0.1:7411"),
             ("http://host/", "host:80"),
             ("http://[::1]:7", "[::1]:7"),
         ] {
-            assert_eq!(Site::of(url, Some(tls.clone())).unwrap().address, want);
+            assert_eq!(Site::of(url, &tls).unwrap().address, want);
         }
         for wrong in ["127.0.0.1:7411", "https://a:1", "http://", "http://a:1/v1", ""] {
-            assert!(Site::of(wrong, None).is_err(), "{wrong}");
+            assert!(Site::of(wrong, &with(None)).is_err(), "{wrong}");
         }
         let mut path = String::new();
         encode("a b/c%é", &mut path);

@@ -12,9 +12,18 @@ pub(super) use response::{Body, RequestError, Response};
 
 use super::args::{ScoreAt, TransportArg};
 use super::workload::Part;
+use crate::args::Token;
 use grpc::Streams;
 use ringfetch_client::{Client, Tls};
 use std::time::Duration;
+
+/// What shows who asks, and whom.
+#[derive(Debug, Clone)]
+pub(super) struct Credentials {
+    /// For https:// addresses; there if one of the two is such an address.
+    pub(super) tls: Option<Tls>,
+    pub(super) token: Option<Token>,
+}
 
 /// Where to connect, and how.
 #[derive(Debug, Clone)]
@@ -22,8 +31,7 @@ pub(super) struct Endpoints {
     pub(super) grpc: String,
     /// Only needed by the HTTP transport.
     pub(super) http: String,
-    /// For https:// addresses; there if one of the two is such an address.
-    pub(super) tls: Option<Tls>,
+    pub(super) credentials: Credentials,
     pub(super) transport: TransportArg,
     pub(super) timeout: Duration,
 }
@@ -50,7 +58,7 @@ impl Transport {
             TransportArg::Grpc => Self::Calls(client.await?),
             TransportArg::Stream => Self::Streams(Streams::open(client.await?, connections)),
             TransportArg::Http => Self::Http(
-                Http::connect(&endpoints.http, endpoints.tls.clone(), slots, endpoints.timeout).await?,
+                Http::connect(&endpoints.http, &endpoints.credentials, slots, endpoints.timeout).await?,
             ),
         })
     }

@@ -1,0 +1,292 @@
+//! Who may read what: bearer tokens and clients' certificates, from a file that is read again when it changes (ADR 0016).
+//!
+//! Each line of the file is a [`Grant`]. A request is judged once, before routing, and carries its grant from there on. A
+//! grant knows the connections that use it, and closes them when its line is gone or differs. Nothing here keeps, logs or
+//! repeats a token.
+
+mod grant;
+mod metrics;
+mod principal;
+mod table;
+
+pub(crate) use grant::{Grant, GrantInUse, Revoke};
+pub(crate) use principal::{Principal, PrincipalLimits};
+
+use crate::caller::Connection;
+use crate::config::{AccessConfig, Anonymous};
+use crate::key_file::{FileError, LastProblem, watch};
+use crate::record;
+use arc_swap::ArcSwap;
+use http::{HeaderMap, header};
+use metrics::ByPrincipal;
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use table::Table;
+
+/// What a request needs beside the right to the datasets that it names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// To be known, or to be anonymous where that is allowed.
+    Known,
+    /// To see metrics and status, which name all datasets.
+    Operation,
+    /// To administer. Nobody does so anonymously.
+    Admin,
+}
+
+/// Why a request is refused. The same for what exists and what does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// No credential, or one that is not in force.
+    Unauthenticated,
+    /// The principal may not do that.
+    Forbidden,
+}
+
+/// Who may do what. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Access {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    anonymous: Anonymous,
+    /// Whether clients' certificates are verified.
+    has_client_ca: bool,
+    table: ArcSwap<Table>,
+    /// Held while the file is read; the number of reads.
+    reads: Mutex<u64>,
+    /// Held while a table is put in force; the number of the read that it came from.
+    in_force: Mutex<u64>,
+    problem: LastProblem,
+    loads: IntCounterVec,
+    loaded: [IntCounter; 2],
+    /// Requests of clients without a principal.
+    anonymous_requests: AtomicU64,
+}
+
+/// A file that was read again and is valid.
+#[derive(Debug)]
+pub struct RenewedPrincipals {
+    table: Table,
+    /// Later reads have higher numbers.
+    read: u64,
+}
+
+impl Access {
+    /// Reads the file of principals; `None` without one. `has_client_ca`: clients' certificates are verified.
+    ///
+    /// # Errors
+    /// A file that cannot be used.
+    pub fn load(config: &AccessConfig, has_client_ca: bool) -> Result<Option<Self>, FileError> {
+        let Some(path) = &config.principals else {
+            return Ok(None);
+        };
+        let unchanged = || FileError {
+            key: table::KEY,
+            path: path.display().to_string(),
+            problem: "was not read".to_owned(),
+            remedy: "report this defect",
+        };
+        let table = Table::read(path, has_client_ca, None)?.ok_or_else(unchanged)?;
+        table.set_limits();
+        let loads = Opts::new(
+            "ringfetch_access_loads_total",
+            "Changed files of principals that were read, by result. After a failure the old one stays.",
+        );
+        // The name and the label are constants that the crate accepts, which a test checks.
+        let loads = IntCounterVec::new(loads, &["result"]).map_err(|_| unchanged())?;
+        Ok(Some(Self {
+            inner: Arc::new(Inner {
+                path: path.clone(),
+                anonymous: config.anonymous,
+                has_client_ca,
+                table: ArcSwap::from_pointee(table),
+                reads: Mutex::default(),
+                in_force: Mutex::default(),
+                problem: LastProblem::default(),
+                loaded: ["ok", "failed"].map(|result| loads.with_label_values(&[result])),
+                loads,
+                anonymous_requests: AtomicU64::new(0),
+            }),
+        }))
+    }
+
+    /// Registers the metrics.
+    ///
+    /// # Errors
+    /// A name is taken in this registry.
+    pub fn register_metrics(&self, registry: &Registry) -> Result<(), prometheus::Error> {
+        registry.register(Box::new(self.inner.loads.clone()))?;
+        registry.register(Box::new(ByPrincipal::new(self.clone())?))
+    }
+
+    /// The connection as the request on it may use it.
+    pub(crate) fn admit<C: Revoke + 'static>(
+        &self,
+        headers: &HeaderMap,
+        need: Need,
+        connection: &Arc<Connection>,
+        closing: &Arc<C>,
+    ) -> Result<Arc<Connection>, Denied> {
+        let table = self.inner.table.load();
+        let grant = match bearer_token(headers)? {
+            Some(token) => Some(table.of_token(token).ok_or(Denied::Unauthenticated)?),
+            None => table.of_certificate(connection.certificate_names()),
+        };
+        let Some(grant) = grant else {
+            let is_let_in = match self.inner.anonymous {
+                Anonymous::Nobody => false,
+                Anonymous::Loopback => connection.is_from_this_host(),
+                Anonymous::Everybody => true,
+            };
+            if !is_let_in || need == Need::Admin {
+                return Err(Denied::Unauthenticated);
+            }
+            self.inner.anonymous_requests.fetch_add(1, Ordering::Relaxed);
+            return Ok(Arc::clone(connection));
+        };
+        record::note(|facts| facts.principal = Some(grant.principal.as_str().into()));
+        if !grant.allows(need) {
+            return Err(Denied::Forbidden);
+        }
+        grant.principal.count_request();
+        connection.granted(grant, closing).ok_or(Denied::Unauthenticated)
+    }
+
+    /// Reads the file; `None` if it is unchanged.
+    ///
+    /// # Errors
+    /// A file that cannot be used. Nothing has changed.
+    pub fn read(&self) -> Result<Option<RenewedPrincipals>, FileError> {
+        let mut reads = lock(&self.inner.reads);
+        *reads += 1;
+        let active = self.inner.table.load_full();
+        let table = Table::read(&self.inner.path, self.inner.has_client_ca, Some(&active));
+        if table.is_err() {
+            let [_, failed] = &self.inner.loaded;
+            failed.inc();
+        }
+        let read = *reads;
+        table.map(|table| table.map(|table| RenewedPrincipals { table, read }))
+    }
+
+    /// Later requests are judged by this file. Connections that use a line that is gone or differs are closed.
+    pub fn install(&self, RenewedPrincipals { table, read }: RenewedPrincipals) {
+        let mut in_force = lock(&self.inner.in_force);
+        // A reload and the watch may both have read it, and the one that read it later may be here first.
+        if read < *in_force || self.inner.table.load().is_same(&table) {
+            return;
+        }
+        *in_force = read;
+        let table = Arc::new(table);
+        table.set_limits();
+        let before = self.inner.table.swap(Arc::clone(&table));
+        let mut revoked = 0_u32;
+        for grant in before.grants().filter(|grant| !table.has(grant)) {
+            grant.revoke();
+            revoked += 1;
+        }
+        let [ok, _] = &self.inner.loaded;
+        ok.inc();
+        let path = self.inner.path.display();
+        tracing::info!(%path, lines = table.grants().count(), revoked, "principals replaced");
+    }
+
+    /// Reads the file again and again.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect on what is in force.
+    pub async fn watch(self) {
+        watch(move || self.renew()).await;
+    }
+
+    fn renew(&self) {
+        let renewed = self.inner.problem.check(self.read(), |problem| {
+            tracing::error!(%problem, "the file of principals cannot be used: the old one stays in force");
+        });
+        renewed.into_iter().for_each(|renewed| self.install(renewed));
+    }
+}
+
+fn lock(number: &Mutex<u64>) -> MutexGuard<'_, u64> {
+    number.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The token of `Authorization: Bearer`; `None` without that header. Other schemes are refused, as are several headers.
+fn bearer_token(headers: &HeaderMap) -> Result<Option<&[u8]>, Denied> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let token = match (values.next(), values.next()) {
+        (None, _) => return Ok(None),
+        (Some(value), None) => value.as_bytes().split_at_checked("bearer ".len()),
+        (Some(_), Some(_)) => None,
+    };
+    let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+    let token = token
+        .map(|(_, token)| token.trim_ascii())
+        .filter(|token| !token.is_empty());
+    token.map(Some).ok_or(Denied::Unauthenticated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    #[test]
+    fn what_was_read_earlier_does_not_replace_what_was_read_later() {
+        // Scenario: the file is read, changes, is read again; the second comes in force, then the first. Expectation: the second
+        // stays, so that a token that a reload has revoked is not back.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("principals");
+        let write =
+            |digit: &str| std::fs::write(&path, format!("a sha256:{} *\n", digit.repeat(64))).unwrap();
+        write("1");
+        let config = AccessConfig {
+            principals: Some(path.clone()),
+            anonymous: Anonymous::Nobody,
+        };
+        let access = Access::load(&config, false).unwrap().unwrap();
+        let [first, second] = ["2", "3"].map(|digit| {
+            write(digit);
+            access.read().unwrap().unwrap()
+        });
+        access.install(second);
+        let in_force = access.inner.table.load_full();
+        access.install(first);
+        assert!(Arc::ptr_eq(&in_force, &access.inner.table.load_full()));
+    }
+
+    #[test]
+    fn a_bearer_token_is_one_header_of_one_scheme() {
+        // Scenario: no header, the scheme in other letters, more blanks; another scheme, no token, two headers. Expectation:
+        // nothing, the token, and refusals.
+        let token = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::AUTHORIZATION, HeaderValue::from_static(value));
+            }
+            bearer_token(&headers).map(|token| token.map(<[u8]>::to_vec))
+        };
+        assert_eq!(token(&[]), Ok(None));
+        for value in ["Bearer secret", "bearer secret", "BEARER   secret "] {
+            assert_eq!(token(&[value]), Ok(Some(b"secret".to_vec())), "{value}");
+        }
+        for value in [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Bearer   ",
+            "Basic c2VjcmV0",
+            "secret",
+            "Bearersecret",
+        ] {
+            assert_eq!(token(&[value]), Err(Denied::Unauthenticated), "{value}");
+        }
+        assert_eq!(token(&["Bearer a", "Bearer a"]), Err(Denied::Unauthenticated));
+    }
+}

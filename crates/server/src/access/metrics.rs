@@ -1,0 +1,101 @@
+//! Metrics by principal: those of the file, and `anonymous`.
+
+use super::Access;
+use super::table::ANONYMOUS;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounterVec, IntGaugeVec, Opts};
+use std::sync::atomic::Ordering;
+
+const LABELS: [&str; 1] = ["principal"];
+
+/// What principals did and hold, looked up when it is asked for.
+#[derive(Debug)]
+pub(super) struct ByPrincipal {
+    access: Access,
+    /// Without series.
+    families: Families,
+}
+
+#[derive(Debug)]
+struct Families {
+    requests: IntCounterVec,
+    in_flight: IntGaugeVec,
+    memory: IntGaugeVec,
+}
+
+impl Families {
+    fn new() -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            requests: IntCounterVec::new(
+                Opts::new(
+                    "ringfetch_principal_requests_total",
+                    "Requests that were let in before routing, by principal.",
+                ),
+                &LABELS,
+            )?,
+            in_flight: IntGaugeVec::new(
+                Opts::new(
+                    "ringfetch_principal_requests_in_flight",
+                    "Requests in flight, by principal.",
+                ),
+                &LABELS,
+            )?,
+            memory: IntGaugeVec::new(
+                Opts::new(
+                    "ringfetch_principal_memory_bytes",
+                    "Response memory held, by principal.",
+                ),
+                &LABELS,
+            )?,
+        })
+    }
+
+    fn all(&self) -> [&dyn Collector; 3] {
+        [&self.requests, &self.in_flight, &self.memory]
+    }
+
+    fn fill(&self, access: &Access) {
+        let table = access.inner.table.load();
+        let signed = |value| i64::try_from(value).unwrap_or(i64::MAX);
+        for principal in table.principals() {
+            let name = [principal.name()];
+            let (in_flight, memory) = principal.held();
+            self.requests
+                .with_label_values(&name)
+                .inc_by(principal.requests());
+            self.in_flight.with_label_values(&name).set(signed(in_flight));
+            self.memory.with_label_values(&name).set(signed(memory));
+        }
+        let anonymous = access.inner.anonymous_requests.load(Ordering::Relaxed);
+        self.requests.with_label_values(&[ANONYMOUS]).inc_by(anonymous);
+    }
+}
+
+impl ByPrincipal {
+    pub(super) fn new(access: Access) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            access,
+            families: Families::new()?,
+        })
+    }
+}
+
+impl Collector for ByPrincipal {
+    fn desc(&self) -> Vec<&Desc> {
+        self.families
+            .all()
+            .into_iter()
+            .flat_map(Collector::desc)
+            .collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        // New ones each time, so that principals that are gone have no series.
+        let Ok(families) = Families::new() else {
+            return Vec::new();
+        };
+        families.fill(&self.access);
+        families.all().into_iter().flat_map(Collector::collect).collect()
+    }
+}

@@ -1,0 +1,421 @@
+//! The file of principals. A line is `NAME CREDENTIAL RIGHTS [LIMITS]`; lines of one name are its credentials, with the same
+//! rights and limits.
+
+use super::grant::{Credential, Grant, Rights};
+use super::principal::{Principal, PrincipalLimits};
+use crate::key_file::{FileError, KeyFile};
+use ring::digest::{SHA256, digest};
+use ringfetch_command::size;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+use subtle::ConstantTimeEq as _;
+
+pub(super) const KEY: &str = "access.principals";
+const NAME_BYTES_MAX: usize = 64;
+const LINE: &str =
+    "write each line as NAME sha256:HEX RIGHTS or NAME certificate:NAME RIGHTS, and LIMITS if there are any";
+const LIMITS: &str = "write limits as requests=NUMBER,memory=BYTES, or one of them";
+/// Small answers still fit.
+const MEMORY_BYTES_MIN: u64 = 64 << 10;
+/// What metrics call clients without a principal.
+pub(super) const ANONYMOUS: &str = "anonymous";
+const RIGHTS: &str = "list datasets with commas and no blanks, * for all, and the roles @metrics and @admin";
+
+/// Hashes of tokens, and whose they are.
+type Tokens = Vec<([u8; 32], Arc<Grant>)>;
+
+/// The lines in force.
+pub(super) struct Table {
+    digest: [u8; 32],
+    /// By the first bytes of the hash, so that the rest can be compared in constant time.
+    tokens: HashMap<[u8; 8], Tokens>,
+    certificates: HashMap<String, Arc<Grant>>,
+    principals: BTreeMap<String, (Arc<Principal>, PrincipalLimits)>,
+}
+
+/// Without credentials.
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.grants()).finish()
+    }
+}
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let mut sum = [0; 32];
+    sum.copy_from_slice(digest(&SHA256, bytes).as_ref());
+    sum
+}
+
+fn prefix(hash: &[u8; 32]) -> [u8; 8] {
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash[..8]);
+    first
+}
+
+impl Table {
+    /// Reads the file; `None` if it is that of `before`, whose grants are kept where their lines are the same.
+    pub(super) fn read(
+        path: &Path,
+        has_client_ca: bool,
+        before: Option<&Self>,
+    ) -> Result<Option<Self>, FileError> {
+        let file = KeyFile::read(KEY, path)?;
+        let digest = sha256(&file.bytes);
+        if before.is_some_and(|before| before.digest == digest) {
+            return Ok(None);
+        }
+        let text = std::str::from_utf8(&file.bytes).map_err(|_| file.error("is not UTF-8", LINE))?;
+        let mut table = Self {
+            digest,
+            tokens: HashMap::new(),
+            certificates: HashMap::new(),
+            principals: BTreeMap::new(),
+        };
+        let mut lines_of: BTreeMap<Credential, usize> = BTreeMap::new();
+        let mut rights_of: HashMap<&str, (usize, (Rights, PrincipalLimits))> = HashMap::new();
+        for (number, line) in (1_usize..).zip(text.lines()) {
+            let wrong = |problem: String, remedy| Err(file.error(format!("line {number} {problem}"), remedy));
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let mut words = line.split_ascii_whitespace();
+            let (Some(name), Some(credential), Some(rights), limits, None) = (
+                words.next(),
+                words.next(),
+                words.next(),
+                words.next(),
+                words.next(),
+            ) else {
+                return wrong("has not three or four words".to_owned(), LINE);
+            };
+            let credential = match credential_of(credential) {
+                Ok(credential) if is_name(name) => credential,
+                Ok(_) => {
+                    return wrong(
+                        "has a name of other characters".to_owned(),
+                        "use letters, digits and . _ -",
+                    );
+                }
+                Err(problem) => return wrong(problem.to_owned(), LINE),
+            };
+            if name == ANONYMOUS {
+                return wrong(format!("has the name {ANONYMOUS}"), "use another name");
+            }
+            let limits = match limits.map_or(Ok(PrincipalLimits::NONE), limits_in) {
+                Ok(limits) => limits,
+                Err(problem) => return wrong(problem.to_owned(), LIMITS),
+            };
+            if matches!(credential, Credential::Certificate(_)) && !has_client_ca {
+                return wrong(
+                    "names a certificate, and tls.client_ca is off".to_owned(),
+                    "set tls.client_ca",
+                );
+            }
+            let rights = match rights_in(rights) {
+                Ok(rights) => rights,
+                Err(problem) => return wrong(problem, RIGHTS),
+            };
+            if let Some(first) = lines_of.insert(credential.clone(), number) {
+                return wrong(
+                    format!("has the credential of line {first}"),
+                    "leave one of them out",
+                );
+            }
+            let given = (rights, limits);
+            match rights_of.get(name) {
+                Some((first, others)) if *others != given => {
+                    let remedy = "give a principal's lines the same rights and limits";
+                    return wrong(
+                        format!("gives {name} other rights or limits than line {first}"),
+                        remedy,
+                    );
+                }
+                Some(_) => {}
+                None => {
+                    rights_of.insert(name, (number, given.clone()));
+                }
+            }
+            let (rights, limits) = given;
+            let principal = table.principal(name, limits, before);
+            table.add(Grant::new(principal, credential, rights), before);
+        }
+        if lines_of.is_empty() {
+            return Err(file.error("has no line with a principal", LINE));
+        }
+        Ok(Some(table))
+    }
+
+    /// The principal of this name, which keeps what it holds.
+    fn principal(&mut self, name: &str, limits: PrincipalLimits, before: Option<&Self>) -> Arc<Principal> {
+        let entry = self.principals.entry(name.to_owned());
+        let (principal, _) = entry.or_insert_with(|| {
+            let kept = before.and_then(|before| before.principals.get(name));
+            let principal = kept.map_or_else(|| Principal::new(name), |(kept, _)| Arc::clone(kept));
+            (principal, limits)
+        });
+        Arc::clone(principal)
+    }
+
+    /// Puts the limits in force.
+    pub(super) fn set_limits(&self) {
+        for (principal, limits) in self.principals.values() {
+            principal.set_limits(*limits);
+        }
+    }
+
+    /// By name.
+    pub(super) fn principals(&self) -> impl Iterator<Item = &Arc<Principal>> {
+        self.principals.values().map(|(principal, _)| principal)
+    }
+
+    fn add(&mut self, grant: Grant, before: Option<&Self>) {
+        let kept = before.and_then(|before| before.get(&grant.credential));
+        let kept = kept.filter(|kept| kept.is_same(&grant)).cloned();
+        let grant = kept.unwrap_or_else(|| Arc::new(grant));
+        match &grant.credential {
+            Credential::Token(hash) => {
+                let place = self.tokens.entry(prefix(hash)).or_default();
+                place.push((*hash, Arc::clone(&grant)));
+            }
+            Credential::Certificate(name) => {
+                self.certificates.insert(name.clone(), Arc::clone(&grant));
+            }
+        }
+    }
+
+    fn get(&self, credential: &Credential) -> Option<&Arc<Grant>> {
+        match credential {
+            Credential::Token(hash) => self.of_hash(hash),
+            Credential::Certificate(name) => self.certificates.get(name),
+        }
+    }
+
+    fn of_hash(&self, hash: &[u8; 32]) -> Option<&Arc<Grant>> {
+        let candidates = self.tokens.get(&prefix(hash))?;
+        let found = candidates.iter().find(|(other, _)| other.ct_eq(hash).into());
+        found.map(|(_, grant)| grant)
+    }
+
+    pub(super) fn of_token(&self, token: &[u8]) -> Option<&Arc<Grant>> {
+        self.of_hash(&sha256(token))
+    }
+
+    /// Of the first name that is in the file.
+    pub(super) fn of_certificate(&self, names: &[String]) -> Option<&Arc<Grant>> {
+        names.iter().find_map(|name| self.certificates.get(name))
+    }
+
+    pub(super) fn grants(&self) -> impl Iterator<Item = &Arc<Grant>> {
+        let tokens = self.tokens.values().flatten().map(|(_, grant)| grant);
+        tokens.chain(self.certificates.values())
+    }
+
+    /// Whether it is of the same file.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.digest == other.digest
+    }
+
+    /// Whether this very grant is in force.
+    pub(super) fn has(&self, grant: &Arc<Grant>) -> bool {
+        self.get(&grant.credential)
+            .is_some_and(|other| Arc::ptr_eq(other, grant))
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    name.len() <= NAME_BYTES_MAX && name.chars().all(allowed)
+}
+
+/// The problem says nothing about the credential's characters.
+fn credential_of(word: &str) -> Result<Credential, &'static str> {
+    if let Some(name) = word.strip_prefix("certificate:") {
+        return match name {
+            "" => Err("names no certificate"),
+            name => Ok(Credential::Certificate(name.to_owned())),
+        };
+    }
+    let wrong = "has no hash of 64 hexadecimal digits";
+    let Some(digits) = word.strip_prefix("sha256:") else {
+        return Err("has neither sha256: nor certificate:");
+    };
+    if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err(wrong);
+    }
+    let mut hash = [0; 32];
+    for (byte, place) in hash.iter_mut().zip((0..64).step_by(2)) {
+        let pair = digits.get(place..place + 2).ok_or(wrong)?;
+        *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong)?;
+    }
+    if hash == sha256(b"") || hash == sha256(b"\n") {
+        return Err("has the hash of an empty token");
+    }
+    Ok(Credential::Token(hash))
+}
+
+fn rights_in(word: &str) -> Result<Rights, String> {
+    let mut rights = Rights::default();
+    for right in word.split(',') {
+        match right {
+            "*" => rights.all_datasets = true,
+            "@admin" => rights.admin = true,
+            "@metrics" => rights.metrics = true,
+            "" => return Err("has an empty right".to_owned()),
+            role if role.starts_with('@') => return Err("has a role that there is not".to_owned()),
+            name if !name
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) =>
+            {
+                return Err("has a right that is no dataset's name".to_owned());
+            }
+            name => {
+                rights.datasets.insert(name.to_owned());
+            }
+        }
+    }
+    Ok(rights)
+}
+
+fn limits_in(word: &str) -> Result<PrincipalLimits, &'static str> {
+    let mut limits = PrincipalLimits::NONE;
+    for limit in word.split(',') {
+        let (name, value) = limit.split_once('=').ok_or("has a limit without =")?;
+        let (place, value) = match name {
+            "requests" => (
+                &mut limits.requests,
+                value.parse().ok().filter(|value| *value > 0),
+            ),
+            "memory" => {
+                let bytes = size::parse(value).ok();
+                (
+                    &mut limits.memory_bytes,
+                    bytes.filter(|bytes| *bytes >= MEMORY_BYTES_MIN),
+                )
+            }
+            _ => return Err("has a limit that there is not"),
+        };
+        if *place != u64::MAX {
+            return Err("has a limit twice");
+        }
+        *place = value.ok_or("has a limit that is no number, or too small")?;
+    }
+    Ok(limits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(token: &str) -> String {
+        sha256(token.as_bytes())
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+
+    fn read(text: &str, before: Option<&Table>) -> Result<Option<Table>, FileError> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("principals");
+        std::fs::write(&path, text).unwrap();
+        Table::read(&path, true, before)
+    }
+
+    #[test]
+    fn a_good_file_says_who_may_what() {
+        // Scenario: comments, tokens of two principals, one with two, a certificate. Expectation: each is found by its
+        // credential, others are not; roles and datasets are as written.
+        let text = format!(
+            "# who\n\na sha256:{} x,y\na sha256:{} y,x\n  b\tsha256:{} *,@admin\nc certificate:spiffe://c @metrics\n",
+            hash("one"),
+            hash("two").to_uppercase(),
+            hash("three"),
+        );
+        let table = read(&text, None).unwrap().unwrap();
+        let name = |token: &str| {
+            table
+                .of_token(token.as_bytes())
+                .map(|grant| grant.principal.name().to_owned())
+        };
+        assert_eq!(
+            ["one", "two", "three", "four", ""].map(|token| name(token).unwrap_or_default()),
+            ["a", "a", "b", "", ""]
+        );
+        let of = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            table.of_certificate(&names).map(|grant| grant.rights.clone())
+        };
+        assert_eq!(of(&["other"]), None);
+        assert!(of(&["other", "spiffe://c"]).unwrap().metrics);
+        let rights = &table.of_token(b"three").unwrap().rights;
+        assert!(rights.all_datasets && rights.admin && !rights.metrics);
+        assert!(!format!("{table:?}").contains(&hash("one")[..8]));
+        assert!(read(&text, Some(&table)).unwrap().is_none());
+    }
+
+    #[test]
+    fn lines_that_stay_keep_their_grants() {
+        // Scenario: of three lines one stays, one changes its rights, one goes. Expectation: only the first is still in force.
+        let line = |name: &str, rights: &str| format!("{name} sha256:{} {rights}\n", hash(name));
+        let before = read(&[line("a", "x"), line("b", "x"), line("c", "x")].concat(), None);
+        let before = before.unwrap().unwrap();
+        let after = read(&[line("b", "y"), line("a", "x")].concat(), Some(&before))
+            .unwrap()
+            .unwrap();
+        let still = |token: &str| after.has(before.of_token(token.as_bytes()).unwrap());
+        assert_eq!(["a", "b", "c"].map(still), [true, false, false]);
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_by_its_line_and_says_no_secret() {
+        // Scenario: files that are wrong in one place each. Expectation: the line and what is wrong, and nothing of the hash.
+        let good = format!("a sha256:{} x\n", hash("one"));
+        let of = |credential: &str, rights: &str| format!("{good}b {credential} {rights}\n");
+        let two = format!("sha256:{}", hash("two"));
+        for (text, said) in [
+            ("# nobody\n".to_owned(), "no line with a principal"),
+            (format!("{good}b {two}\n"), "line 2 has not three or four words"),
+            (
+                format!("{good}b {two} x y z\n"),
+                "line 2 has not three or four words",
+            ),
+            (format!("anonymous {two} x\n"), "line 1 has the name anonymous"),
+            (of(&two, "x requests"), "line 2 has a limit without ="),
+            (of(&two, "x speed=1"), "line 2 has a limit that there is not"),
+            (of(&two, "x requests=1,requests=2"), "line 2 has a limit twice"),
+            (of(&two, "x requests=0"), "line 2 has a limit that is no number"),
+            (of(&two, "x memory=1KiB"), "line 2 has a limit that is no number"),
+            (of(&two, "x memory=1x"), "line 2 has a limit that is no number"),
+            (format!("{good}b/c {two} x\n"), "line 2 has a name of other"),
+            (of(&hash("two"), "x"), "line 2 has neither sha256:"),
+            (of("sha256:abc", "x"), "line 2 has no hash"),
+            (
+                of(&format!("sha256:{}", "g".repeat(64)), "x"),
+                "line 2 has no hash",
+            ),
+            (
+                of(&format!("sha256:{}", hash("")), "x"),
+                "line 2 has the hash of an empty token",
+            ),
+            (of("certificate:", "x"), "line 2 names no certificate"),
+            (of(&two, "x,,y"), "line 2 has an empty right"),
+            (of(&two, "@root"), "line 2 has a role"),
+            (of(&two, "x/y"), "line 2 has a right that is no"),
+            (format!("{good}{good}"), "line 2 has the credential of line 1"),
+            (
+                format!("{good}a {two} y\n"),
+                "line 2 gives a other rights or limits than line 1",
+            ),
+        ] {
+            let error = read(&text, None).unwrap_err();
+            assert!(error.problem.contains(said), "{said:?}: {error}");
+            assert!(!error.to_string().contains(&hash("two")[..6]), "{error}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("principals");
+        std::fs::write(&path, "c certificate:c x\n").unwrap();
+        let error = Table::read(&path, false, None).unwrap_err();
+        assert!(error.problem.contains("tls.client_ca is off"), "{error}");
+    }
+}

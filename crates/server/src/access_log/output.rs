@@ -1,0 +1,248 @@
+//! Where the lines go: a file, or one of the process's streams. Belongs to the log's thread.
+//!
+//! Lines are written together, and a failed write loses them: the next ones are tried again. A line that was cut off is ended
+//! before the next one, so that every other line stays whole.
+
+use crate::config::AccessLogTarget;
+use prometheus::IntCounter;
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes written at once to a file.
+const FILE_BYTES: usize = 64 << 10;
+/// Bytes written at once to a stream: so many to a pipe are not mixed with others' (PIPE_BUF), such as the daemon's log.
+const STREAM_BYTES: usize = 4096;
+
+/// See the module.
+pub(super) struct Output {
+    file: File,
+    /// To open it again; `None`: a stream.
+    path: Option<PathBuf>,
+    reopen: Arc<AtomicBool>,
+    /// Whole lines.
+    lines: Vec<u8>,
+    lines_bytes_max: usize,
+    /// The last line written was cut off.
+    is_torn: bool,
+    is_failing: bool,
+    dropped: IntCounter,
+}
+
+impl Output {
+    /// Opens the target. `reopen`: when set, a file is opened again.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn open(
+        target: &AccessLogTarget,
+        reopen: Arc<AtomicBool>,
+        dropped: IntCounter,
+    ) -> Result<Self, String> {
+        let stream = |fd: io::Result<_>| {
+            let file = fd.map(File::from).map_err(|error| format!("is closed: {error}"));
+            file.map(|file| (file, None))
+        };
+        let (file, path) = match target {
+            AccessLogTarget::File(path) => (append_to(path)?, Some(path.clone())),
+            AccessLogTarget::Stdout => stream(io::stdout().as_fd().try_clone_to_owned())?,
+            AccessLogTarget::Stderr => stream(io::stderr().as_fd().try_clone_to_owned())?,
+        };
+        Ok(Self {
+            file,
+            lines_bytes_max: if path.is_some() { FILE_BYTES } else { STREAM_BYTES },
+            path,
+            reopen,
+            lines: Vec::new(),
+            is_torn: false,
+            is_failing: false,
+            dropped,
+        })
+    }
+
+    fn open_again(&mut self) {
+        let Some(path) = &self.path else { return };
+        match append_to(path) {
+            Ok(file) => (self.file, self.is_torn) = (file, false),
+            Err(problem) => {
+                tracing::warn!(path = %path.display(), problem, "the access log cannot be opened again: the old file is written");
+            }
+        }
+    }
+
+    /// Writes the lines. What is left of them is lost.
+    fn write_lines(&mut self) {
+        let ended = if self.is_torn {
+            write(&self.file, b"\n").1
+        } else {
+            Ok(())
+        };
+        self.is_torn = ended.is_err();
+        let (written, result) = match ended {
+            Ok(()) => write(&self.file, &self.lines),
+            Err(error) => (0, Err(error)),
+        };
+        let (done, left) = self.lines.split_at(written);
+        self.is_torn |= done.last().is_some_and(|last| *last != b'\n');
+        let lost = left.iter().filter(|byte| **byte == b'\n').count();
+        self.dropped.inc_by(lost as u64);
+        self.lines.clear();
+        let was_failing = std::mem::replace(&mut self.is_failing, result.is_err());
+        match result {
+            Err(error) if !was_failing => {
+                tracing::warn!(%error, "the access log cannot be written: lines are lost");
+            }
+            Ok(()) if was_failing => tracing::info!("the access log is written again"),
+            Ok(()) | Err(_) => {}
+        }
+    }
+}
+
+/// Never fails: the thread would not tell anybody.
+impl Write for Output {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.lines.len() + line.len() > self.lines_bytes_max {
+            self.flush()?;
+        }
+        self.lines.extend_from_slice(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.reopen.swap(false, Ordering::Relaxed) {
+            self.open_again();
+        }
+        if !self.lines.is_empty() {
+            self.write_lines();
+        }
+        Ok(())
+    }
+}
+
+/// Writes as much as is possible: how much, and what went wrong.
+fn write(mut file: &File, bytes: &[u8]) -> (usize, io::Result<()>) {
+    let mut written = 0;
+    while written < bytes.len() {
+        match file.write(&bytes[written..]) {
+            Ok(0) => return (written, Err(ErrorKind::WriteZero.into())),
+            Ok(more) => written += more,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return (written, Err(error)),
+        }
+    }
+    (written, Ok(()))
+}
+
+/// Opens a regular file or a character device to append to it.
+fn append_to(path: &Path) -> Result<File, String> {
+    let opened = OpenOptions::new()
+        .append(true)
+        .create(true)
+        // Names of clients and data: for the daemon's user and group.
+        .mode(0o640)
+        // A FIFO must not stop the start.
+        .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed())
+        .open(path);
+    let kind = match &opened {
+        Ok(file) => file.metadata(),
+        Err(_) => path.metadata(),
+    };
+    let kind = kind.map(|metadata| metadata.file_type());
+    match (opened, kind) {
+        (_, Ok(kind)) if kind.is_dir() => Err("is a directory".to_owned()),
+        (_, Ok(kind)) if !kind.is_file() && !kind.is_char_device() => Err("is no regular file".to_owned()),
+        (Ok(file), _) => Ok(file),
+        (Err(error), _) => Err(format!("cannot be written: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read as _;
+
+    fn output(path: &Path) -> Output {
+        let dropped = IntCounter::new("dropped", "dropped").unwrap();
+        Output::open(&AccessLogTarget::File(path.to_owned()), Arc::default(), dropped).unwrap()
+    }
+
+    #[test]
+    fn lines_are_lost_and_counted_while_the_disk_is_full() {
+        // Scenario: three lines to /dev/full, which takes none; then a file in its place. Expectation: nothing fails, the
+        // lines count as dropped, the next one is written.
+        let mut output = output(Path::new("/dev/full"));
+        for _ in 0..3 {
+            output.write_all(b"lost\n").unwrap();
+        }
+        output.flush().unwrap();
+        assert_eq!((output.dropped.get(), output.is_failing), (3, true));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        output.path = Some(file.path().to_owned());
+        output.reopen.store(true, Ordering::Relaxed);
+        output.write_all(b"kept\n").unwrap();
+        output.flush().unwrap();
+        assert_eq!(std::fs::read(file.path()).unwrap(), b"kept\n");
+        assert_eq!((output.dropped.get(), output.is_failing), (3, false));
+    }
+
+    #[test]
+    fn a_line_that_was_cut_off_is_ended() {
+        // Scenario: lines to a pipe that has room for less than all of them, which is emptied then. Expectation: what is read
+        // are whole lines, one that was cut off, and whole lines; all others count as dropped.
+        let (mut reader, writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let mut output = output(Path::new("/dev/null"));
+        output.lines_bytes_max = 100 << 10;
+        (output.path, output.file) = (None, File::from(std::os::fd::OwnedFd::from(writer)));
+        let line = [&[b'x'; 999][..], b"\n"].concat();
+        for _ in 0..200 {
+            output.write_all(&line).unwrap();
+        }
+        output.flush().unwrap();
+        let first = drain(&mut reader, 1 << 16);
+        assert!(output.is_torn);
+        output.write_all(b"after\n").unwrap();
+        output.flush().unwrap();
+        drop(output.file);
+        let mut rest = first;
+        reader.read_to_end(&mut rest).unwrap();
+        let text = String::from_utf8(rest).unwrap();
+        let whole = text.lines().filter(|text| text.len() == 999).count() as u64;
+        assert_eq!(whole + output.dropped.get(), 200);
+        assert!(text.ends_with("x\nafter\n"));
+        assert_eq!(text.lines().count() as u64, whole + 2);
+    }
+
+    fn drain(reader: &mut impl io::Read, most: usize) -> Vec<u8> {
+        let mut bytes = vec![0; most];
+        let read = reader.read(&mut bytes).unwrap();
+        bytes.truncate(read);
+        bytes
+    }
+
+    #[test]
+    fn only_what_can_be_appended_to_is_a_log() {
+        // Scenario: a directory, a FIFO without a reader, a socket, a file in a directory that is not there, and one that is
+        // not there yet. Expectation: the last one is made, for its owner and group; the others are named.
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        rustix::fs::mkfifoat(rustix::fs::CWD, path("fifo"), rustix::fs::Mode::RUSR).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
+        for (name, problem) in [
+            ("", "is a directory"),
+            ("fifo", "is no regular file"),
+            ("socket", "is no regular file"),
+            ("none/log", "cannot be written: No such file"),
+        ] {
+            let refused = append_to(&path(name)).unwrap_err();
+            assert!(refused.starts_with(problem), "{name}: {refused}");
+        }
+        append_to(&path("log")).unwrap();
+        assert_eq!(path("log").metadata().unwrap().len(), 0);
+    }
+}

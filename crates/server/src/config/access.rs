@@ -1,0 +1,81 @@
+//! The section `access`: who may read what, and whether clients may be anonymous.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use super::tls::{ClientCertificates, TlsConfig};
+use super::walk::Section;
+
+const WORDS: [(&str, Anonymous); 3] = [
+    ("nobody", Anonymous::Nobody),
+    ("loopback", Anonymous::Loopback),
+    ("everybody", Anonymous::Everybody),
+];
+const ANONYMOUS_KEY: &str = "access.anonymous";
+const PRINCIPALS_KEY: &str = "access.principals";
+
+/// Who may read without saying who it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Anonymous {
+    /// No client.
+    Nobody,
+    /// Clients on this host.
+    Loopback,
+    /// Every client.
+    Everybody,
+}
+
+/// Who may read what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessConfig {
+    /// The file of principals; `None`: clients are not told apart.
+    pub principals: Option<PathBuf>,
+    /// Who may be anonymous.
+    pub anonymous: Anonymous,
+}
+
+pub(super) fn read(
+    mut section: Section<'_>,
+    directory: &Path,
+    tls: Option<&TlsConfig>,
+    listeners: [(&'static str, &'static str, Option<SocketAddr>); 3],
+) -> AccessConfig {
+    let walk = section.walk();
+    let principals = section.path_or_off("principals", directory);
+    let default = if principals.is_some() {
+        Anonymous::Nobody
+    } else {
+        Anonymous::Loopback
+    };
+    let anonymous = section.word("anonymous", default, &WORDS);
+    section.finish();
+    walk.report_conflict(
+        ANONYMOUS_KEY,
+        PRINCIPALS_KEY,
+        principals.is_none() && anonymous == Anonymous::Nobody,
+        format!("is nobody, and {PRINCIPALS_KEY} is off: nobody could read"),
+        format!("name a file of principals in {PRINCIPALS_KEY}"),
+    );
+    for (port, key, address) in listeners {
+        let is_beyond = address.is_some_and(|address| !address.ip().to_canonical().is_loopback());
+        // A certificate of the authorities is then what lets clients in.
+        let is_verified = tls.is_some_and(|tls| {
+            tls.covers(port)
+                && tls.client_ca.is_some()
+                && tls.client_certificates == ClientCertificates::Required
+        });
+        walk.report_conflict(
+            key,
+            ANONYMOUS_KEY,
+            is_beyond && principals.is_none() && anonymous == Anonymous::Loopback && !is_verified,
+            format!("is reachable from other hosts, and {ANONYMOUS_KEY} is loopback: anybody there could read"),
+            format!(
+                "listen on loopback, name a file of principals in {PRINCIPALS_KEY}, or set {ANONYMOUS_KEY} to everybody"
+            ),
+        );
+    }
+    AccessConfig {
+        principals,
+        anonymous,
+    }
+}

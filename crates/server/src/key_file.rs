@@ -1,0 +1,156 @@
+//! Files that decide who is let in: read whole, within a bound, and again when they change.
+
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// How often the files are read again.
+pub const REREAD: Duration = Duration::from_secs(5);
+/// A certificate chain has a few KiB; this also bounds what is read by mistake.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// A file that cannot be used. Never contains any of its bytes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {path}: {problem}; {remedy}")]
+pub struct FileError {
+    /// The configuration key that names the file.
+    pub key: &'static str,
+    /// The file.
+    pub path: String,
+    /// What is wrong.
+    pub problem: String,
+    /// How to fix it.
+    pub remedy: &'static str,
+}
+
+/// A file and its bytes.
+#[derive(Debug)]
+pub(crate) struct KeyFile<'a> {
+    key: &'static str,
+    path: &'a Path,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl<'a> KeyFile<'a> {
+    pub(crate) fn read(key: &'static str, path: &'a Path) -> Result<Self, FileError> {
+        let mut file = Self {
+            key,
+            path,
+            bytes: Vec::new(),
+        };
+        let read = open(path).and_then(|open| match open {
+            None => Ok(None),
+            Some(open) => open
+                .take(FILE_BYTES_MAX + 1)
+                .read_to_end(&mut file.bytes)
+                .map(Some),
+        });
+        match read {
+            Err(error) => Err(file.error(
+                format!("cannot be read: {error}"),
+                "name a file that the daemon may read",
+            )),
+            Ok(None) => Err(file.error("is no regular file", "name a file")),
+            Ok(Some(0)) => Err(file.error("is empty", "write it anew, by rename if the daemon runs")),
+            Ok(Some(_)) if file.bytes.len() as u64 > FILE_BYTES_MAX => Err(file.error(
+                format!("has more than {FILE_BYTES_MAX} bytes"),
+                "name another file",
+            )),
+            Ok(Some(_)) => Ok(file),
+        }
+    }
+
+    pub(crate) fn error(&self, problem: impl Into<String>, remedy: &'static str) -> FileError {
+        FileError {
+            key: self.key,
+            path: self.path.display().to_string(),
+            problem: problem.into(),
+            remedy,
+        }
+    }
+}
+
+/// `None`: not a regular file. Does not wait for the writer of a FIFO.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    Ok(file.metadata()?.is_file().then_some(file))
+}
+
+/// The problem that was found last, so that it is logged once.
+#[derive(Debug, Default)]
+pub(crate) struct LastProblem(Mutex<Option<FileError>>);
+
+impl LastProblem {
+    /// What was read; calls `log` with a problem that is not the one before.
+    pub(crate) fn check<T>(&self, read: Result<Option<T>, FileError>, log: fn(&FileError)) -> Option<T> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match read {
+            Ok(changed) => {
+                *last = None;
+                changed
+            }
+            Err(problem) => {
+                if last.as_ref() != Some(&problem) {
+                    log(&problem);
+                    *last = Some(problem);
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Calls `renew` every [`REREAD`], on the blocking pool.
+///
+/// # Cancel safety
+/// Dropping the future has no effect on what is in force.
+pub(crate) async fn watch(renew: impl Fn() + Clone + Send + 'static) {
+    let mut ticks = tokio::time::interval(REREAD);
+    loop {
+        ticks.tick().await;
+        let renew = renew.clone();
+        // A panic there is a defect; what is in force stays.
+        let _panicked = tokio::task::spawn_blocking(renew).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, mknodat};
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_at_once() {
+        // Scenario: a FIFO without a writer, a directory, a device without an end, and a file. Expectation: only the file is
+        // read; nothing waits.
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for path in [fifo.as_path(), directory.path(), Path::new("/dev/zero")] {
+            let error = KeyFile::read("tls.key", path).unwrap_err();
+            assert_eq!((error.key, &error.problem[..]), ("tls.key", "is no regular file"));
+        }
+        let file = directory.path().join("file");
+        std::fs::write(&file, "text").unwrap();
+        assert_eq!(KeyFile::read("tls.key", &file).unwrap().bytes, b"text");
+    }
+
+    #[test]
+    fn a_problem_is_logged_once_until_it_changes() {
+        // Scenario: a problem twice, a good file, the problem again. Expectation: the first and the last are logged.
+        static LOGGED: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let log = |_: &FileError| {
+            LOGGED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        };
+        let problem = || KeyFile::read("k", Path::new("/nonexistent")).map(|_| Some(()));
+        let last = LastProblem::default();
+        for read in [problem(), problem(), Ok(Some(())), problem()] {
+            last.check(read, log);
+        }
+        assert_eq!(LOGGED.load(std::sync::atomic::Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,334 @@
+//! What is recorded of a request, from its head to the last byte of its response, or of one request of a FetchStream. The
+//! access log and the exporter of spans get each record when it ends.
+//!
+//! Nothing passes records along: while a request is polled, its record is its thread's current one, and whoever learns
+//! something of the request tells [`note`]. Without a [`Recorder`] there are no records, which costs a request a few branches.
+
+use crate::access_log::AccessLog;
+use crate::rpc_metrics::{grpc_code_name, grpc_method_of, http_code_name};
+use crate::spans::Spans;
+use crate::trace_context::TraceContext;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
+use pin_project_lite::pin_project;
+use ringfetch_engine::batch::Fetched;
+use std::cell::RefCell;
+use std::future::Future;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant, SystemTime};
+use tonic::{Code, Status};
+
+/// Given by clients, or made; and sent back.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest request id that is taken from a client.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+/// Longest name of a dataset that is recorded, in characters: clients ask for any name.
+const NAME_CHARS_MAX: usize = 128;
+/// The method of requests that none recognized.
+const OTHER: &str = "other";
+
+/// Makes the records of a port. Clones share what gets them.
+#[derive(Debug, Clone)]
+pub struct Recorder {
+    access_log: Option<AccessLog>,
+    spans: Option<Spans>,
+}
+
+/// What is known of a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    pub(crate) request_id: String,
+    /// The trace it belongs to, by its client or, if it has none and is to be traced, a new one.
+    pub(crate) trace: Option<TraceContext>,
+    pub(crate) span_id: u64,
+    /// Who asks, if that is known.
+    pub(crate) principal: Option<Arc<str>>,
+    pub(crate) peer: Option<IpAddr>,
+    /// The port: `grpc`, `http` or `admin`.
+    pub(crate) transport: &'static str,
+    /// As metrics name it.
+    pub(crate) method: &'static str,
+    /// The id of a request of a FetchStream.
+    pub(crate) batch: Option<u64>,
+    /// As it was asked for, whether there is one or not.
+    pub(crate) dataset: Option<String>,
+    pub(crate) items: u64,
+    pub(crate) failed_items: u64,
+    /// Bytes of items that were read.
+    pub(crate) bytes: u64,
+    /// Bytes of the response's body that were written to the socket; `None` for a part of a stream.
+    pub(crate) sent_bytes: Option<u64>,
+    /// Sums over what was read.
+    pub(crate) queue: Duration,
+    pub(crate) disk: Duration,
+    /// The response's head was ready.
+    answered: Option<Instant>,
+    /// As metrics name it.
+    pub(crate) code: Option<&'static str>,
+}
+
+impl Facts {
+    /// How the request ended. Without an answer its client gave it up.
+    pub(crate) fn code(&self) -> &'static str {
+        self.code.unwrap_or(match self.transport {
+            "http" => "499",
+            _ => grpc_code_name(Code::Cancelled),
+        })
+    }
+
+    /// Whether the request, or one of its items, failed.
+    pub(crate) fn is_error(&self) -> bool {
+        let code = self.code();
+        self.failed_items > 0 || !(code == "OK" || code.starts_with(['1', '2', '3']))
+    }
+
+    /// The dataset that is asked for.
+    pub(crate) fn set_dataset(&mut self, name: &str) {
+        self.dataset = Some(name.chars().take(NAME_CHARS_MAX).collect());
+    }
+
+    /// Items that are asked for.
+    pub(crate) fn add_items(&mut self, items: usize) {
+        self.items = self.items.saturating_add(items as u64);
+    }
+
+    /// What was read.
+    pub(crate) fn add_read(&mut self, fetched: &Fetched) {
+        let times = fetched.times;
+        self.bytes = self.bytes.saturating_add(fetched.data.len() as u64);
+        self.failed_items = self.failed_items.saturating_add(fetched.errors.len() as u64);
+        self.queue += Duration::from_nanos(times.queue_ns);
+        self.disk += Duration::from_nanos(times.total_ns.saturating_sub(times.queue_ns));
+    }
+}
+
+/// One request. It is reported when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Record {
+    recorder: Recorder,
+    arrived: SystemTime,
+    started: Instant,
+    facts: Mutex<Facts>,
+}
+
+/// When a request arrived, and how long it took.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    pub(crate) arrived: SystemTime,
+    pub(crate) duration: Duration,
+    /// From the response's head to its last byte.
+    pub(crate) send: Option<Duration>,
+}
+
+impl Recorder {
+    /// Reports to an access log and to a collector of spans; `None` without either.
+    pub fn new(access_log: Option<AccessLog>, spans: Option<Spans>) -> Option<Self> {
+        (access_log.is_some() || spans.is_some()).then_some(Self { access_log, spans })
+    }
+
+    /// Begins a request.
+    pub(crate) fn begin<B>(
+        &self,
+        request: &Request<B>,
+        peer: Option<IpAddr>,
+        transport: &'static str,
+    ) -> Arc<Record> {
+        let headers = request.headers();
+        let method = match transport {
+            "http" => OTHER,
+            _ => grpc_method_of(request.uri().path()).unwrap_or(OTHER),
+        };
+        let facts = Facts {
+            request_id: request_id(headers),
+            trace: TraceContext::of(headers).or_else(|| self.spans.as_ref()?.new_trace()),
+            span_id: fastrand::u64(1..),
+            principal: None,
+            peer: peer.map(|peer| peer.to_canonical()),
+            transport,
+            method,
+            batch: None,
+            dataset: None,
+            items: 0,
+            failed_items: 0,
+            bytes: 0,
+            sent_bytes: Some(0),
+            queue: Duration::ZERO,
+            disk: Duration::ZERO,
+            answered: None,
+            code: None,
+        };
+        Arc::new(Record {
+            recorder: self.clone(),
+            arrived: SystemTime::now(),
+            started: Instant::now(),
+            facts: Mutex::new(facts),
+        })
+    }
+}
+
+/// The client's, if it is one short word, or a new one.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get(REQUEST_ID).map(HeaderValue::as_bytes);
+    let is_word =
+        |id: &&[u8]| (1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic);
+    let given = given.filter(is_word).and_then(|id| std::str::from_utf8(id).ok());
+    given.map_or_else(|| format!("{:032x}", fastrand::u128(..)), str::to_owned)
+}
+
+impl Record {
+    fn change(&self, change: impl FnOnce(&mut Facts)) {
+        change(&mut self.facts.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The head of the response is ready. Gives the request's id back.
+    pub(crate) fn answered(&self, status: StatusCode, headers: &mut HeaderMap) {
+        let code_of_head = match headers.get(Status::GRPC_STATUS) {
+            Some(code) => Some(grpc_code_name(Code::from_bytes(code.as_bytes()))),
+            None if is_grpc(headers) => None,
+            None => Some(http_code_name(status)),
+        };
+        self.change(|facts| {
+            facts.answered = Some(Instant::now());
+            facts.code = facts.code.or(code_of_head);
+            if let Ok(id) = HeaderValue::from_str(&facts.request_id) {
+                headers.insert(REQUEST_ID, id);
+            }
+        });
+    }
+
+    /// The response is over.
+    pub(crate) fn sent(&self, bytes: u64) {
+        self.change(|facts| facts.sent_bytes = Some(bytes));
+    }
+
+    /// A request of this stream.
+    fn part(&self, started: Instant) -> Arc<Self> {
+        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        let parent_id = facts.span_id;
+        let facts = Facts {
+            trace: facts.trace.map(|trace| TraceContext { parent_id, ..trace }),
+            span_id: fastrand::u64(1..),
+            sent_bytes: None,
+            code: None,
+            answered: None,
+            ..facts.clone()
+        };
+        Arc::new(Self {
+            recorder: self.recorder.clone(),
+            arrived: SystemTime::now()
+                .checked_sub(started.elapsed())
+                .unwrap_or(self.arrived),
+            started,
+            facts: Mutex::new(facts),
+        })
+    }
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let media_type = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    media_type.is_some_and(|media_type| media_type.starts_with(b"application/grpc"))
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let facts = self.facts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let times = Times {
+            arrived: self.arrived,
+            duration: self.started.elapsed(),
+            send: facts.answered.map(|answered| answered.elapsed()),
+        };
+        if let Some(log) = &self.recorder.access_log {
+            log.write(facts, times);
+        }
+        if let Some(spans) = &self.recorder.spans {
+            spans.report(facts, times);
+        }
+    }
+}
+
+thread_local! {
+    /// The record of the request that is being polled.
+    static CURRENT: RefCell<Option<Arc<Record>>> = const { RefCell::new(None) };
+}
+
+/// Records something about the request that is being polled, if it is recorded.
+pub(crate) fn note(change: impl FnOnce(&mut Facts)) {
+    // At the end of a thread there is none.
+    let _none = CURRENT.try_with(|current| {
+        if let Some(record) = &*current.borrow() {
+            record.change(change);
+        }
+    });
+}
+
+/// Polls something as a part of this request, if it is recorded.
+pub(crate) fn within<T>(record: Option<&Arc<Record>>, poll: impl FnOnce() -> T) -> T {
+    struct Restore(Option<Arc<Record>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            CURRENT.set(self.0.take());
+        }
+    }
+    let Some(record) = record else { return poll() };
+    let _restore = Restore(CURRENT.replace(Some(Arc::clone(record))));
+    poll()
+}
+
+pin_project! {
+    /// A request of a stream with a record of its own.
+    pub(crate) struct RecordedPart<F> {
+        #[pin]
+        future: F,
+        record: Option<Arc<Record>>,
+    }
+}
+
+/// Records a request of the stream that is being polled, if that is recorded. `future` tells [`note`] of a failure.
+pub(crate) fn part<F>(started: Instant, future: F) -> RecordedPart<F> {
+    let record = CURRENT.with_borrow(|stream| stream.as_ref().map(|stream| stream.part(started)));
+    RecordedPart { future, record }
+}
+
+impl<F: Future> Future for RecordedPart<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let polled = within(this.record.as_ref(), || this.future.poll(cx));
+        if polled.is_ready()
+            && let Some(record) = this.record.take()
+        {
+            record.change(|facts| facts.code = facts.code.or(Some(grpc_code_name(Code::Ok))));
+        }
+        polled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_short_word_is_a_request_id() {
+        // Scenario: ids of clients: words, nothing, blanks, too long, two of them, none. Expectation: the words are taken
+        // as they are; for the others a new one is made, never the same.
+        let id = |given: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for given in given {
+                headers.append(REQUEST_ID, HeaderValue::from_static(given));
+            }
+            request_id(&headers)
+        };
+        for word in ["a", "7f3c-11", "\"quoted\"", "a/b:c=d"] {
+            assert_eq!(id(&[word]), word);
+        }
+        let long: &'static str = "a".repeat(REQUEST_ID_BYTES_MAX + 1).leak();
+        assert_eq!(id(&[&long[1..]]), long[1..]);
+        for bad in [&[][..], &[""], &["a b"], &[long]] {
+            let made = id(bad);
+            assert!(made.len() == 32 && made != id(bad), "{bad:?}: {made}");
+        }
+    }
+}

@@ -1,0 +1,794 @@
+//! Principals on the ports of a real daemon: who may read what, by every road, and what happens when that changes.
+
+use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
+use crate::data::plain_blocks;
+use crate::exposition::Scrape;
+use crate::tls::{Authority, client, with_tls};
+use crate::wire::{self, Answer, channel};
+use http::Method;
+use ring::digest::{SHA256, digest};
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
+use ringfetch_proto::v1::fetch_stream_request::Request as OneOf;
+use ringfetch_proto::v1::fetch_stream_response::Response;
+use rustix::process::Signal;
+use serde_json::json;
+use std::fmt::Write as _;
+use std::fs;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::time::timeout;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status, Streaming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+
+/// As the file of principals has it.
+pub(crate) fn hash(token: &str) -> String {
+    let mut text = String::new();
+    for byte in digest(&SHA256, token.as_bytes()).as_ref() {
+        write!(text, "{byte:02x}").unwrap();
+    }
+    text
+}
+
+/// Lines of (principal, token, rights).
+pub(crate) fn lines(of: &[(&str, &str, &str)]) -> String {
+    let line =
+        |(name, token, rights): &(&str, &str, &str)| format!("{name} sha256:{} {rights}\n", hash(token));
+    of.iter().map(line).collect()
+}
+
+/// The datasets `blocks`, `hidden`, `vectors` and `objects`, and these principals.
+fn served(principals: &str) -> Setup {
+    let (setup, _) = plain_blocks(Setup::new("pread"), 64);
+    setup.file("objects/a", b"an object");
+    setup.file("vectors.bin", &[0; 64]);
+    setup.file("principals", principals.as_bytes());
+    setup
+        .dataset(&[
+            "name: hidden",
+            "kind: blocks",
+            "block_bytes: 4KiB",
+            "path: blocks.bin",
+        ])
+        .dataset(&[
+            "name: vectors",
+            "kind: vectors",
+            "path: vectors.bin",
+            "layout: raw",
+            "dim: 4",
+            "dtype: f32",
+        ])
+        .dataset(&["name: objects", "kind: objects", "path: objects"])
+        .set("access.principals", "principals")
+}
+
+fn rewrite(daemon: &Daemon, principals: &str) {
+    fs::write(daemon.path("next"), principals).unwrap();
+    fs::rename(daemon.path("next"), daemon.path("principals")).unwrap();
+}
+
+/// A message with a token, unless that is empty.
+fn with<T>(token: &str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    if !token.is_empty() {
+        let value = format!("Bearer {token}").parse().unwrap();
+        request.metadata_mut().insert("authorization", value);
+    }
+    request
+}
+
+async fn get(daemon: &Daemon, token: &str, path: &str) -> Answer {
+    let value = format!("Bearer {token}");
+    let header = [("authorization", &value[..])];
+    let headers = if token.is_empty() { &[][..] } else { &header };
+    daemon.http_client().get_with(path, headers).await
+}
+
+async fn read(daemon: &Daemon, token: &str, dataset: &str) -> Result<(), Code> {
+    let answer = daemon
+        .fetch()
+        .await
+        .fetch_blocks(with(token, wire::blocks(dataset, &[1])))
+        .await;
+    let grpc = answer.map(drop).map_err(|status| status.code());
+    let mirrored = get(daemon, token, &format!("/v1/datasets/{dataset}/blocks/1")).await;
+    let status = match grpc {
+        Ok(()) => 200,
+        Err(Code::Unauthenticated) => 401,
+        Err(Code::PermissionDenied) => 403,
+        Err(Code::NotFound) => 404,
+        Err(other) => panic!("{other:?}"),
+    };
+    assert_eq!(mirrored.status, status, "{mirrored:?}");
+    grpc
+}
+
+/// A request by every HTTP road to a dataset: the answers' status, headers and body, without the name.
+async fn http_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<String> {
+    let authorization = format!("Bearer {token}");
+    let json = ("content-type", "application/json");
+    let with_token = [("authorization", &authorization[..]), json];
+    let headers = if token.is_empty() {
+        &[json][..]
+    } else {
+        &with_token
+    };
+    let at = |rest: &str| format!("/v1/datasets/{dataset}{rest}");
+    let mut seen = Vec::new();
+    let mut see = async |method: Method, rest: &str, headers: &[(&str, &str)], body: String| {
+        let answer = daemon.http_client().send(method, &at(rest), headers, body).await;
+        let mut headers = answer.headers.clone();
+        headers.remove("date");
+        // Of the name in the body.
+        headers.remove("content-length");
+        let body = String::from_utf8_lossy(&answer.body).replace(dataset, "NAME");
+        seen.push(format!("{} {headers:?} {body}", answer.status));
+    };
+    for rest in [
+        "",
+        "/bytes",
+        "/blocks/1",
+        "/blocks/99999",
+        "/blocks/%31",
+        "/vectors/1",
+        "/vectors/99999",
+        "/objects",
+        "/objects/a",
+        "/objects/b",
+        "/objects?page_size=1",
+    ] {
+        see(Method::GET, rest, headers, String::new()).await;
+        see(Method::HEAD, rest, headers, String::new()).await;
+    }
+    for condition in [
+        ("if-none-match", "*"),
+        ("if-match", "\"other\""),
+        ("range", "bytes=0-1"),
+    ] {
+        let headers = [headers, &[condition]].concat();
+        for rest in ["/bytes", "/blocks/1", "/objects/a"] {
+            see(Method::GET, rest, &headers, String::new()).await;
+        }
+    }
+    let score = json!({"queries": [{"vector": [0, 0, 0, 0], "ids": [1]}], "metric": "dot", "limit": 1});
+    for (rest, body) in [
+        ("/blocks:batchFetch", json!({"indices": [1]})),
+        ("/vectors:batchFetch", json!({"ids": [1]})),
+        (
+            "/ranges:batchFetch",
+            json!({"ranges": [{"offset": 0, "length": 1}]}),
+        ),
+        ("/objects:batchFetch", json!({"objects": [{"name": "a"}]})),
+        ("/vectors:score", score),
+    ] {
+        see(Method::POST, rest, headers, body.to_string()).await;
+    }
+    seen
+}
+
+/// A call by every gRPC road to a dataset: the answers' code and message, without the name.
+async fn grpc_roads(daemon: &Daemon, token: &str, dataset: &str) -> Vec<(Code, String)> {
+    let (mut fetch, mut datasets) = (daemon.fetch().await, daemon.datasets().await);
+    let name = || dataset.to_owned();
+    let score = || v1::ScoreVectorsRequest {
+        dataset: name(),
+        queries: vec![v1::ScoreQuery {
+            vector: vec![0.0; 4],
+            ids: vec![1],
+        }],
+        metric: v1::Metric::Dot.into(),
+        limit: 1,
+        ..Default::default()
+    };
+    let object = v1::ReadObjectRequest {
+        dataset: name(),
+        name: "a".to_owned(),
+        ..Default::default()
+    };
+    let list = v1::ListObjectsRequest {
+        dataset: name(),
+        ..Default::default()
+    };
+    let mut statuses: Vec<Option<Status>> = vec![
+        fetch
+            .fetch_blocks(with(token, wire::blocks(dataset, &[1])))
+            .await
+            .err(),
+        fetch
+            .fetch_vectors(with(token, wire::vectors(dataset, &[1])))
+            .await
+            .err(),
+        fetch
+            .fetch_ranges(with(token, wire::ranges(dataset, &[(0, 1)])))
+            .await
+            .err(),
+        fetch
+            .fetch_objects(with(token, wire::objects(dataset, &["a"])))
+            .await
+            .err(),
+        fetch.score_vectors(with(token, score())).await.err(),
+        fetch.read_object(with(token, object)).await.err(),
+        datasets
+            .get_dataset(with(token, v1::GetDatasetRequest { name: name() }))
+            .await
+            .err(),
+        datasets.list_objects(with(token, list)).await.err(),
+    ];
+    for request in [
+        OneOf::Blocks(wire::blocks(dataset, &[1])),
+        OneOf::Vectors(wire::vectors(dataset, &[1])),
+        OneOf::Ranges(wire::ranges(dataset, &[(0, 1)])),
+        OneOf::Objects(wire::objects(dataset, &["a"])),
+        OneOf::Scores(score()),
+    ] {
+        let request = v1::FetchStreamRequest {
+            id: 7,
+            request: Some(request),
+            deadline_ms: 0,
+        };
+        let stream = fetch
+            .fetch_stream(with(token, tokio_stream::iter([request])))
+            .await;
+        statuses.push(match stream {
+            Err(status) => Some(status),
+            Ok(stream) => {
+                let answer = stream.into_inner().message().await.unwrap().unwrap();
+                if let Some(Response::Status(status)) = answer.response {
+                    Some(Status::new(Code::from_i32(status.code), status.message))
+                } else {
+                    None
+                }
+            }
+        });
+    }
+    let seen = |status: Option<Status>| {
+        let ok = || Status::new(Code::Ok, "");
+        let status = status.unwrap_or_else(ok);
+        (status.code(), status.message().replace(dataset, "NAME"))
+    };
+    statuses.into_iter().map(seen).collect()
+}
+
+#[tokio::test]
+async fn a_principal_sees_its_datasets_and_no_other_by_any_road() {
+    // Scenario: a principal with two of four datasets, and with one that is not served; every road of both transports, to a
+    // dataset that it may not read and to one that does not exist; the same without a token and with a wrong one.
+    // Expectation: what it may read is served and listed, also in errors; the rest is refused, the same for both names, as it
+    // is for who is not known; no secret in the log, which says all that there is to say.
+    let principals = lines(&[
+        ("reader", "reader's", "blocks,objects,gone"),
+        ("all", "all's", "*"),
+    ]);
+    let daemon = served(&principals).set("log.filter", "trace").start();
+    assert_eq!(read(&daemon, "reader's", "blocks").await, Ok(()));
+    assert_eq!(read(&daemon, "all's", "hidden").await, Ok(()));
+    for (token, code) in [
+        ("reader's", Code::PermissionDenied),
+        ("", Code::Unauthenticated),
+        ("stranger's", Code::Unauthenticated),
+    ] {
+        let hidden = http_roads(&daemon, token, "hidden").await;
+        assert_eq!(hidden, http_roads(&daemon, token, "absent").await);
+        let status = if code == Code::PermissionDenied {
+            "403"
+        } else {
+            "401"
+        };
+        assert!(
+            hidden.iter().all(|answer| answer.starts_with(status)),
+            "{hidden:#?}"
+        );
+        let hidden = grpc_roads(&daemon, token, "hidden").await;
+        assert_eq!(hidden, grpc_roads(&daemon, token, "absent").await);
+        assert!(hidden.iter().all(|(found, _)| *found == code), "{hidden:#?}");
+    }
+    let known = grpc_roads(&daemon, "all's", "absent").await;
+    assert!(
+        known.iter().all(|(code, _)| *code == Code::NotFound),
+        "{known:#?}"
+    );
+    for (token, names) in [
+        ("reader's", "blocks, objects"),
+        ("all's", "blocks, hidden, objects, vectors"),
+    ] {
+        let gone = get(&daemon, token, "/v1/datasets/gone").await;
+        gone.is_problem(
+            404,
+            "dataset-not-found",
+            Some("dataset"),
+            &[&format!("there are: {names}")],
+        );
+        let listed = daemon
+            .datasets()
+            .await
+            .list_datasets(with(token, v1::ListDatasetsRequest::default()))
+            .await;
+        let listed = listed.unwrap().into_inner().datasets;
+        let listed: Vec<_> = listed.iter().map(|dataset| &dataset.name[..]).collect();
+        assert_eq!(listed.join(", "), names);
+        let mirrored = get(&daemon, token, "/v1/datasets").await.json();
+        let mirrored: Vec<_> = mirrored["datasets"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|dataset| dataset["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(mirrored.join(", "), names);
+    }
+    let log = daemon.log().join("\n");
+    for secret in ["reader's", "all's", "stranger's", &hash("reader's")] {
+        assert!(!log.contains(secret), "{secret}");
+    }
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn metrics_status_and_administration_need_their_roles() {
+    // Scenario: principals with a dataset, with all, with each role, and nobody; the operators' resources of every port, those
+    // that exist and those that do not; the probes. Expectation: each is there for its roles alone; probes for everybody.
+    let principals = lines(&[
+        ("reader", "reader", "blocks"),
+        ("all", "all", "*"),
+        ("watcher", "watcher", "@metrics"),
+        ("root", "root", "@admin"),
+    ]);
+    // Anonymous or not, administration needs its principal.
+    let daemon = served(&principals).start();
+    for (token, metrics, admin) in [
+        ("", 401, Code::Unauthenticated),
+        ("reader", 403, Code::PermissionDenied),
+        ("all", 200, Code::PermissionDenied),
+        ("watcher", 200, Code::PermissionDenied),
+        ("root", 200, Code::Ok),
+    ] {
+        for path in [
+            "/metrics",
+            "/v1/status",
+            "/",
+            "/page/script.js",
+            "/nonsense",
+            "/metrics/",
+            "//metrics",
+            "/%6detrics",
+        ] {
+            let status = get(&daemon, token, path).await.status.as_u16();
+            assert_eq!(
+                if status == 404 { 200 } else { status },
+                metrics,
+                "{token} {path}"
+            );
+        }
+        let known = if token.is_empty() { 401 } else { 200 };
+        assert_eq!(get(&daemon, token, "/openapi.json").await.status, known);
+        for path in ["/livez", "/readyz"] {
+            assert_eq!(get(&daemon, token, path).await.status, 200);
+        }
+        let reflection = ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let reflected = ServerReflectionClient::new(channel(daemon.grpc).await)
+            .server_reflection_info(with(token, tokio_stream::iter([reflection])))
+            .await;
+        let refused = reflected.err().map(|status| status.code());
+        assert_eq!(refused, token.is_empty().then_some(Code::Unauthenticated));
+        let mut operator = daemon.admin_client().await;
+        let answer = operator.get_status(with(token, v1::GetStatusRequest {})).await;
+        assert_eq!(
+            answer.err().map_or(Code::Ok, |status| status.code()),
+            admin,
+            "{token}"
+        );
+        for address in [daemon.grpc, daemon.admin] {
+            let asked = with(token, HealthCheckRequest::default());
+            HealthClient::new(channel(address).await)
+                .check(asked)
+                .await
+                .unwrap();
+        }
+    }
+    assert_eq!(read(&daemon, "root", "blocks").await, Err(Code::PermissionDenied));
+    let refused = get(&daemon, "", "/metrics").await;
+    refused.is_problem(401, "unauthenticated", None, &["Bearer TOKEN"]);
+    assert_eq!(refused.header("www-authenticate"), "Bearer realm=\"ringfetch\"");
+    let metrics = get(&daemon, "watcher", "/metrics").await;
+    let text = String::from_utf8_lossy(&metrics.body).into_owned();
+    assert!(!text.contains("requests_refused_total{reason=\"forbidden\",transport=\"admin\"} 0"));
+    assert!(!text.contains(&hash("watcher")[..8]), "{text}");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn anonymous_clients_are_those_that_a_key_names() {
+    // Scenario: principals, and anonymous clients on this host, or all of them. Expectation: they read everything, administer
+    // nothing, and a token that is not in force is no better than before.
+    for word in ["loopback", "everybody"] {
+        let daemon = served(&lines(&[("reader", "reader", "blocks")]))
+            .set("access.anonymous", word)
+            .start();
+        assert_eq!(read(&daemon, "", "hidden").await, Ok(()));
+        assert_eq!(
+            read(&daemon, "reader", "hidden").await,
+            Err(Code::PermissionDenied)
+        );
+        assert_eq!(read(&daemon, "wrong", "blocks").await, Err(Code::Unauthenticated));
+        assert_eq!(get(&daemon, "", "/metrics").await.status, 200);
+        let status = daemon
+            .admin_client()
+            .await
+            .get_status(v1::GetStatusRequest {})
+            .await;
+        assert_eq!(status.unwrap_err().code(), Code::Unauthenticated);
+        daemon.stop().await;
+    }
+}
+
+#[test]
+fn a_port_beyond_loopback_needs_a_word_about_who_may_read() {
+    // Scenario: ports on all interfaces with nothing said, with each thing that may be said, and `nobody` without principals.
+    // Expectation: exit code 2 with keys and remedies, or none.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 4);
+    setup.file("principals", lines(&[("a", "a", "*")]).as_bytes());
+    let setup = setup
+        .set("http.listen", "0.0.0.0:0")
+        .set("admin.listen", "[::]:0");
+    let refused = setup.refused();
+    let remedy = "set access.anonymous to everybody";
+    refused.with(
+        2,
+        &["http.listen: is reachable", "admin.listen: is reachable", remedy],
+    );
+    assert!(!refused.said.contains("grpc.listen"), "{}", refused.said);
+    let setup = setup.set("access.anonymous", "everybody");
+    setup.run(&["check-config"]).with(0, &[]);
+    let setup = setup.set("access.anonymous", "nobody");
+    setup.refused().with(
+        2,
+        &[
+            "access.anonymous: is nobody, and access.principals is off",
+            "name a file",
+        ],
+    );
+    let setup = setup.set("access.principals", "principals");
+    setup.run(&["check-config", "--open"]).with(0, &[]);
+    let daemon = setup.start();
+    daemon.logged(&["tokens reach this port in plain text", "http"]);
+    drop(daemon);
+    // Verified certificates are what a port asks for, if it has TLS.
+    let (setup, _) = plain_blocks(Setup::new("pread"), 4);
+    let authority = Authority::new();
+    setup.file("clients.pem", authority.pem().as_bytes());
+    let setup = with_tls(setup, &authority.pair("daemon")).set("tls.client_ca", "clients.pem");
+    let setup = setup.set("http.listen", "0.0.0.0:0");
+    setup.run(&["check-config", "--open"]).with(0, &[]);
+    let setup = setup.set("tls.ports", "grpc");
+    setup.refused().with(2, &["http.listen: is reachable"]);
+}
+
+/// A stream of a principal that is answered.
+struct Stream {
+    ask: UnboundedSender<v1::FetchStreamRequest>,
+    answers: Streaming<v1::FetchStreamResponse>,
+}
+
+impl Stream {
+    async fn open(daemon: &Daemon, token: &str) -> Self {
+        Self::open_on(&mut daemon.fetch().await, token).await
+    }
+
+    async fn open_on(client: &mut FetchServiceClient<Channel>, token: &str) -> Self {
+        let (ask, asked) = unbounded_channel();
+        let request = with(token, UnboundedReceiverStream::new(asked));
+        let answers = client.fetch_stream(request).await.unwrap().into_inner();
+        let mut stream = Self { ask, answers };
+        stream.answers_one().await.unwrap();
+        stream
+    }
+
+    async fn answers_one(&mut self) -> Result<(), Status> {
+        let code = self.asked("blocks").await?;
+        assert_eq!(code, Code::Ok);
+        Ok(())
+    }
+
+    async fn asked(&mut self, dataset: &str) -> Result<Code, Status> {
+        let request = v1::FetchStreamRequest {
+            id: 1,
+            request: Some(OneOf::Blocks(wire::blocks(dataset, &[1]))),
+            deadline_ms: 0,
+        };
+        self.ask.send(request).unwrap();
+        match self.answers.message().await?.expect("an answer").response {
+            Some(Response::Blocks(_)) => Ok(Code::Ok),
+            Some(Response::Status(status)) => Ok(Code::from_i32(status.code)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits for the end, saying nothing.
+    async fn ends(mut self) {
+        let end = timeout(PATIENCE, self.answers.message()).await;
+        assert!(!matches!(end.expect("an end"), Ok(Some(_))));
+    }
+}
+
+#[tokio::test]
+async fn requests_on_one_connection_have_each_their_own_rights() {
+    // Scenario: a stream of one principal on a connection, and on the same connection calls of another, of nobody and of a
+    // stranger; the same over HTTP/1.1; then the first one's token goes. Expectation: each may what its own token may, whatever
+    // came before it; the stream ends, though others came after it.
+    let (first, second) = (("first", "first's", "blocks"), ("second", "second's", "hidden"));
+    let daemon = served(&lines(&[first, second])).start();
+    let mut client = daemon.fetch().await;
+    let mut stream = Stream::open_on(&mut client, "first's").await;
+    for _ in 0..3 {
+        for (token, dataset, code) in [
+            ("second's", "hidden", None),
+            ("first's", "hidden", Some(Code::PermissionDenied)),
+            ("second's", "blocks", Some(Code::PermissionDenied)),
+            ("first's", "blocks", None),
+            ("", "blocks", Some(Code::Unauthenticated)),
+            ("stranger's", "blocks", Some(Code::Unauthenticated)),
+            ("second's", "hidden", None),
+        ] {
+            let call = client.fetch_blocks(with(token, wire::blocks(dataset, &[1])));
+            assert_eq!(
+                call.await.err().map(|status| status.code()),
+                code,
+                "{token} {dataset}"
+            );
+        }
+        assert_eq!(stream.asked("blocks").await.unwrap(), Code::Ok);
+        assert_eq!(stream.asked("hidden").await.unwrap(), Code::PermissionDenied);
+    }
+    let mut wire = TcpStream::connect(daemon.http).await.unwrap();
+    for (token, status) in [
+        ("second's", "200"),
+        ("first's", "403"),
+        ("second's", "200"),
+        ("", "401"),
+    ] {
+        let request = format!(
+            "HEAD /v1/datasets/hidden/blocks/1 HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n"
+        );
+        wire.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            answer.push(wire.read_u8().await.unwrap());
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{token}: {answer}"
+        );
+    }
+    rewrite(&daemon, &lines(&[second]));
+    daemon.signal(Signal::HUP);
+    stream.ends().await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_revoked_credential_ends_its_streams_and_no_others() {
+    // Scenario: streams of two tokens of one principal, and of another, and an idle connection over HTTP; a token is added, one
+    // is removed, and the rights of the other change; by SIGHUP and without a word. Expectation: the new token is served; the
+    // stream and the connection of the one that is gone end, silent as they are, and it is not known any more; then the stream
+    // of the one that changed; the other goes on.
+    for signal in [Some(Signal::HUP), None] {
+        let other = ("other", "other's", "*");
+        let daemon = served(&lines(&[
+            ("a", "first", "blocks"),
+            ("a", "second", "blocks"),
+            other,
+        ]))
+        .start();
+        let first = Stream::open(&daemon, "first").await;
+        let mut idle = TcpStream::connect(daemon.http).await.unwrap();
+        let request = "GET /v1/datasets/blocks/blocks/1 HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer first\r\n\r\n";
+        idle.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = vec![0; 12];
+        idle.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer, b"HTTP/1.1 200");
+        let mut second = Stream::open(&daemon, "second").await;
+        let mut third = Stream::open(&daemon, "other's").await;
+        let change = |principals: &[(&str, &str, &str)]| {
+            rewrite(&daemon, &lines(principals));
+            if let Some(signal) = signal {
+                daemon.signal(signal);
+            }
+        };
+        change(&[("a", "new", "blocks"), ("a", "second", "blocks"), other]);
+        first.ends().await;
+        // Its rest and its end, in order or not.
+        let _rest = timeout(PATIENCE, idle.read_to_end(&mut answer))
+            .await
+            .expect("an end");
+        assert_eq!(read(&daemon, "first", "blocks").await, Err(Code::Unauthenticated));
+        assert_eq!(read(&daemon, "new", "blocks").await, Ok(()));
+        second.answers_one().await.unwrap();
+        change(&[("a", "new", "hidden"), ("a", "second", "hidden"), other]);
+        second.ends().await;
+        assert_eq!(
+            read(&daemon, "second", "blocks").await,
+            Err(Code::PermissionDenied)
+        );
+        assert_eq!(read(&daemon, "second", "hidden").await, Ok(()));
+        third.answers_one().await.unwrap();
+        let metrics = get(&daemon, "other's", "/metrics").await;
+        let text = String::from_utf8_lossy(&metrics.body).into_owned();
+        let scrape = Scrape { text };
+        let revoked = [("reason", "revoked"), ("transport", "grpc")];
+        assert!(scrape.sum("ringfetch_connections_closed_total", &revoked) > 1.5);
+        assert!(scrape.sum("ringfetch_access_loads_total", &[("result", "ok")]) > 1.5);
+        drop(third);
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn limits_are_a_principals_own_and_change_under_its_streams() {
+    // Scenario: a principal whose limit of memory is less than an answer of its, with a stream; another without limits; the
+    // limit grows, and shrinks. Expectation: what does not fit is refused to the first alone, the stream goes on and is judged
+    // by the new limit each time; metrics count by name, and a principal that is gone has no series.
+    let of = |limits: &str| {
+        lines(&[
+            ("small", "small", &format!("blocks {limits}")),
+            ("root", "root", "*"),
+        ])
+    };
+    let daemon = served(&of("memory=64KiB,requests=8")).start();
+    let mut stream = Stream::open(&daemon, "small").await;
+    let large = |token| {
+        let indices: Vec<u64> = (0..32).collect();
+        with(token, wire::blocks("blocks", &indices))
+    };
+    let mut fetch = daemon.fetch().await;
+    let refused = fetch.fetch_blocks(large("small")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    fetch.fetch_blocks(large("root")).await.unwrap();
+    let rewritten = |limits: &str| {
+        rewrite(&daemon, &of(limits));
+        daemon.signal(Signal::HUP);
+    };
+    rewritten("memory=1MiB,requests=8");
+    eventually_async("it fits", async || {
+        daemon.fetch().await.fetch_blocks(large("small")).await.ok()
+    })
+    .await;
+    stream.answers_one().await.unwrap();
+    rewritten("memory=64KiB");
+    eventually_async("it fits no more", async || {
+        daemon.fetch().await.fetch_blocks(large("small")).await.err()
+    })
+    .await;
+    stream.answers_one().await.unwrap();
+    let scrape = async || {
+        let metrics = get(&daemon, "root", "/metrics").await;
+        Scrape {
+            text: String::from_utf8_lossy(&metrics.body).into_owned(),
+        }
+    };
+    let seen = scrape().await;
+    let requests = "ringfetch_principal_requests_total";
+    assert!(seen.sum(requests, &[("principal", "small")]) > 3.5);
+    assert!(seen.sum(requests, &[("principal", "root")]) > 1.5);
+    assert!(seen.sum(requests, &[("principal", "anonymous")]) < 0.5);
+    for metric in [
+        "ringfetch_principal_requests_in_flight",
+        "ringfetch_principal_memory_bytes",
+    ] {
+        let nothing = format!("{metric}{{principal=\"small\"}} 0");
+        eventually_async("it holds nothing", async || {
+            scrape().await.text.contains(&nothing).then_some(())
+        })
+        .await;
+    }
+    rewrite(&daemon, &lines(&[("root", "root", "*")]));
+    daemon.signal(Signal::HUP);
+    stream.ends().await;
+    assert!(!scrape().await.text.contains("principal=\"small\""));
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
+    // Scenario: files that are missing, empty, no file, of comments, of a line too short, of one credential twice; at the start
+    // and while it serves. Expectation: exit code 2 with key, file and remedy; later the reload fails by name, the log says
+    // that the old one stays, and so it does; no part of a hash anywhere.
+    let good = lines(&[("a", "a", "blocks"), ("root", "root", "@admin")]);
+    let twice = good.repeat(2);
+    let short = format!("a sha256:{}\n", hash("a"));
+    let bad = [
+        (None, "cannot be read"),
+        (Some(""), "is empty"),
+        (Some("# nobody\n"), "no line with a principal"),
+        (Some(&short[..]), "line 1 has not three or four words"),
+        (Some(&twice[..]), "line 3 has the credential of line 1"),
+    ];
+    for (text, said) in bad {
+        let setup = served(text.unwrap_or_default());
+        if text.is_none() {
+            fs::remove_file(setup.path("principals")).unwrap();
+        }
+        for refused in [setup.refused(), setup.run(&["check-config", "--open"])] {
+            refused.with(2, &["access.principals", "/principals: ", said]);
+            assert!(!refused.said.contains(&hash("a")[..8]), "{}", refused.said);
+        }
+    }
+    let daemon = served(&good).start();
+    for (text, said) in bad {
+        match text {
+            Some(text) => rewrite(&daemon, text),
+            None => fs::remove_file(daemon.path("principals")).unwrap(),
+        }
+        let reload = with("root", v1::ReloadRequest {});
+        let refused = daemon.admin_client().await.reload(reload).await.unwrap_err();
+        assert!(refused.message().contains("access.principals"), "{refused:?}");
+        assert!(refused.message().contains(said), "{refused:?}");
+        assert_eq!(read(&daemon, "a", "blocks").await, Ok(()));
+        assert_eq!(read(&daemon, "a", "hidden").await, Err(Code::PermissionDenied));
+    }
+    daemon.logged(&["the file of principals cannot be used: the old one stays in force"]);
+    assert!(!daemon.log().join("\n").contains(&hash("a")[..8]));
+    rewrite(&daemon, &lines(&[("a", "a", "hidden")]));
+    // Of one answer: the file may be read between two.
+    eventually_async("the good file is read", async || {
+        let answer = get(&daemon, "a", "/v1/datasets/hidden/blocks/1").await;
+        (answer.status == 200).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn certificates_are_principals_by_their_names() {
+    // Scenario: clients with a certificate that the file names, with one whose common name is an alternative name there, and
+    // with none; then the line goes. Expectation: the first reads what the line says and no more, the others nothing; then it
+    // reads nothing either.
+    let (authority, clients) = (Authority::new(), Authority::new());
+    let setup = served(
+        &(lines(&[("root", "root", "*")])
+            + "reader certificate:CN=reader.example blocks\nother certificate:stranger.example *\n"),
+    );
+    setup.file("clients.pem", clients.pem().as_bytes());
+    let daemon = with_tls(setup, &authority.pair("daemon"))
+        .set("tls.client_ca", "clients.pem")
+        .set("tls.client_certificates", "optional")
+        .start();
+    let reads = async |own: Option<&str>, dataset: &str| {
+        let own = own.map(|name| clients.pair(name));
+        let client = client(daemon.grpc, authority.trusted(own.as_ref()))
+            .await
+            .unwrap();
+        let read = client.fetch_blocks(dataset, &[1]).await;
+        read.map(drop).map_err(|error| error.to_string().to_lowercase())
+    };
+    reads(Some("reader.example"), "blocks").await.unwrap();
+    for (own, dataset, said) in [
+        (Some("reader.example"), "hidden", "may not read"),
+        (Some("stranger.example"), "blocks", "no credential"),
+        (None, "blocks", "no credential"),
+    ] {
+        let refused = reads(own, dataset).await.unwrap_err();
+        assert!(refused.contains(said), "{refused}");
+    }
+    rewrite(&daemon, &lines(&[("root", "root", "*")]));
+    eventually_async("the certificate is no principal any more", async || {
+        let refused = reads(Some("reader.example"), "blocks").await.err()?;
+        refused.contains("no credential").then_some(())
+    })
+    .await;
+    daemon.stop().await;
+
+    let setup = served("reader certificate:reader.example blocks\n");
+    setup
+        .refused()
+        .with(2, &["access.principals", "line 1", "tls.client_ca is off"]);
+}

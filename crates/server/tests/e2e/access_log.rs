@@ -1,0 +1,469 @@
+//! The access log: a line for each request by every road, and what happens when it cannot be written.
+
+use crate::access::hash;
+use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends_and_auto, eventually, eventually_async};
+use crate::data::{everything, noise, plain_blocks};
+use crate::wire::{self, Narrow};
+use bytes::Bytes;
+use http::Method;
+use prost::Message;
+use ringfetch_proto::v1;
+use ringfetch_proto::v1::fetch_stream_request::Request;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::fs;
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+/// Of several windows.
+const LONG_BYTES: usize = (3 << 20) + 17;
+
+fn lines(daemon: &Daemon, name: &str) -> Vec<Value> {
+    let text = fs::read_to_string(daemon.path(name)).unwrap_or_default();
+    // The last line may not be whole yet.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let line = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+    whole.lines().map(line).collect()
+}
+
+/// So many lines of a request, by its id. Asynchronous: a client that leaves needs the thread to say so.
+async fn lines_of(daemon: &Daemon, id: &str, count: usize) -> Vec<Value> {
+    eventually_async(&format!("{count} lines of {id}"), async || {
+        let mut found = lines(daemon, "access.log");
+        found.retain(|line| line["request_id"] == id);
+        (found.len() >= count).then_some(found)
+    })
+    .await
+}
+
+async fn dropped(daemon: &Daemon, reason: &str) -> f64 {
+    let labels = [("reason", reason)];
+    daemon
+        .scrape()
+        .await
+        .sum("ringfetch_access_log_dropped_total", &labels)
+}
+
+fn frame(message: &impl Message) -> Vec<u8> {
+    let message = message.encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    [&[0][..], &length, &message].concat()
+}
+
+/// A gRPC call with a request id, which comes back.
+async fn call(daemon: &Daemon, id: &str, method: &str, body: Vec<u8>) {
+    let mut narrow = Narrow::connect(daemon.grpc, 8 << 20).await;
+    let headers = [
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        ("x-request-id", id),
+        ("traceparent", TRACEPARENT),
+    ];
+    let path = format!("/ringfetch.v1.{method}");
+    let held = narrow.ask(&path, &headers, Bytes::from(body)).await;
+    assert_eq!(held.head.headers["x-request-id"], id);
+    held.rest().await.1.unwrap();
+}
+
+/// The same over HTTP.
+async fn get(daemon: &Daemon, id: &str, method: Method, path: &str, body: Option<Value>) {
+    let headers = [
+        ("x-request-id", id),
+        ("content-type", "application/json"),
+        ("traceparent", "malformed"),
+    ];
+    let headers = &headers[..if body.is_some() { 3 } else { 1 }];
+    let body = body.map(|body| body.to_string()).unwrap_or_default();
+    let answer = daemon.http_client().send(method, path, headers, body).await;
+    assert_eq!(answer.header("x-request-id"), id);
+}
+
+fn score() -> v1::ScoreVectorsRequest {
+    v1::ScoreVectorsRequest {
+        dataset: "npy-f32".into(),
+        queries: vec![v1::ScoreQuery {
+            vector: vec![0.5; 100],
+            ids: vec![1, 2, 3],
+        }],
+        metric: v1::Metric::Dot.into(),
+        limit: 1,
+        ..Default::default()
+    }
+}
+
+/// What a line says, in the order of [`EXPECTED`].
+type Said<'a> = (&'a str, Value, u64, u64, u64, &'a str);
+
+fn said(line: &Value) -> Said<'_> {
+    let number = |key: &str| line[key].as_u64().unwrap_or_else(|| panic!("{key}: {line}"));
+    let text = |key: &str| line[key].as_str().unwrap_or_else(|| panic!("{key}: {line}"));
+    (
+        text("method"),
+        line["dataset"].clone(),
+        number("items"),
+        number("failed_items"),
+        number("bytes"),
+        text("code"),
+    )
+}
+
+#[tokio::test]
+async fn each_request_by_every_road_leaves_a_line() {
+    // Scenario: calls and resources of each kind, by the fast paths and through the router, and refusals; each with a request
+    // id, on each backend. Expectation: one line of each with what was asked for, what was read and how it ended; the id
+    // comes back.
+    let long = LONG_BYTES as u64;
+    for backend in backends_and_auto() {
+        let (setup, _) = everything(Setup::new(backend));
+        setup.file("objects/long", &noise(3, LONG_BYTES));
+        let daemon = setup.set("access_log.path", "access.log").start();
+        let fetch = |method: &str| format!("FetchService/{method}");
+        let whole = v1::ReadObjectRequest {
+            dataset: "objects".into(),
+            name: "long".into(),
+            ..Default::default()
+        };
+        let calls = [
+            (fetch("FetchBlocks"), frame(&wire::blocks("joined", &[1, 2]))),
+            (
+                fetch("FetchVectors"),
+                frame(&wire::vectors("npy-f32", &[3, 1000])),
+            ),
+            (
+                fetch("FetchRanges"),
+                frame(&wire::ranges("joined", &[(5, 7), (1, 1)])),
+            ),
+            (fetch("FetchObjects"), frame(&wire::objects("objects", &["one"]))),
+            (fetch("ReadObject"), frame(&whole)),
+            (fetch("ScoreVectors"), frame(&score())),
+            (fetch("FetchBlocks"), frame(&wire::blocks("nothing", &[1]))),
+            (fetch("FetchBlocks"), vec![0, 0, 0, 0, 2, 0xff, 0xff]),
+            (fetch("Nonsense"), Vec::new()),
+            (
+                "DatasetService/ListDatasets".into(),
+                frame(&v1::ListDatasetsRequest::default()),
+            ),
+        ];
+        let one = fs::metadata(daemon.path("objects/one")).unwrap().len();
+        let dataset = |name: &str| Value::from(name);
+        let expected: [Said<'_>; 10] = [
+            ("FetchBlocks", dataset("joined"), 2, 0, 6000, "OK"),
+            ("FetchVectors", dataset("npy-f32"), 2, 1, 400, "OK"),
+            ("FetchRanges", dataset("joined"), 2, 0, 8, "OK"),
+            ("FetchObjects", dataset("objects"), 1, 0, one, "OK"),
+            ("ReadObject", dataset("objects"), 1, 0, long, "OK"),
+            ("ScoreVectors", dataset("npy-f32"), 3, 0, 1200, "OK"),
+            ("FetchBlocks", dataset("nothing"), 0, 0, 0, "NOT_FOUND"),
+            ("FetchBlocks", Value::Null, 0, 0, 0, "INVALID_ARGUMENT"),
+            ("other", Value::Null, 0, 0, 0, "UNIMPLEMENTED"),
+            ("ListDatasets", Value::Null, 0, 0, 0, "OK"),
+        ];
+        for (number, ((method, body), expected)) in calls.into_iter().zip(expected).enumerate() {
+            let id = format!("call-{number}");
+            call(&daemon, &id, &method, body).await;
+            let [line] = &lines_of(&daemon, &id, 1).await[..] else {
+                panic!("several lines of {id}");
+            };
+            assert_eq!(said(line), expected, "{backend}: {line}");
+            assert_eq!(
+                (&line["transport"], &line["peer"], &line["trace_id"]),
+                (&json!("grpc"), &json!("127.0.0.1"), &json!(TRACE))
+            );
+        }
+
+        let of = |rest: &str| format!("/v1/datasets/{rest}");
+        let batch = json!({"indices": [0, 1, 20, 21]});
+        let scores =
+            json!({"queries": [{"vector": vec![0.5; 100], "ids": [4, 5]}], "metric": "dot", "limit": 1});
+        let resources = [
+            (Method::GET, of("joined/blocks/3"), None),
+            (Method::HEAD, of("joined/blocks/3"), None),
+            (Method::GET, of("npy-f32/vectors/60"), None),
+            (Method::GET, of("joined/bytes"), None),
+            (Method::GET, of("objects/objects/long"), None),
+            (Method::POST, of("joined/blocks:batchFetch"), Some(batch)),
+            (Method::POST, of("npy-f32/vectors:score"), Some(scores)),
+            (Method::GET, of("joined/blocks/21"), None),
+            (Method::GET, of("nothing/blocks/1"), None),
+            (Method::GET, "/nowhere".to_owned(), None),
+            (Method::GET, "/livez".to_owned(), None),
+            (Method::DELETE, of("joined"), None),
+        ];
+        let expected: [Said<'_>; 12] = [
+            ("GetBlock", dataset("joined"), 1, 0, 3000, "200"),
+            ("GetBlock", dataset("joined"), 0, 0, 0, "200"),
+            ("GetVector", dataset("npy-f32"), 1, 0, 400, "200"),
+            ("GetBytes", dataset("joined"), 1, 0, 63_000, "200"),
+            ("GetObject", dataset("objects"), 1, 0, long, "200"),
+            ("BatchFetchBlocks", dataset("joined"), 4, 1, 9000, "200"),
+            ("ScoreVectors", dataset("npy-f32"), 2, 0, 800, "200"),
+            ("GetBlock", dataset("joined"), 0, 0, 0, "404"),
+            ("GetBlock", dataset("nothing"), 0, 0, 0, "404"),
+            ("other", Value::Null, 0, 0, 0, "404"),
+            ("livez", Value::Null, 0, 0, 0, "200"),
+            ("other", Value::Null, 0, 0, 0, "405"),
+        ];
+        for (number, ((method, path, body), expected)) in resources.into_iter().zip(expected).enumerate() {
+            let id = format!("get-{number}");
+            get(&daemon, &id, method, &path, body).await;
+            let [line] = &lines_of(&daemon, &id, 1).await[..] else {
+                panic!("several lines of {id}");
+            };
+            assert_eq!(said(line), expected, "{backend}: {path}: {line}");
+            assert_eq!(
+                (&line["transport"], &line["trace_id"]),
+                (&json!("http"), &Value::Null)
+            );
+        }
+        // What the port refuses before anything else, without an id of its own.
+        let foreign = daemon
+            .http_client()
+            .get_with("/livez", &[("host", "evil.example")])
+            .await;
+        let made = foreign.header("x-request-id").to_owned();
+        assert_eq!((foreign.status.as_u16(), made.len()), (421, 32));
+        assert_eq!(lines_of(&daemon, &made, 1).await[0]["code"], "421");
+        for line in lines(&daemon, "access.log") {
+            let number = |key: &str| line[key].as_u64().unwrap();
+            // Later windows of a long answer are read while it is sent.
+            assert!(
+                number("bytes") > 1 << 20 || number("queue_us") + number("send_us") <= number("duration_us"),
+                "{line}"
+            );
+            assert!(line["principal"].is_null() && line["batch"].is_null());
+            let time = line["time"].as_str().unwrap();
+            assert!(
+                humantime::parse_rfc3339(time).is_ok() && time.ends_with('Z'),
+                "{time}"
+            );
+            // The head of an answer over HEAD says more.
+            assert!(number("sent_bytes") > 0 || number("items") == 0, "{line}");
+        }
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_leaves_a_line_a_batch_and_one_of_its_own() {
+    // Scenario: four requests on a stream: good, of two items, scores, of no dataset; and a stream that its client gives up.
+    // Expectation: a line of each with the stream's id and its own number, one of the stream; the last one was cancelled.
+    let (setup, _) = everything(Setup::new(any_backend()));
+    let daemon = setup.set("access_log.path", "access.log").start();
+    let requests = [
+        Request::Blocks(wire::blocks("joined", &[1])),
+        Request::Vectors(wire::vectors("npy-f32", &[1, 2])),
+        Request::Scores(score()),
+        Request::Ranges(wire::ranges("nothing", &[(1, 2)])),
+    ];
+    let body = requests.into_iter().zip(10..).map(|(request, id)| {
+        frame(&v1::FetchStreamRequest {
+            id,
+            request: Some(request),
+            ..Default::default()
+        })
+    });
+    call(
+        &daemon,
+        "stream",
+        "FetchService/FetchStream",
+        body.collect::<Vec<_>>().concat(),
+    )
+    .await;
+    let mut found = lines_of(&daemon, "stream", 5).await;
+    found.sort_by_key(|line| line["batch"].as_u64().unwrap_or(u64::MAX));
+    let dataset = |name: &str| Value::from(name);
+    let expected: [Said<'_>; 5] = [
+        ("FetchBlocks", dataset("joined"), 1, 0, 3000, "OK"),
+        ("FetchVectors", dataset("npy-f32"), 2, 0, 800, "OK"),
+        ("ScoreVectors", dataset("npy-f32"), 3, 0, 1200, "OK"),
+        ("FetchRanges", dataset("nothing"), 0, 0, 0, "NOT_FOUND"),
+        ("FetchStream", Value::Null, 0, 0, 0, "OK"),
+    ];
+    assert_eq!(found.iter().map(said).collect::<Vec<_>>(), expected);
+    assert_eq!(found[0]["batch"], 10);
+    assert!(found[0]["sent_bytes"].is_null() && found[4]["sent_bytes"].as_u64() > Some(3800));
+    assert!(found.iter().all(|line| line["trace_id"] == TRACE));
+
+    let (requests, received) = tokio::sync::mpsc::unbounded_channel();
+    let send = requests.send(v1::FetchStreamRequest {
+        id: 1,
+        request: Some(Request::Blocks(wire::blocks("joined", &[1]))),
+        ..Default::default()
+    });
+    send.unwrap();
+    let mut fetch = daemon.fetch().await;
+    let received = tokio_stream::wrappers::UnboundedReceiverStream::new(received);
+    let mut stream = tonic::Request::new(received);
+    stream
+        .metadata_mut()
+        .insert("x-request-id", "left".parse().unwrap());
+    let mut answers = fetch.fetch_stream(stream).await.unwrap().into_inner();
+    answers.message().await.unwrap().unwrap();
+    drop((answers, requests, fetch));
+    let found = lines_of(&daemon, "left", 2).await;
+    assert_eq!(
+        (&found[1]["method"], &found[1]["code"]),
+        (&json!("FetchStream"), &json!("CANCELLED"))
+    );
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_line_names_the_principal_and_no_secret() {
+    // Scenario: a principal reads what it may and what it may not; somebody has another token. Expectation: the principal in
+    // the first two lines, nobody in the third, and no token anywhere.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let principals = format!("alice sha256:{} blocks\n", hash("open-sesame"));
+    setup.file("principals", principals.as_bytes());
+    let daemon = setup
+        .set("access.principals", "principals")
+        .set("access_log.path", "access.log")
+        .start();
+    for (token, dataset, principal, code) in [
+        ("open-sesame", "blocks", json!("alice"), "200"),
+        ("open-sesame", "hidden", json!("alice"), "403"),
+        ("wrong-sesame", "blocks", Value::Null, "401"),
+    ] {
+        let path = format!("/v1/datasets/{dataset}/blocks/1");
+        let authorization = format!("Bearer {token}");
+        let headers = [("authorization", authorization.as_str())];
+        let answer = daemon.http_client().get_with(&path, &headers).await;
+        let [line] = &lines_of(&daemon, answer.header("x-request-id"), 1).await[..] else {
+            panic!("several lines");
+        };
+        assert_eq!(
+            (&line["principal"], &line["code"]),
+            (&principal, &json!(code)),
+            "{line}"
+        );
+    }
+    let text = fs::read_to_string(daemon.path("access.log")).unwrap();
+    assert!(!text.contains("sesame"), "{text}");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_sample_leaves_out_only_what_is_good_and_fast() {
+    // Scenario: a reload says that one of four billion requests is logged; then good ones, one that fails, and one with an item
+    // that fails. Expectation: the two.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let daemon = setup.set("access_log.path", "access.log").start();
+    let file = fs::read_to_string(daemon.path("ringfetchd.yaml")).unwrap();
+    daemon.rewrite(&(file + "access_log: {sample: 4294967295, slow_ms: 0}\n"));
+    daemon.signal(Signal::HUP);
+    let said = daemon.logged(&["reloaded"]);
+    assert!(said.contains("access_log.sample 1 -> 4294967295"), "{said}");
+    let http = daemon.http_client();
+    for path in ["1", "2", "3", "999", "4"] {
+        http.get(&format!("/v1/datasets/blocks/blocks/{path}")).await;
+    }
+    let batch = json!({"indices": [1, 999]});
+    let path = "/v1/datasets/blocks/blocks:batchFetch";
+    assert_eq!(http.batch(path, &batch, "*/*").await.status, 200);
+    let found = eventually("two lines", PATIENCE, || {
+        let found = lines(&daemon, "access.log");
+        (found.len() >= 2).then_some(found)
+    });
+    let codes: Vec<_> = found.iter().map(|line| line["code"].as_str().unwrap()).collect();
+    assert_eq!(codes, ["404", "200"]);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_rotated_file_is_left_and_a_new_one_made() {
+    // Scenario: the file is renamed and the daemon gets SIGHUP, with a configuration that is good, and then with one that is
+    // not. Expectation: later requests are in a new file, and nothing more comes to the old one.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let daemon = setup.set("access_log.path", "access.log").start();
+    for number in 0..2 {
+        let id = format!("before-{number}");
+        get(&daemon, &id, Method::GET, "/v1/datasets/blocks/blocks/1", None).await;
+        lines_of(&daemon, &id, 1).await;
+        fs::rename(daemon.path("access.log"), daemon.path("old.log")).unwrap();
+        let old = lines(&daemon, "old.log").len();
+        if number == 1 {
+            daemon.rewrite("nonsense: 1");
+        }
+        daemon.signal(Signal::HUP);
+        eventually("the new file is there", PATIENCE, || {
+            daemon.path("access.log").exists().then_some(())
+        });
+        let id = format!("after-{number}");
+        get(&daemon, &id, Method::GET, "/v1/datasets/blocks/blocks/1", None).await;
+        lines_of(&daemon, &id, 1).await;
+        assert_eq!(lines(&daemon, "old.log").len(), old);
+    }
+    assert!(dropped(&daemon, "write").await < 0.5);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_disk_costs_lines_and_no_request() {
+    // Scenario: the log's disk takes nothing. Expectation: requests are answered, the lines count as dropped, the daemon says
+    // so once, and ends in order.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let daemon = setup.set("access_log.path", "/dev/full").start();
+    for _ in 0..20 {
+        daemon.assert_serves("blocks").await;
+    }
+    eventually_async("lines are dropped", async || {
+        (dropped(&daemon, "write").await > 20.0).then_some(())
+    })
+    .await;
+    daemon.logged(&["the access log cannot be written: lines are lost"]);
+    let said = daemon.log();
+    let said = said
+        .iter()
+        .filter(|line| line.contains("access log cannot"))
+        .count();
+    assert_eq!(said, 1);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_log_that_nobody_reads_stops_no_request() {
+    // Scenario: the log goes to a pipe that nobody reads, and there are more requests than it and the queue hold.
+    // Expectation: all are answered, some lines are dropped, and the daemon ends.
+    let (setup, _) = plain_blocks(Setup::new(any_backend()), 16);
+    let pipe = setup.path("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    // Open at both ends, so that the daemon's open succeeds.
+    let _held = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    let into_pipe = format!("exec \"$@\" >{}", pipe.display());
+    let daemon = setup
+        .set("access_log.path", "stdout")
+        .through(&["sh", "-c", &into_pipe, "sh"])
+        .start();
+    let mut fetch = daemon.fetch().await;
+    // 64 KiB are less than 300 lines; the queue holds 8,192.
+    const REQUESTS: u64 = 10_000;
+    let requests = (0..REQUESTS).map(|id| v1::FetchStreamRequest {
+        id,
+        request: Some(Request::Blocks(wire::blocks("blocks", &[id % 16]))),
+        ..Default::default()
+    });
+    let stream = fetch.fetch_stream(tokio_stream::iter(requests)).await;
+    let mut answers = stream.unwrap().into_inner();
+    for _ in 0..REQUESTS {
+        answers.message().await.unwrap().unwrap();
+    }
+    assert!(dropped(&daemon, "queue").await > 0.5);
+    daemon.stop().await;
+}
+
+#[test]
+fn what_cannot_be_a_log_is_refused_at_the_start() {
+    // Scenario: a directory, a FIFO, and a directory that is not there. Expectation: exit code 2 with key, path and remedy.
+    for (path, problem) in [
+        ("objects", "is a directory"),
+        ("fifo", "is no regular file"),
+        ("none/access.log", "cannot be written: No such file"),
+    ] {
+        let (setup, _) = plain_blocks(Setup::new("pread"), 4);
+        setup.file("objects/one", b"");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, setup.path("fifo"), mode).unwrap();
+        let refused = setup.set("access_log.path", path).refused();
+        refused.with(2, &["access_log.path: ", path, problem, "stdout, stderr or off"]);
+    }
+}
