@@ -258,7 +258,9 @@ fn main() {
             fast_path: Some(grpc::fast_path(fetcher, lifecycle.clone(), rpc)),
             hosts: None,
             tls: None,
+            access: None,
             role: Role::Data,
+            recorder: None,
         };
         let connection_limits = ConnectionLimits::new(&limits, engine.config().connection_bytes);
         let listener = Listener::open_port(port, &cores, &connection_limits, &lifecycle).unwrap();

@@ -150,7 +150,7 @@ impl Access {
             self.inner.anonymous_requests.fetch_add(1, Ordering::Relaxed);
             return Ok(Arc::clone(connection));
         };
-        record::note(|facts| facts.principal = Some(grant.principal.as_str().into()));
+        record::note(|facts| facts.principal = Some(grant.principal.name().into()));
         if !grant.allows(need) {
             return Err(Denied::Forbidden);
         }
