@@ -18,7 +18,7 @@ MARGIN_S = 3.0
 ITEMS_MAX = 24
 RANGE_BYTES_MAX = 40_000
 # Of each kind: listed in the report, and printed as they happen.
-VIOLATIONS_KEPT, VIOLATIONS_TOLD = 40, 5
+VIOLATIONS_KEPT, VIOLATIONS_TOLD = 1000, 5
 FETCH = "/ringfetch.v1.FetchService/"
 GRPC_CODES = {1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED", 5: "NOT_FOUND", 7: "PERMISSION_DENIED",
               8: "RESOURCE_EXHAUSTED", 9: "FAILED_PRECONDITION", 10: "ABORTED", 11: "OUT_OF_RANGE", 12: "UNIMPLEMENTED",
@@ -309,8 +309,14 @@ class Judge:
     def __init__(self, faults, note=lambda kind, what: None):
         self.faults, self.note, self.lock = faults, note, threading.Lock()
         self.violations, self.counts, self.explained = [], collections.Counter(), collections.Counter()
-        # Items that came, by dataset, since the daemon's last start.
-        self.items = collections.Counter()
+        # Items that came, by dataset, of calls since the daemon's last start.
+        self.items, self.life_began = collections.Counter(), 0.0
+
+    def new_life(self):
+        """Called while no daemon runs: what is still to be judged was answered by the one before."""
+        with self.lock:
+            self.items.clear()
+            self.life_began = time.monotonic()
 
     def violation(self, kind, what):
         with self.lock:
@@ -348,9 +354,9 @@ class Judge:
         else:
             self._items(where, ask, answer, begun, ended)
 
-    def _good(self, dataset, count, length):
+    def _good(self, dataset, count, length, begun, has_read=True):
         with self.lock:
-            self.items[dataset.name] += count
+            self.items[dataset.name] += count if has_read and begun > self.life_began else 0
             self.counts["items"] += count
             self.counts["bytes"] += length
 
@@ -391,7 +397,7 @@ class Judge:
                     candidates))
                 continue
             candidates, good, length = fitting, good + 1, length + len(found)
-        self._good(dataset, good, length)
+        self._good(dataset, good, length, begun)
 
     def _objects(self, where, ask, answer, begun, ended):
         dataset, good, length = ask.dataset, 0, 0
@@ -409,7 +415,7 @@ class Judge:
             self.violation("wrong bytes", f"{where} {dataset.name} {ask.how} {name}: " + difference(
                 found, every[0], every, possible))
         # An empty object that is read whole needs no read.
-        self._good(dataset, 0 if ask.how == "whole" else good, length)
+        self._good(dataset, good, length, begun, has_read=ask.how != "whole")
 
     def _scores(self, where, ask, answer, begun, ended):
         dataset, (ranked, errors) = ask.dataset, answer.items
@@ -421,7 +427,7 @@ class Judge:
             scored = [(item, sum(w * x for w, x in zip(weights, dataset.items(version, item, 1), strict=True)))
                       for item in ids if item < dataset.count]
             if sorted(scored, key=lambda one: (-one[1], one[0])) == ranked:
-                self._good(dataset, len(ids), 0)
+                self._good(dataset, len(ids), 0, begun)
                 return
         self.violation("wrong bytes", f"{where} {dataset.name}: scores {ranked[:3]}... of {ask.items}")
 

@@ -142,6 +142,14 @@ class Judgement(unittest.TestCase):
         self.assertEqual(self.judged(ask, good), [])
         self.assertEqual(self.judge.counts["items"], 2)
 
+    def test_what_the_daemon_before_answered_is_not_the_next_ones(self):
+        ask, answer = Ask(self.blocks, "blocks", [3]), Answer("OK", [self.blocks.items(0, 3, 1)])
+        self.judged(ask, answer)
+        self.assertEqual(self.judge.items, {"blocks": 1})
+        self.judge.new_life()
+        self.judged(ask, answer, took=1.0)
+        self.assertEqual((self.judge.items["blocks"], self.judge.counts["items"]), (0, 2))
+
     def test_one_wrong_byte_another_place_and_an_old_version_are_wrong(self):
         right = self.blocks.items(0, 3, 1)
         ask = Ask(self.blocks, "blocks", [3])
