@@ -60,6 +60,7 @@ static PORTS: LazyLock<Ports> = LazyLock::new(|| {
             tls: None,
             access: None,
             role: Role::Data,
+            recorder: None,
         };
         world.block_on(async {
             let listener = Listener::open_port(port, &cores, &limits, lifecycle).unwrap();
