@@ -87,7 +87,7 @@ pub(crate) struct Counts {
     reads: u64,
     bytes: u64,
     in_flight: Duration,
-    latency: Option<Histogram<u64>>,
+    latency: Option<Histogram<u32>>,
 }
 
 impl Counts {
@@ -152,7 +152,7 @@ impl Counts {
 }
 
 /// The shares of latencies above 2^n ms, of `missed` more that are above any.
-fn over(latency: &Histogram<u64>, missed: u64) -> [f64; OVER_LIMITS] {
+fn over(latency: &Histogram<u32>, missed: u64) -> [f64; OVER_LIMITS] {
     let all = approximate((latency.len() + missed).max(1));
     std::array::from_fn(|bits| {
         let recorded = latency.iter_recorded();
@@ -172,7 +172,7 @@ mod tests {
     fn shares_over_limits_are_those_of_known_distributions() {
         // Scenario: 900 latencies of exactly 1 ms, 80 of 3 ms, 15 of 20 ms, 5 of 100 ms; 1 000 more were never sent; 20 000 seeded
         // exponential ones with a mean of 2 ms. Expected: the shares; half of everything is over any; e^(-limit / mean) +- 1 %.
-        let known = || Histogram::<u64>::new(3).unwrap();
+        let known = || Histogram::<u32>::new(3).unwrap();
         let (mut known, mut drawn) = (known(), known());
         for (milliseconds, count) in [(1, 900), (3, 80), (20, 15), (100, 5)] {
             known.record_n(milliseconds * 1_000_000, count).unwrap();
