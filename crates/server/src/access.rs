@@ -1,6 +1,6 @@
 //! Who may read what: bearer tokens and clients' certificates, from a file that is read again when it changes (ADR 0016).
 //!
-//! Each line of the file is a [`Grant`]. A request is judged once, before routing, and carries its grant from there on. A
+//! Each line of the file is a `Grant`. A request is judged once, before routing, and carries its grant from there on. A
 //! grant knows the connections that use it, and closes them when its line is gone or differs. Nothing here keeps, logs or
 //! repeats a token.
 

@@ -2,7 +2,7 @@
 //! access log and the exporter of spans get each record when it ends.
 //!
 //! Nothing passes records along: while a request is polled, its record is its thread's current one, and whoever learns
-//! something of the request tells [`note`]. Without a [`Recorder`] there are no records, which costs a request a few branches.
+//! something of the request tells `note`. Without a [`Recorder`] there are no records, which costs a request a few branches.
 
 use crate::access_log::AccessLog;
 use crate::rpc_metrics::{grpc_code_name, grpc_method_of, http_code_name};
