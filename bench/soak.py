@@ -4,7 +4,7 @@
     bench/soak.py --minutes 20                        the release build, a seed of its own choice
     bench/soak.py --seed 7 --minutes 20               the same schedule again
     bench/soak.py --only kill,truncate --minutes 2    only these (--list names all)
-    bench/soak.py --smoke                             every fault once, about a minute; for CI
+    bench/soak.py --smoke                             every fault once, about a minute
 
 Each answer must be right, byte for byte, or an error that a fault of the moment explains. Faults come one to three at a time;
 after each phase the clients stop, and memory, descriptors, threads and mappings must be what they were. Ends with 1 where an
