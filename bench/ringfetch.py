@@ -73,6 +73,7 @@ class Daemon(Server):
         (directory / "ringfetchd.yaml").write_text(json.dumps({
             "grpc": {"listen": f"{self.host}:0"}, "http": loopback, "admin": loopback, "log": {"filter": "warn"}, "engine": self.engine,
             "datasets": [{"name": "data", "path": str(self.path), **self.dataset}], **tls,
+            **({} if self.host == "127.0.0.1" else {"access": {"anonymous": "everybody"}}),
         }))
         self.file = directory / "addresses.json"
         self.launch([self.binary, "--config", directory / "ringfetchd.yaml", "--addresses-file", self.file],
