@@ -14,6 +14,7 @@ mod deadline;
 mod describe;
 mod handle;
 mod listing;
+mod planning;
 mod rejection;
 mod request;
 mod request_memory;
@@ -38,29 +39,23 @@ pub(crate) use self::window::total_bytes;
 pub(crate) use self::windowed::{SnapshotReader, WindowedBody};
 
 use self::backends::Backends;
-use self::handle::check_version;
+use self::planning::{plan, plan_objects};
 use self::rejection::RejectionCounters;
-use self::request::{check, too_large};
+use self::request::check;
 use crate::caller::{Callers, Connection};
 use crate::config::Limits;
 use crate::record;
 use arc_swap::ArcSwap;
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesOrdered;
-use ringfetch_engine::batch::{Batch, Fetched};
-use ringfetch_engine::dataset::{Dataset, OpenFile};
+use ringfetch_engine::batch::Fetched;
+use ringfetch_engine::dataset::Dataset;
 use ringfetch_engine::engine::{Engine, SubmitOptions};
 use ringfetch_engine::error::{ReadError, Resource};
 use ringfetch_engine::share::{Charge, Refused};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tokio::sync::Semaphore;
-
-/// Objects of one request that are opened at the same time. Misses go to the blocking pool, 512 threads by default:
-/// one request must not take them all.
-const OPENS_AT_ONCE: usize = 16;
 
 /// Datasets that an error names.
 const KNOWN_NAMES_MAX: usize = 16;
@@ -418,124 +413,6 @@ impl Fetcher {
 pub(crate) fn within(limits: &Limits, arrived: Instant, deadline: Option<Instant>) -> Option<Instant> {
     let limit = limits.deadline.and_then(|limit| arrived.checked_add(limit));
     [deadline, limit].into_iter().flatten().min()
-}
-
-/// The batch of a checked request, whose items have at most `max` bytes; for objects see `plan_objects`.
-fn plan(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> Batch {
-    let mut batch = Batch::new(Arc::clone(dataset), items.len());
-    match items {
-        Items::Blocks(items) | Items::Vectors(items) => {
-            let length = match dataset.kind() {
-                Kind::Blocks { block_bytes, .. } => u64::from(block_bytes),
-                Kind::Vectors { vector_bytes, .. } => u64::from(vector_bytes),
-                Kind::Objects => 0,
-            };
-            let blocks = matches!(dataset.kind(), Kind::Blocks { .. });
-            for item in *items {
-                if length > max {
-                    batch.push_failed(ReadError::ItemTooLarge { length, max });
-                } else if blocks {
-                    batch.push_block(*item);
-                } else {
-                    batch.push_vector(*item);
-                }
-            }
-        }
-        Items::Ranges { offsets, lengths } => {
-            let end = dataset.length_bytes();
-            for (offset, length) in offsets.iter().zip(*lengths) {
-                match too_large(*offset, *length, end, max) {
-                    Some(error) => batch.push_failed(error),
-                    None => batch.push_range(*offset, *length),
-                }
-            }
-        }
-        Items::Pinned {
-            object,
-            offsets,
-            lengths,
-        } => {
-            for (offset, length) in offsets.iter().zip(*lengths) {
-                push_object(&mut batch, object.file(), *offset, Some(*length), max);
-            }
-        }
-        Items::Objects { .. } => {}
-    }
-    batch
-}
-
-/// The batch of a checked request for objects, and their versions. Opens them; touches nothing else.
-async fn plan_objects(dataset: &Arc<Dataset>, items: &Items<'_>, max: u64) -> (Batch, Vec<String>) {
-    let mut batch = Batch::new(Arc::clone(dataset), items.len());
-    let mut etags = Vec::new();
-    let Items::Objects {
-        names,
-        offsets,
-        lengths,
-        if_match,
-    } = items
-    else {
-        return (batch, etags);
-    };
-    let (distinct, places) = distinct(names);
-    // A plain loop where `buffered` would do: its closure over a borrowed name keeps the future from being
-    // `Send` for every lifetime, which transports need.
-    let mut waiting = distinct.iter();
-    let mut opening = FuturesOrdered::new();
-    let mut opened = Vec::with_capacity(distinct.len());
-    etags.reserve_exact(names.len());
-    for (item, place) in places.into_iter().enumerate() {
-        while opened.len() <= place {
-            while opening.len() < OPENS_AT_ONCE
-                && let Some(name) = waiting.next()
-            {
-                opening.push_back(dataset.object(name));
-            }
-            let Some(object) = opening.next().await else { break };
-            opened.push(object);
-        }
-        let offset = offsets.get(item).copied().unwrap_or(0);
-        let length = lengths.get(item).copied().filter(|length| *length > 0);
-        let if_match = if_match.get(item).map_or("", String::as_str);
-        let Some(object) = opened.get(place) else { break };
-        etags.push(
-            object
-                .as_ref()
-                .map_or_else(|_| String::new(), |object| object.etag().to_owned()),
-        );
-        match object {
-            Ok(object) => match check_version(object.etag(), if_match) {
-                Ok(()) => push_object(&mut batch, object, offset, length, max),
-                Err(error) => batch.push_failed(error),
-            },
-            Err(error) => batch.push_failed(error.clone()),
-        }
-    }
-    (batch, etags)
-}
-
-/// Each name once, in the order of their first places, and for each item the place of its name among them: a batch reads
-/// one version of an object, however often its name stands in it.
-fn distinct(names: &[String]) -> (Vec<&str>, Vec<usize>) {
-    let mut found = HashMap::with_capacity(names.len());
-    let (mut distinct, mut places) = (Vec::with_capacity(names.len()), Vec::with_capacity(names.len()));
-    for name in names {
-        let place = *found.entry(name.as_str()).or_insert(distinct.len());
-        if place == distinct.len() {
-            distinct.push(name.as_str());
-        }
-        places.push(place);
-    }
-    (distinct, places)
-}
-
-fn push_object(batch: &mut Batch, object: &Arc<OpenFile>, offset: u64, length: Option<u64>, max: u64) {
-    let end = object.length_bytes();
-    let wanted = length.unwrap_or_else(|| end.saturating_sub(offset));
-    match too_large(offset, wanted, end, max) {
-        Some(error) => batch.push_failed(error),
-        None => batch.push_object(object, offset, length),
-    }
 }
 
 /// An object that was cut short, or replaced, is opened anew by the next request for it.

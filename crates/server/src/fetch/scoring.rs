@@ -6,8 +6,9 @@
 //! however many requests are to be scored, what else a core does waits for one turn.
 
 use super::handle::{DatasetHandle, Kind, RequiredKind};
+use super::planning::plan;
 use super::request::{FetchError, Items, RequestContext};
-use super::{Fetcher, plan, timeout_at};
+use super::{Fetcher, timeout_at};
 use crate::config::Limits;
 use crate::record;
 use ringfetch_engine::batch::{Fetched, Lengths};

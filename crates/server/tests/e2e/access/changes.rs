@@ -1,0 +1,178 @@
+//! What happens to open streams and to later requests when the file of principals changes.
+
+use super::*;
+
+#[tokio::test]
+async fn a_revoked_credential_ends_its_streams_and_no_others() {
+    // Scenario: streams of two tokens of one principal, and of another, and an idle connection over HTTP; a token is added, one
+    // is removed, and the rights of the other change; by SIGHUP and without a word. Expectation: the new token is served; the
+    // stream and the connection of the one that is gone end, silent as they are, and it is not known any more; then the stream
+    // of the one that changed; the other goes on.
+    for signal in [Some(Signal::HUP), None] {
+        let other = ("other", "other's", "*");
+        let daemon = served(&lines(&[
+            ("a", "first", "blocks"),
+            ("a", "second", "blocks"),
+            other,
+        ]))
+        .start();
+        let first = Stream::open(&daemon, "first").await;
+        let mut idle = TcpStream::connect(daemon.http).await.unwrap();
+        let request = "GET /v1/datasets/blocks/blocks/1 HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer first\r\n\r\n";
+        idle.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = vec![0; 12];
+        idle.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer, b"HTTP/1.1 200");
+        let mut second = Stream::open(&daemon, "second").await;
+        let mut third = Stream::open(&daemon, "other's").await;
+        let change = |principals: &[(&str, &str, &str)]| {
+            rewrite(&daemon, &lines(principals));
+            if let Some(signal) = signal {
+                daemon.signal(signal);
+            }
+        };
+        change(&[("a", "new", "blocks"), ("a", "second", "blocks"), other]);
+        first.ends().await;
+        // Its rest and its end, in order or not.
+        let _rest = timeout(PATIENCE, idle.read_to_end(&mut answer))
+            .await
+            .expect("an end");
+        assert_eq!(read(&daemon, "first", "blocks").await, Err(Code::Unauthenticated));
+        assert_eq!(read(&daemon, "new", "blocks").await, Ok(()));
+        second.answers_one().await.unwrap();
+        change(&[("a", "new", "hidden"), ("a", "second", "hidden"), other]);
+        second.ends().await;
+        assert_eq!(
+            read(&daemon, "second", "blocks").await,
+            Err(Code::PermissionDenied)
+        );
+        assert_eq!(read(&daemon, "second", "hidden").await, Ok(()));
+        third.answers_one().await.unwrap();
+        let metrics = get(&daemon, "other's", "/metrics").await;
+        let text = String::from_utf8_lossy(&metrics.body).into_owned();
+        let scrape = Scrape { text };
+        let revoked = [("reason", "revoked"), ("transport", "grpc")];
+        assert!(scrape.sum("ringfetch_connections_closed_total", &revoked) > 1.5);
+        assert!(scrape.sum("ringfetch_access_loads_total", &[("result", "ok")]) > 1.5);
+        drop(third);
+        daemon.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn limits_are_a_principals_own_and_change_under_its_streams() {
+    // Scenario: a principal whose limit of memory is less than an answer of its, with a stream; another without limits; the
+    // limit grows, and shrinks. Expectation: what does not fit is refused to the first alone, but an object comes in pieces that
+    // fit; the stream goes on and is judged by the new limit each time; metrics count by name, and a principal that is gone has
+    // no series.
+    let of = |limits: &str| {
+        let rights = format!("blocks,objects {limits}");
+        lines(&[("small", "small", &rights), ("root", "root", "*")])
+    };
+    let setup = served(&of("memory=64KiB,requests=8"));
+    setup.file("objects/long", &vec![7; 1 << 20]);
+    let daemon = setup.start();
+    let long = get(&daemon, "small", "/v1/datasets/objects/objects/long").await;
+    assert_eq!((long.status.as_u16(), long.body.len()), (200, 1 << 20));
+    let mut stream = Stream::open(&daemon, "small").await;
+    let large = |token| {
+        let indices: Vec<u64> = (0..32).collect();
+        with(token, wire::blocks("blocks", &indices))
+    };
+    let mut fetch = daemon.fetch().await;
+    let refused = fetch.fetch_blocks(large("small")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    fetch.fetch_blocks(large("root")).await.unwrap();
+    let rewritten = |limits: &str| {
+        rewrite(&daemon, &of(limits));
+        daemon.signal(Signal::HUP);
+    };
+    rewritten("memory=1MiB,requests=8");
+    eventually_async("it fits", async || {
+        daemon.fetch().await.fetch_blocks(large("small")).await.ok()
+    })
+    .await;
+    stream.answers_one().await.unwrap();
+    rewritten("memory=64KiB");
+    eventually_async("it fits no more", async || {
+        daemon.fetch().await.fetch_blocks(large("small")).await.err()
+    })
+    .await;
+    stream.answers_one().await.unwrap();
+    let scrape = async || {
+        let metrics = get(&daemon, "root", "/metrics").await;
+        Scrape {
+            text: String::from_utf8_lossy(&metrics.body).into_owned(),
+        }
+    };
+    let seen = scrape().await;
+    let requests = "ringfetch_principal_requests_total";
+    assert!(seen.sum(requests, &[("principal", "small")]) > 3.5);
+    assert!(seen.sum(requests, &[("principal", "root")]) > 1.5);
+    assert!(seen.sum(requests, &[("principal", "anonymous")]) < 0.5);
+    for metric in [
+        "ringfetch_principal_requests_in_flight",
+        "ringfetch_principal_memory_bytes",
+    ] {
+        let nothing = format!("{metric}{{principal=\"small\"}} 0");
+        eventually_async("it holds nothing", async || {
+            scrape().await.text.contains(&nothing).then_some(())
+        })
+        .await;
+    }
+    rewrite(&daemon, &lines(&[("root", "root", "*")]));
+    daemon.signal(Signal::HUP);
+    stream.ends().await;
+    assert!(!scrape().await.text.contains("principal=\"small\""));
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_bad_file_is_refused_at_the_start_and_changes_nothing_later() {
+    // Scenario: files that are missing, empty, no file, of comments, of a line too short, of one credential twice; at the start
+    // and while it serves. Expectation: exit code 2 with key, file and remedy; later the reload fails by name, the log says
+    // that the old one stays, and so it does; no part of a hash anywhere.
+    let good = lines(&[("a", "a", "blocks"), ("root", "root", "@admin")]);
+    let twice = good.repeat(2);
+    let short = format!("a sha256:{}\n", hash("a"));
+    let bad = [
+        (None, "cannot be read"),
+        (Some(""), "is empty"),
+        (Some("# nobody\n"), "no line with a principal"),
+        (Some(&short[..]), "line 1 has not three or four words"),
+        (Some(&twice[..]), "line 3 has the credential of line 1"),
+    ];
+    for (text, said) in bad {
+        let setup = served(text.unwrap_or_default());
+        if text.is_none() {
+            fs::remove_file(setup.path("principals")).unwrap();
+        }
+        for refused in [setup.refused(), setup.run(&["check-config", "--open"])] {
+            refused.with(2, &["access.principals", "/principals: ", said]);
+            assert!(!refused.said.contains(&hash("a")[..8]), "{}", refused.said);
+        }
+    }
+    let daemon = served(&good).start();
+    for (text, said) in bad {
+        match text {
+            Some(text) => rewrite(&daemon, text),
+            None => fs::remove_file(daemon.path("principals")).unwrap(),
+        }
+        let reload = with("root", v1::ReloadRequest {});
+        let refused = daemon.admin_client().await.reload(reload).await.unwrap_err();
+        assert!(refused.message().contains("access.principals"), "{refused:?}");
+        assert!(refused.message().contains(said), "{refused:?}");
+        assert_eq!(read(&daemon, "a", "blocks").await, Ok(()));
+        assert_eq!(read(&daemon, "a", "hidden").await, Err(Code::PermissionDenied));
+    }
+    daemon.logged(&["the file of principals cannot be used: the old one stays in force"]);
+    assert!(!daemon.log().join("\n").contains(&hash("a")[..8]));
+    rewrite(&daemon, &lines(&[("a", "a", "hidden")]));
+    // Of one answer: the file may be read between two.
+    eventually_async("the good file is read", async || {
+        let answer = get(&daemon, "a", "/v1/datasets/hidden/blocks/1").await;
+        (answer.status == 200).then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
