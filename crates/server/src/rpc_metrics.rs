@@ -6,6 +6,8 @@
 //!
 //! A FetchStream counts as one call; its reads are in the engine's metrics. There are no series for what never happened.
 
+mod labels;
+
 use crate::record;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Histogram, LabelPair, Metric, MetricFamily, MetricType};
@@ -14,169 +16,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// An enum of methods with the `method` label of each.
-macro_rules! methods {
-    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $method:ident = $label:literal,)* }) => {
-        $(#[$about])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $name { $($(#[$doc])* $method,)* }
-
-        impl $name {
-            const LABELS: &[&str] = &[$($label),*];
-        }
-    };
-}
-
-methods! {
-    /// A gRPC method.
-    GrpcMethod {
-        /// FetchService.FetchBlocks.
-        FetchBlocks = "FetchBlocks",
-        /// FetchService.FetchVectors.
-        FetchVectors = "FetchVectors",
-        /// FetchService.FetchRanges.
-        FetchRanges = "FetchRanges",
-        /// FetchService.FetchObjects.
-        FetchObjects = "FetchObjects",
-        /// FetchService.ScoreVectors.
-        ScoreVectors = "ScoreVectors",
-        /// FetchService.FetchStream, counted once, when it ends.
-        FetchStream = "FetchStream",
-        /// FetchService.ReadObject, counted once, when it ends.
-        ReadObject = "ReadObject",
-        /// DatasetService.ListDatasets.
-        ListDatasets = "ListDatasets",
-        /// DatasetService.GetDataset.
-        GetDataset = "GetDataset",
-        /// DatasetService.ListObjects.
-        ListObjects = "ListObjects",
-        /// AdminService.GetStatus.
-        GetStatus = "GetStatus",
-        /// AdminService.SetLogLevel.
-        SetLogLevel = "SetLogLevel",
-        /// AdminService.SetBackend.
-        SetBackend = "SetBackend",
-        /// AdminService.ClearBackend.
-        ClearBackend = "ClearBackend",
-        /// AdminService.Reload.
-        Reload = "Reload",
-        /// grpc.health.v1.Health.Check.
-        HealthCheck = "HealthCheck",
-        /// grpc.health.v1.Health.Watch.
-        HealthWatch = "HealthWatch",
-        /// Server reflection, v1 and v1alpha.
-        ServerReflectionInfo = "ServerReflectionInfo",
-        /// Anything else.
-        Other = "other",
-    }
-}
-
-methods! {
-    /// An operation of the HTTP API.
-    HttpOperation {
-        /// `GET /v1/datasets`.
-        ListDatasets = "ListDatasets",
-        /// `GET /v1/datasets/{name}`.
-        GetDataset = "GetDataset",
-        /// `GET|HEAD /v1/datasets/{name}/bytes`.
-        GetBytes = "GetBytes",
-        /// `GET /v1/datasets/{name}/blocks/{index}`.
-        GetBlock = "GetBlock",
-        /// `GET /v1/datasets/{name}/vectors/{id}`.
-        GetVector = "GetVector",
-        /// `GET /v1/datasets/{name}/objects`.
-        ListObjects = "ListObjects",
-        /// `GET /v1/datasets/{name}/objects/{object}`.
-        GetObject = "GetObject",
-        /// `POST /v1/datasets/{name}/blocks:batchFetch`.
-        BatchFetchBlocks = "BatchFetchBlocks",
-        /// `POST /v1/datasets/{name}/vectors:batchFetch`.
-        BatchFetchVectors = "BatchFetchVectors",
-        /// `POST /v1/datasets/{name}/ranges:batchFetch`.
-        BatchFetchRanges = "BatchFetchRanges",
-        /// `POST /v1/datasets/{name}/objects:batchFetch`.
-        BatchFetchObjects = "BatchFetchObjects",
-        /// `POST /v1/datasets/{name}/vectors:score`.
-        ScoreVectors = "ScoreVectors",
-        /// `GET /metrics`.
-        Metrics = "metrics",
-        /// `GET /livez`.
-        Livez = "livez",
-        /// `GET /readyz`.
-        Readyz = "readyz",
-        /// `GET /openapi.json`.
-        OpenApi = "openapi",
-        /// `GET /v1/status`.
-        GetStatus = "GetStatus",
-        /// `GET /`.
-        Page = "page",
-        /// `GET /page/{asset}`.
-        PageAsset = "page-asset",
-        /// Anything else.
-        Other = "other",
-    }
-}
-
-/// `code` labels of gRPC, by the code's number (`google/rpc/code.proto`).
-const GRPC_CODES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
-
-/// `code` labels of HTTP; the last is for all others.
-const HTTP_CODES: [&str; 28] = [
-    "200", "204", "206", "301", "304", "308", "400", "401", "403", "404", "405", "406", "408", "411", "412",
-    "413", "414", "415", "416", "421", "429", "431", "499", "500", "501", "503", "504", "other",
-];
-
-/// Index of 499 in `HTTP_CODES`.
-const HTTP_CLIENT_LEFT: usize = 22;
-
-/// The code's name in the `code` label: `OK`, `NOT_FOUND`, ...
-pub fn grpc_code_name(code: tonic::Code) -> &'static str {
-    GRPC_CODES[grpc_code_index(code)]
-}
-
-/// The method at this path, as metrics name it, if its name is the path's last part.
-pub(crate) fn grpc_method_of(path: &str) -> Option<&'static str> {
-    let (_, name) = path.rsplit_once('/')?;
-    GrpcMethod::LABELS.iter().copied().find(|label| *label == name)
-}
-
-/// The status in the `code` label: `200`, ...
-pub(crate) fn http_code_name(status: ::http::StatusCode) -> &'static str {
-    HTTP_CODES[http_code_index(status)]
-}
-
-fn grpc_code_index(code: tonic::Code) -> usize {
-    usize::try_from(code as i32)
-        .ok()
-        .filter(|index| *index < GRPC_CODES.len())
-        .unwrap_or(tonic::Code::Unknown as usize)
-}
-
-fn http_code_index(status: ::http::StatusCode) -> usize {
-    let status = status.as_str();
-    HTTP_CODES
-        .iter()
-        .position(|code| *code == status)
-        .unwrap_or(HTTP_CODES.len() - 1)
-}
+use self::labels::{GRPC_CODES, HTTP_CLIENT_LEFT, HTTP_CODES, grpc_code_index, http_code_index};
+pub use self::labels::{GrpcMethod, HttpOperation, grpc_code_name};
+pub(crate) use self::labels::{grpc_method_of, http_code_name};
 
 /// Upper bucket bounds in nanoseconds, 1 us to 10 s in steps of 1-2-5: the default buckets of Prometheus start at
 /// 5 ms, which is beyond all that matters here (TRAPS 27).

@@ -110,7 +110,7 @@ fn no_file_names_somebodys_machine() {
         for place in places {
             let begins = |line: &str| {
                 line.match_indices(place).any(|(at, _)| {
-                    // `https://host/home/x` and `.../work/x` are parts of longer paths and of URLs.
+                    // After these it is part of a longer path or of a URL.
                     !line[..at].ends_with(|c: char| c.is_alphanumeric() || "_-.~}".contains(c))
                 })
             };
