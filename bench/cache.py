@@ -24,6 +24,8 @@ COLD_END_FRACTION_MAX = 0.15
 # Partly warm files: what is resident comes in pieces of this size.
 PIECE_BYTES = 2 << 20
 PART_ERROR_MAX = 0.01
+# Of what eight readers have read, Linux 6.18 does not keep up to 1.3 %, in runs of 16 pages; the second pass brings it.
+PART_PASSES_MAX = 3
 # The last (path, fraction) made partly warm: where nothing has changed since, nothing is done.
 _last_part = None
 
@@ -32,7 +34,8 @@ def resident_fraction(path):
     """Of a regular file; None of a device, whose pages fincore does not count."""
     if not path.is_file():
         return None
-    return int(run(["fincore", "--bytes", "--noheadings", "--output", "RES", path])) / os.path.getsize(path)
+    # fincore counts whole pages, and the last one may reach beyond the end.
+    return min(int(run(["fincore", "--bytes", "--noheadings", "--output", "RES", path])) / os.path.getsize(path), 1.0)
 
 
 def evict(path):
@@ -86,7 +89,10 @@ def fill_part(path, fraction):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         for piece in pieces[warm:]:
             os.posix_fadvise(file.fileno(), piece * PIECE_BYTES, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
-        if abs(resident_fraction(path) - fraction) > PART_ERROR_MAX / 20:
+        for _ in range(PART_PASSES_MAX):
+            found = resident_fraction(path)
+            if abs(found - fraction) <= PART_ERROR_MAX / 20:
+                break
             with concurrent.futures.ThreadPoolExecutor(8) as readers:
                 for _ in readers.map(lambda piece: os.pread(file.fileno(), PIECE_BYTES, piece * PIECE_BYTES), pieces[:warm]):
                     pass
