@@ -33,8 +33,9 @@ class Seen:
         parts = []
         if "pairs" in self.counts:
             for alone, beside in self.counts["pairs"]:
+                bad = alone["refused"] | alone["failed"] | beside["refused"] | beside["failed"]
                 parts.append(f"{alone['p50_ms']:.2f} and {alone['p99_ms']:.2f} ms alone, {beside['p50_ms']:.2f} and "
-                             f"{beside['p99_ms']:.2f} ms beside it")
+                             f"{beside['p99_ms']:.2f} ms beside it{' (' + brief(bad) + ')' if bad else ''}")
             greedy = self.counts["greedy"]
             return (f"{self.counts['rate']:,.0f} reads/s, p50 and p99 of pairs of {self.counts['seconds']:g} s: {', '.join(parts)}; "
                     f"the greedy one in the last: {greedy['answers']:,} answers, {greedy['bytes_received'] >> 20:,} MiB, "
