@@ -38,6 +38,8 @@ TAIL_SECONDS = 1.0
 ATTACKERS_NICE = "19"
 BLOCK_BYTES = 4096
 HERDS = 5
+# Of runs alone and beside a greedy principal.
+PAIRS = 5
 
 
 class Bench:
@@ -146,8 +148,40 @@ class Bench:
         counts = {"herds": herds, "device_reads": reads}
         return adversary_cases.Seen(None, None, found, counts, alive, disk=report)
 
+    def principals(self, case, source):
+        """A principal at half of what its connection can take, alone and beside a greedy one, in turn."""
+        principals = {"modest": ("modest", "*"), "greedy": ("greedy", f"* {case.limits}".strip())}
+        seconds = max(1.0, self.options.seconds / PAIRS)
+        own_connections = case.attack[0] == "big-answers"
+        with Victimised(self.options.daemon, self.directory, self.data, {}, principals=principals) as daemon:
+            peak = self.command(daemon, 2, VICTIM, "big-answers", "--token", "modest", "--callers", 1, "--calls", 64,
+                                "--answer-blocks", 1)
+            rate = json.loads(run(peak))["answers"] / 2 / 2
+            paced = [*self.command(daemon, seconds, VICTIM, "paced", "--token", "modest"), "--rate", f"{rate:.0f}"]
+            pairs = []
+            for number in range(PAIRS):
+                found = {}
+                for with_it in (False, True) if number % 2 == 0 else (True, False):
+                    if not with_it:
+                        seen = json.loads(run(paced))
+                    elif own_connections:
+                        greedy = self.command(daemon, seconds + 2 * TAIL_SECONDS, source, *case.attack, "--token", case.token)
+                        process = subprocess.Popen(["nice", "-n", ATTACKERS_NICE, *greedy], stdout=subprocess.PIPE, text=True)
+                        time.sleep(TAIL_SECONDS)
+                        seen = json.loads(run(paced))
+                        counts = json.loads(process.communicate(timeout=60)[0])
+                    else:
+                        seen = json.loads(run([*paced, "--beside-token", "greedy", *map(str, case.attack)]))
+                        counts = seen["beside"]
+                    found[with_it] = seen["reader"]
+                pairs.append((found[False], found[True]))
+            alive = daemon.process.poll() is None
+        counts = {"pairs": pairs, "rate": rate, "seconds": seconds, "greedy": counts}
+        return adversary_cases.Seen(None, None, None, counts, alive)
+
     def measure(self, case, where):
-        runner = {"attack": self.attack, "overload": self.overload, "herd": self.herd}[case.runner]
+        runner = {"attack": self.attack, "overload": self.overload, "herd": self.herd,
+                  "principals": self.principals}[case.runner]
         try:
             seen = runner(case, ATTACKERS[where])
         except (RunFailed, json.JSONDecodeError, subprocess.TimeoutExpired, OSError) as failure:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import statistics
 import typing
 
 RESIDENT_MIB_MAX = 512
@@ -30,6 +31,15 @@ class Seen:
     def summary(self):
         """What a reader needs to judge the figures."""
         parts = []
+        if "pairs" in self.counts:
+            for alone, beside in self.counts["pairs"]:
+                bad = alone["refused"] | alone["failed"] | beside["refused"] | beside["failed"]
+                parts.append(f"{alone['p50_ms']:.2f} and {alone['p99_ms']:.2f} ms alone, {beside['p50_ms']:.2f} and "
+                             f"{beside['p99_ms']:.2f} ms beside it{' (' + brief(bad) + ')' if bad else ''}")
+            greedy = self.counts["greedy"]
+            return (f"{self.counts['rate']:,.0f} reads/s, p50 and p99 of pairs of {self.counts['seconds']:g} s: {', '.join(parts)}; "
+                    f"the greedy one in the last: {greedy['answers']:,} answers, {greedy['bytes_received'] >> 20:,} MiB, "
+                    f"{sum(greedy['refused'].values()):,} refused")
         if "herds" in self.counts:
             parts.append(f"device reads of the block in each herd {self.counts['device_reads']}, time to the answers p99 "
                          f"{', '.join(format(herd['answer_p99_ms'], '.0f') for herd in self.counts['herds'])} ms")
@@ -142,6 +152,22 @@ def no_core_blocked(seen):
     return "no core blocked: others' reads within 100 ms", found, longest <= 100 and seen.turned_away() == 0
 
 
+def paired_p99_within(factor):
+    def judge(seen):
+        ratios = [beside["p99_ms"] / alone["p99_ms"] for alone, beside in seen.counts["pairs"]]
+        found = f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
+        return f"p99 at most {factor}x, median of {len(ratios)} pairs", found, statistics.median(ratios) <= factor
+
+    return judge
+
+
+def nobody_of_pairs_refused(seen):
+    reads = [read for pair in seen.counts["pairs"] for read in pair]
+    away = sum(sum(read["refused"].values()) + sum(read["failed"].values()) for read in reads)
+    answered = sum(read["ok"] for read in reads)
+    return "reader: 0 refused", f"{away} refused, {answered:,} answered", away == 0 < answered
+
+
 @dataclasses.dataclass(eq=False)
 class Case:
     name: str
@@ -154,6 +180,9 @@ class Case:
     ramp_seconds: float = 1.0
     runner: str = "attack"
     engine: dict | None = None
+    # Of the greedy principal, and the token that it sends.
+    limits: str = ""
+    token: str = "greedy"
 
     def judge(self, seen):
         return [judge(seen) for judge in self.judges]
@@ -162,6 +191,12 @@ class Case:
 def stalled(name, title, manner):
     return Case(name, title, ["stalled-readers", "--connections", 256, "--manner", manner],
                 [nobody_refused, p99_within(2), memory], 256)
+
+
+def greedy(name, title, *attack, limits="", token="greedy"):
+    """A principal reads as much as it can beside one at half of the load that its connection can take."""
+    return Case(name, title, list(attack), [paired_p99_within(1.5), nobody_of_pairs_refused, survives], runner="principals",
+                limits=limits, token=token)
 
 
 def flood(kind, title, *more):
@@ -196,6 +231,16 @@ CASES = [
     flood("headers", "requests with thousands of header fields", p99_within(2)),
     flood("empty-data", "a body of empty DATA frames", connections_closed),
     flood("http-headers", "an HTTP/1.1 head without end", connections_closed),
+    greedy("greedy-principal", "a principal with 64 connections, 64 scattered reads a call, without limits",
+           "big-answers", "--callers", 64, "--answer-blocks", 64, "--scattered"),
+    greedy("greedy-principal-limited", "the same, limited to 16 MiB a second",
+           "big-answers", "--callers", 64, "--answer-blocks", 64, "--scattered", limits="bytes/s=16MiB"),
+    greedy("greedy-principal-one-connection", "a principal with 64 calls of 64 scattered reads on the other's connection",
+           "--beside-calls", 64, "--beside-blocks", 64),
+    greedy("greedy-principal-one-connection-limited", "the same, limited to 16 MiB a second",
+           "--beside-calls", 64, "--beside-blocks", 64, limits="bytes/s=16MiB"),
+    greedy("refused-credentials", "64 connections with 8 calls each and a token of nobody's",
+           "big-answers", "--callers", 64, "--calls", 8, "--answer-blocks", 1, token="nobody"),
     Case("overload", "8 callers with 64 calls of 4096 scattered reads each on a disk of 2 ms a read, 64 at a time",
          ["big-answers", "--callers", 8, "--calls", 64, "--scattered"], [single_refused_soon, heard_in_time, survives],
          runner="overload"),

@@ -1,5 +1,6 @@
 """The daemon that is attacked, with answers of up to 16 MiB and a supervisor that listens, and the slow disk."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -46,8 +47,10 @@ class Heart:
 class Victimised(Server):
     """A daemon for one run: dataset `data`, and `slow` if there is a slow disk."""
 
-    def __init__(self, binary, directory, data, engine, slow=None):
+    def __init__(self, binary, directory, data, engine, slow=None, principals=None):
         self.binary, self.directory, self.engine = binary, pathlib.Path(directory), engine
+        # Name and line after the credential, by token.
+        self.principals = principals or {}
         self.datasets = {"data": data} | ({"slow": slow} if slow else {})
 
     def __enter__(self):
@@ -56,6 +59,11 @@ class Victimised(Server):
                     for name, path in self.datasets.items()]
         config = {"grpc": loopback, "http": loopback, "admin": loopback, "datasets": datasets,
                   "limits": {"response_bytes": "16MiB"}}
+        if self.principals:
+            lines = [f"{name} sha256:{hashlib.sha256(token.encode()).hexdigest()} {rights}"
+                     for token, (name, rights) in self.principals.items()]
+            (self.directory / "principals").write_text("\n".join(lines) + "\n")
+            config["access"] = {"principals": str(self.directory / "principals")}
         if self.engine:
             config["engine"] = self.engine
         file = self.directory / "ringfetchd.yaml"

@@ -1,10 +1,11 @@
-"""The three dashboards. `./generate` writes them as JSON below dashboards/; change them here."""
+"""The dashboards. `./generate` writes them as JSON below dashboards/; change them here."""
 
 from panels import (
     BACKEND,
     DATASET,
     INSTANCE,
     JOB,
+    PRINCIPAL,
     dashboard,
     heatmap,
     mean,
@@ -34,9 +35,11 @@ TOTAL, ON_DEVICE = ('stage="total"',), ('stage="device"',)
 OF_DATASET, FAILED = 'dataset=~"$dataset"', 'result!="ok"'
 FIRING = ('alertstate="firing"', 'alertname=~"Ringfetch.+"')
 FULL, HALF, THIRD, QUARTER, EIGHTH = (24, 6), (12, 8), (8, 8), (6, 8), (3, 4)
-TALL_HALF = (12, 9)
+TALL_HALF, QUARTER_LOW = (12, 9), (6, 4)
+OWN_LIMITS = 'reason=~"requests_in_flight|caller_memory|requests_per_second|bytes_per_second"'
 
-TITLES = {"overview": "Ringfetch: overview", "engine": "Ringfetch: engine", "flip": "Ringfetch: uring against mmap"}
+TITLES = {"overview": "Ringfetch: overview", "engine": "Ringfetch: engine", "flip": "Ringfetch: uring against mmap",
+          "principals": "Ringfetch: principals"}
 
 
 def others(name):
@@ -294,4 +297,38 @@ def flip():
                      others("flip"))
 
 
-DASHBOARDS = {"overview": overview, "engine": engine, "flip": flip}
+def principals():
+    chosen = 'principal=~"$principal"'
+    names = "ringfetch_principal_requests_total", "ringfetch_principal_read_bytes_total", "ringfetch_principal_rejected_total"
+    requests, read, refused = (rate(name, chosen) for name in names)
+    in_flight, memory = (pick(name, chosen) for name in ("ringfetch_principal_requests_in_flight",
+                                                         "ringfetch_principal_memory_bytes"))
+    rows = [
+        [stat("Requests", "Requests let in before routing, a second. A FetchStream is one.", "reqps", QUARTER_LOW,
+              f"sum({requests})"),
+         stat("Throughput", "Bytes read for answers, a second.", "binBps", QUARTER_LOW, f"sum({read})"),
+         stat("Refused", "Requests refused because of a bound, a deadline or the drain, a second.", "reqps", QUARTER_LOW,
+              f"sum({refused})", bad_from=0.001),
+         stat("Response memory", "Memory that answers hold, from disk to socket.", "bytes", QUARTER_LOW, f"sum({memory})")],
+        [series("Requests by principal", "Requests let in before routing, a second. A FetchStream is one. anonymous: clients "
+                "without a credential, where access.anonymous lets them in.", "reqps", HALF,
+                target(f"sum by (principal) ({requests})", "{{principal}}")),
+         series("Throughput by principal", "Bytes read for answers, a second. Its limit is bytes/s.", "binBps", HALF,
+                target(f"sum by (principal) ({read})", "{{principal}}"))],
+        [series("Refused, by principal and reason", "By the bound that was met. requests_per_second, bytes_per_second: a limit "
+                "of its own. requests_in_flight, caller_memory: its own limit, or its share. Others: docs/METRICS.md.", "reqps",
+                HALF, target(f"sum by (principal, reason) ({refused})", "{{principal}} {{reason}}")),
+         series("Refused by its own limits", "Requests a second refused to each principal because of its limits or shares: a "
+                "client that does not wait for as long as it is told.", "reqps", HALF,
+                target(f"sum by (principal) ({rate(names[2], chosen, OWN_LIMITS)})", "{{principal}}"))],
+        [series("In flight by principal", "Requests in flight, over all connections, as seen at each scrape. Its limit is "
+                "requests.", "none", HALF, target(f"sum by (principal) ({in_flight})", "{{principal}}")),
+         series("Response memory by principal", "Memory that its answers hold, from disk to socket. Much and few bytes read: "
+                "a client that reads slowly. Its limit is memory.", "bytes", HALF,
+                target(f"sum by (principal) ({memory})", "{{principal}}"))],
+    ]
+    return dashboard("principals", TITLES["principals"], "What each principal of access.principals asks for, gets and is "
+                     "refused. Empty without such a file.", [JOB, INSTANCE, PRINCIPAL], rows, others("principals"))
+
+
+DASHBOARDS = {"overview": overview, "engine": engine, "flip": flip, "principals": principals}

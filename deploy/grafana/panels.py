@@ -141,6 +141,8 @@ INSTANCE = variable("instance", "Instance", "ringfetch_build_info", 'job=~"$job"
 DATASET = variable("dataset", "Dataset", "ringfetch_reads_total", HERE)
 BACKEND = variable("backend", "Backend", "ringfetch_read_duration_seconds_count", HERE)
 
+PRINCIPAL = variable("principal", "Principal", "ringfetch_principal_requests_total", HERE)
+
 
 def side(name, label, default):
     """A variable for one backend of a comparison."""

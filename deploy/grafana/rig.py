@@ -2,6 +2,7 @@
 `render` draws. Everything listens on loopback, on ports that were free, and lives in one scratch directory."""
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -71,6 +72,9 @@ class Process:
         return self.process.returncode
 
 
+TOKEN = "reader's"
+
+
 class Daemon(Process):
     """ringfetchd with one backend. It must not fall back: the test would measure another one than it says."""
 
@@ -81,6 +85,8 @@ class Daemon(Process):
         self.config.write_text(json.dumps({
             "grpc": listen, "http": listen, "admin": listen, "log": {"format": "json"},
             "engine": {"backend": backend, "on_unavailable": "fail"},
+            # One load has a token; Prometheus and the other load have none.
+            "access": {"principals": str(scratch / "principals"), "anonymous": "everybody"},
             "datasets": [
                 {"name": "blocks", "kind": "blocks", "path": str(data / "blocks.bin"), "block_bytes": "4KiB"},
                 {"name": "vectors", "kind": "vectors", "path": str(data / "vectors.npy")}]}))
@@ -175,4 +181,6 @@ def scratch():
         for command in (["blocks", "--size", "64MiB", data / "blocks.bin"],
                         ["vectors", "--count", "65536", "--dim", "128", data / "vectors.npy"]):
             subprocess.run([CLI, "dataset", "make", *command], check=True, stdout=subprocess.DEVNULL)
+        (path / "token").write_text(TOKEN)
+        (path / "principals").write_text(f"reader sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()} * weight=2\n")
         yield path

@@ -5,6 +5,7 @@ pub mod floods;
 pub mod friendly;
 pub mod half_open;
 pub mod herd;
+pub mod paced;
 pub mod partial_bodies;
 pub mod stalled;
 

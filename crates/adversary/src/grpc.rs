@@ -6,7 +6,7 @@ use crate::target::Target;
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::client::SendRequest;
-use http::{HeaderMap, Request};
+use http::{HeaderMap, HeaderValue, Request};
 use prost::Message as _;
 use ringfetch_proto::v1::FetchBlocksRequest;
 use std::io;
@@ -29,6 +29,7 @@ pub(crate) enum Ended {
 /// A connection; the task behind it ends with it.
 pub(crate) struct Connection {
     pub(crate) sender: SendRequest<Bytes>,
+    authorization: Option<HeaderValue>,
     task: JoinHandle<()>,
 }
 
@@ -40,6 +41,7 @@ impl Drop for Connection {
 
 impl Connection {
     pub(crate) async fn open(target: &Target) -> io::Result<Self> {
+        let authorization = Target::authorization(target.token.as_deref())?;
         let stream = target.connect(target.grpc).await?;
         let (sender, connection) = h2::client::Builder::new()
             .initial_window_size(WINDOW_BYTES)
@@ -50,20 +52,33 @@ impl Connection {
             .map_err(io::Error::other)?;
         // How the connection ends, every stream of it learns.
         let task = tokio::spawn(async move { drop(connection.await) });
-        Ok(Self { sender, task })
+        Ok(Self {
+            sender,
+            authorization,
+            task,
+        })
     }
 
     /// One call, with its whole request.
     pub(crate) async fn call(&self, message: &[u8]) -> Ended {
-        match self.begin(message).await {
+        self.call_as(self.authorization.as_ref(), message).await
+    }
+
+    /// The same, with a value for `authorization`.
+    pub(crate) async fn call_as(&self, authorization: Option<&HeaderValue>, message: &[u8]) -> Ended {
+        match self.begin(authorization, message).await {
             Ok(ended) => ended,
             Err(error) => Ended::Broken(how(&error)),
         }
     }
 
-    async fn begin(&self, message: &[u8]) -> Result<Ended, h2::Error> {
+    async fn begin(&self, authorization: Option<&HeaderValue>, message: &[u8]) -> Result<Ended, h2::Error> {
         let mut sender = self.sender.clone().ready().await?;
-        let (response, mut body) = sender.send_request(request(), false)?;
+        let mut request = request();
+        if let Some(value) = authorization {
+            request.headers_mut().insert("authorization", value.clone());
+        }
+        let (response, mut body) = sender.send_request(request, false)?;
         body.send_data(Bytes::from(grpc_message(message)), true)?;
         ended(response).await
     }
@@ -79,8 +94,8 @@ pub(crate) fn request() -> Request<()> {
     ));
     *request.version_mut() = http::Version::HTTP_2;
     let headers = request.headers_mut();
-    headers.insert("content-type", http::HeaderValue::from_static("application/grpc"));
-    headers.insert("te", http::HeaderValue::from_static("trailers"));
+    headers.insert("content-type", HeaderValue::from_static("application/grpc"));
+    headers.insert("te", HeaderValue::from_static("trailers"));
     request
 }
 

@@ -1,7 +1,7 @@
 //! `adversary`: one command a case, and `victim`; each prints its counts as one JSON object.
 #![forbid(unsafe_code)]
 
-use adversary::cases::{big_answers, floods, friendly, half_open, herd, partial_bodies, stalled};
+use adversary::cases::{big_answers, floods, friendly, half_open, herd, paced, partial_bodies, stalled};
 use adversary::{Hold, Process, Protocol, Tally, Target, Victim};
 use anyhow::Context as _;
 use clap::builder::PossibleValuesParser;
@@ -44,6 +44,9 @@ struct DaemonArguments {
     /// See --blocks.
     #[arg(long, global = true, requires = "blocks", value_parser = clap::value_parser!(u32).range(1..))]
     block_bytes: Option<u32>,
+    /// Bearer token of gRPC calls.
+    #[arg(long, global = true)]
+    token: Option<String>,
     /// How long.
     #[arg(long, global = true, default_value_t = 10.0)]
     seconds: f64,
@@ -143,6 +146,21 @@ enum Case {
         #[arg(long, default_value_t = 1000)]
         every_ms: u64,
     },
+    /// A reader of single blocks at a steady rate, measured; on its connection another principal that reads all it can.
+    Paced {
+        /// Requests a second.
+        #[arg(long, default_value_t = 1000.0)]
+        rate: f64,
+        /// Token of the other principal; left out, there is none.
+        #[arg(long)]
+        beside_token: Option<String>,
+        /// Calls that it has in flight.
+        #[arg(long, default_value_t = 64)]
+        beside_calls: usize,
+        /// Blocks of each of its answers.
+        #[arg(long, default_value_t = 64)]
+        beside_blocks: u64,
+    },
     /// The friendly client: a reader, newcomers and /livez, measured.
     Victim {
         /// What the reader speaks.
@@ -170,13 +188,18 @@ async fn run(arguments: Arguments) -> anyhow::Result<serde_json::Value> {
         dataset,
         blocks,
         block_bytes,
+        token,
         seconds,
     } = arguments.daemon;
     let target = match blocks.zip(block_bytes) {
         Some((blocks, block_bytes)) => Target::known(grpc, http, admin, &dataset, blocks, block_bytes)?,
         None => Target::discover(grpc, http, admin, &dataset).await?,
     };
-    let target = Target { from, ..target };
+    let target = Target {
+        from,
+        token,
+        ..target
+    };
     let time = Duration::try_from_secs_f64(seconds).context("--seconds")?;
     let (hold, _release) = Hold::at_most(time);
     let tally = Tally::default();
@@ -287,6 +310,17 @@ async fn run(arguments: Arguments) -> anyhow::Result<serde_json::Value> {
                 every: Duration::from_millis(every_ms),
             };
             friendly::run(&target, &options, &hold, &tally).await?;
+        }
+        Case::Paced {
+            rate,
+            beside_token,
+            beside_calls: calls,
+            beside_blocks: blocks,
+        } => {
+            anyhow::ensure!(rate > 0.0 && rate <= 1e6, "--rate: from 0 to 1000000");
+            let beside = beside_token.map(|token| paced::Beside { token, calls, blocks });
+            let reader = paced::run(&target, &paced::Options { rate, beside }, &hold, &tally).await?;
+            return Ok(json!({ "reader": reader, "beside": tally.counts() }));
         }
         Case::Victim { protocol, pid } => {
             let protocol = if protocol == "http" {

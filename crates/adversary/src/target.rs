@@ -1,6 +1,7 @@
 //! Which daemon is met, and from which address.
 
 use crate::http1;
+use http::HeaderValue;
 use serde_json::Value;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +28,8 @@ pub struct Target {
     pub blocks: u64,
     /// How long each is.
     pub block_bytes: u32,
+    /// The bearer token of gRPC calls.
+    pub token: Option<String>,
 }
 
 impl Target {
@@ -59,6 +62,7 @@ impl Target {
             dataset,
             blocks,
             block_bytes,
+            token: None,
         })
     }
 
@@ -93,6 +97,12 @@ impl Target {
             from: Some(address),
             ..self.clone()
         }
+    }
+
+    /// What calls have in `authorization`.
+    pub(crate) fn authorization(token: Option<&str>) -> io::Result<Option<HeaderValue>> {
+        let value = |token| HeaderValue::try_from(format!("Bearer {token}")).map_err(io::Error::other);
+        token.map(value).transpose()
     }
 
     /// A connection from the source address.

@@ -248,20 +248,20 @@ fn wanted(length: usize, block_bytes: u32) -> bool {
     u32::try_from(length) == Ok(block_bytes)
 }
 
-enum End {
+pub(crate) enum End {
     Ok,
     Refused(String),
     Failed(String),
 }
 
-struct Measured {
+pub(crate) struct Measured {
     figures: Figures,
     answers_us: Option<Histogram<u64>>,
     longest: Duration,
 }
 
 impl Measured {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // Three digits from 1 us to 10 minutes; valid bounds.
         let answers_us = Histogram::new_with_bounds(1, 600_000_000, 3).ok();
         Self {
@@ -272,7 +272,7 @@ impl Measured {
     }
 
     /// `false`: it was no answer.
-    fn end(&mut self, end: End, after: Duration) -> bool {
+    pub(crate) fn end(&mut self, end: End, after: Duration) -> bool {
         self.longest = self.longest.max(after);
         match end {
             End::Ok => {
@@ -289,7 +289,7 @@ impl Measured {
     }
 
     /// The figures, with the time that an unanswered attempt has taken.
-    fn figures(self, unanswered: Duration) -> Figures {
+    pub(crate) fn figures(self, unanswered: Duration) -> Figures {
         let quantile = |at| {
             self.answers_us
                 .as_ref()

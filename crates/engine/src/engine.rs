@@ -317,6 +317,7 @@ impl Engine {
             backend: route.status.backend,
             dataset,
             origin: account.map(|account| (account.caller(), account.id())),
+            weight: account.map_or(1, Account::weight),
             objects,
             items,
             errors,

@@ -37,6 +37,8 @@ pub(crate) struct PlannedBatch {
     pub(crate) dataset: Arc<Dataset>,
     /// Whose turn it takes: caller and connection.
     pub(crate) origin: Option<(u64, u64)>,
+    /// The caller's part of a round.
+    pub(crate) weight: u32,
     pub(crate) objects: Vec<Arc<OpenFile>>,
     pub(crate) items: SmallVec<[Item; 1]>,
     pub(crate) errors: Vec<ItemError>,

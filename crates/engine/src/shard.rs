@@ -218,11 +218,13 @@ impl<B: Backend> Shard<B> {
             if let Some((turn, bytes)) = self.turn.take() {
                 self.turns.took(&turn, bytes, false);
             }
-            let origin = active
-                .batch
-                .origin
-                .map_or(NOBODY, |(caller, connection)| Origin { caller, connection });
-            self.turns.push(origin, key);
+            let weight = active.batch.weight;
+            let of = |(caller, connection)| Origin {
+                caller,
+                connection,
+                weight,
+            };
+            self.turns.push(active.batch.origin.map_or(NOBODY, of), key);
         }
     }
 

@@ -14,8 +14,8 @@
 
 use std::cmp::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// A connection may always hold this part of what is free.
 const RESERVE_DIVISOR: u64 = 64;
@@ -282,10 +282,12 @@ impl Drop for Charge {
     }
 }
 
-/// What one caller holds of the engine: response memory in bytes, and reads that are not answered.
+/// What one caller holds of the engine: response memory in bytes, and reads that are not answered. And how much it gets of
+/// the disk beside others.
 #[derive(Debug)]
 pub struct CallerAccount {
     id: u64,
+    weight: Arc<AtomicU32>,
     memory: Arc<CallerShare>,
     reads: Arc<CallerShare>,
 }
@@ -296,6 +298,7 @@ pub struct CallerAccount {
 pub struct Account {
     caller: u64,
     id: u64,
+    weight: Arc<AtomicU32>,
     memory: Arc<Share>,
     reads: Arc<Share>,
 }
@@ -305,9 +308,15 @@ impl CallerAccount {
     pub(crate) fn new(id: u64, memory: &Arc<Budget>, reads: &Arc<Budget>) -> Arc<Self> {
         Arc::new(Self {
             id,
+            weight: Arc::new(AtomicU32::new(1)),
             memory: memory.caller(),
             reads: reads.caller(),
         })
+    }
+
+    /// Gives its later reads `weight` times what a caller of weight 1 gets of the disk while others wait; at least 1.
+    pub fn set_weight(&self, weight: u32) {
+        self.weight.store(weight.max(1), Relaxed);
     }
 
     /// Response memory, bytes.
@@ -321,6 +330,7 @@ impl CallerAccount {
         Arc::new(Account {
             caller: self.id,
             id,
+            weight: Arc::clone(&self.weight),
             memory: self.memory.connection(memory_bytes),
             reads: self.reads.connection(u64::MAX),
         })
@@ -331,6 +341,11 @@ impl Account {
     /// Its caller.
     pub fn caller(&self) -> u64 {
         self.caller
+    }
+
+    /// What its caller gets of the disk, in parts of what others get.
+    pub fn weight(&self) -> u32 {
+        self.weight.load(Relaxed)
     }
 
     /// Its number among the connections of the caller.

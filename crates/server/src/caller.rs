@@ -3,7 +3,7 @@
 //! and within a caller per connection, so that opening more connections gains nothing. Connections themselves are counted
 //! by address, since they come before any credential.
 
-use crate::access::{Grant, GrantInUse, PrincipalLimits, Revoke};
+use crate::access::{Grant, GrantInUse, Principal, PrincipalLimits, Revoke};
 use crate::config::Limits;
 use ringfetch_engine::dataset::IN_FLIGHT_DESCRIPTORS_MAX;
 use ringfetch_engine::engine::Engine;
@@ -201,10 +201,11 @@ impl Drop for Caller {
 }
 
 impl Caller {
-    /// Bounds what it may hold, at once.
+    /// Bounds what it may hold, at once, and weighs its later reads.
     pub(crate) fn set_limits(&self, limits: PrincipalLimits) {
         self.requests.set_most(limits.requests);
         self.engine.memory().set_most(limits.memory_bytes);
+        self.engine.set_weight(limits.weight);
     }
 
     /// Its requests in flight.
@@ -296,6 +297,11 @@ impl Connection {
         Some(granted)
     }
 
+    /// Whose its requests are; `None` without a credential.
+    pub(crate) fn principal(&self) -> Option<&Principal> {
+        self.grant.as_ref().map(GrantInUse::principal)
+    }
+
     /// Whether its requests may read a dataset of this name, whether there is one or not.
     pub(crate) fn may_read(&self, dataset: &str) -> bool {
         self.grant.as_ref().is_none_or(|grant| grant.may_read(dataset))
@@ -305,7 +311,6 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::Principal;
     use crate::fetch::tests::without_datasets;
     use ringfetch_engine::share::Refused;
 
@@ -330,6 +335,7 @@ mod tests {
         principal.set_limits(PrincipalLimits {
             requests: 3,
             memory_bytes: 64 << 10,
+            ..PrincipalLimits::NONE
         });
         let grants = [Grant::for_tests(&principal, 1), Grant::for_tests(&principal, 2)];
         let other = Grant::for_tests(&Principal::new("other"), 3);
@@ -352,11 +358,15 @@ mod tests {
         let most = memory(0, 64 << 10).unwrap();
         assert_eq!(memory(2, 4096).unwrap_err(), Refused::Caller);
         assert_eq!(principal.held().1, 64 << 10);
+        assert_eq!(granted(&connections[2], &grants[1]).account().weight(), 1);
         principal.set_limits(PrincipalLimits {
             requests: 4,
             memory_bytes: 128 << 10,
+            weight: 7,
+            ..PrincipalLimits::NONE
         });
         assert!(memory(2, 4096).is_ok());
+        assert_eq!(granted(&connections[0], &grants[0]).account().weight(), 7);
         assert_eq!(take(&grants[0]).len(), 1);
         drop((held, most));
         assert_eq!(principal.held(), (0, 0));

@@ -150,6 +150,10 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
             return overloaded(*own);
         }
         FetchError::ListingsBusy { .. } => return overloaded(false).retry(RETRY_LISTING),
+        FetchError::OverRate { retry_after, .. } => {
+            let status = ErrorStatus::new(Code::ResourceExhausted, Http::TOO_MANY_REQUESTS, "rate-limited");
+            return status.retry(*retry_after);
+        }
         FetchError::ListingFailed { .. } => (Code::Internal, Http::INTERNAL_SERVER_ERROR, "listing-failed"),
         FetchError::Malformed { .. } => (Code::InvalidArgument, Http::BAD_REQUEST, "malformed"),
         FetchError::Read(error) => return of_read(error),
@@ -172,6 +176,7 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         | FetchError::TooManyRequests { .. }
         | FetchError::RequestMemory { .. }
         | FetchError::ListingsBusy { .. }
+        | FetchError::OverRate { .. }
         | FetchError::ListingFailed { .. }
         | FetchError::Read(_) => None,
     }

@@ -1,8 +1,8 @@
 //! Reads for every transport. A request is checked whole before anything is queued (ADR 0014).
 //!
 //! All checks that may refuse a request are here, in this order: the size of the request and the memory for it
-//! (`request_memory`, while it arrives), draining, the right to the dataset, the dataset, its kind, the lists, the number
-//! of items, the requests in flight, the deadline, the bytes of the response, the queue and the memory (the engine). A
+//! (`request_memory`, while it arrives), draining, the principal's requests a second, the right to the dataset, the dataset, its kind, the lists, the number
+//! of items, the requests in flight, the deadline, the bytes of the response, the principal's bytes a second, the queue and the memory (the engine). A
 //! request counts as in flight before its objects are opened, so that a refused request costs no system call, and until its
 //! response is ready (the memory budget bounds what is written after that). Datasets and limits are one value, replaced
 //! atomically by a reload; a request keeps the dataset it found.
@@ -15,6 +15,7 @@ mod describe;
 mod handle;
 mod listing;
 mod planning;
+mod rates;
 mod rejection;
 mod request;
 mod request_memory;
@@ -29,7 +30,8 @@ pub(crate) use self::describe::backend_word;
 pub use self::describe::{DatasetInfo, ReadPath, StorageInfo, VectorShape};
 pub use self::handle::{DatasetHandle, Dtype, Kind, RequiredKind};
 pub use self::listing::{ObjectPage, PAGE_NAMES_MAX, PageRequest};
-pub use self::request::{FetchError, Items, RequestContext};
+pub(crate) use self::rejection::Rejection;
+pub use self::request::{FetchError, Items, RateLimit, RequestContext};
 pub(crate) use self::request_memory::RequestMemory;
 pub use self::scoring::{ScoreQuery, Scoring};
 pub use self::snapshot::{ReadPhase, Snapshot, SnapshotError};
@@ -40,6 +42,7 @@ pub(crate) use self::windowed::{SnapshotReader, WindowedBody};
 
 use self::backends::Backends;
 use self::planning::{plan, plan_objects};
+use self::rates::{ChargedBytes, count_bytes};
 use self::rejection::RejectionCounters;
 use self::request::check;
 use crate::caller::{Callers, Connection};
@@ -216,14 +219,14 @@ impl Fetcher {
     /// A dataset for a request on this connection that wants it to be of some kind.
     ///
     /// # Errors
-    /// `Draining`, `Forbidden`, `DatasetNotFound`, `WrongKind`.
+    /// `Draining`, `OverRate`, `Forbidden`, `DatasetNotFound`, `WrongKind`.
     pub fn open(
         &self,
         name: &str,
         wanted: RequiredKind,
         reader: Option<&Arc<Connection>>,
     ) -> Result<DatasetHandle, FetchError> {
-        self.count_rejection(self.find(name, wanted, reader))
+        self.count_rejection(self.find(name, wanted, reader), reader)
     }
 
     fn find(
@@ -235,6 +238,7 @@ impl Fetcher {
         if self.is_draining() {
             return Err(ReadError::Draining.into());
         }
+        Self::charge_request(reader)?;
         let dataset = self.dataset_for(name, reader)?;
         wanted.check(dataset.name(), dataset.kind())?;
         Ok(DatasetHandle(dataset))
@@ -278,18 +282,22 @@ impl Fetcher {
         })
     }
 
-    /// Counts a refusal.
-    pub(crate) fn count_rejection<T>(&self, result: Result<T, FetchError>) -> Result<T, FetchError> {
+    /// Counts a refusal of a request on this connection.
+    pub(crate) fn count_rejection<T>(
+        &self,
+        result: Result<T, FetchError>,
+        connection: Option<&Arc<Connection>>,
+    ) -> Result<T, FetchError> {
         if let Err(error) = &result {
-            self.inner.rejections.count(error);
+            self.inner.rejections.count(error, connection);
         }
         result
     }
 
     /// The error of a request whose deadline passed before it had arrived completely. Counts the refusal.
-    pub(crate) fn deadline_rejection(&self) -> FetchError {
+    pub(crate) fn deadline_rejection(&self, connection: Option<&Arc<Connection>>) -> FetchError {
         let error = ReadError::DeadlineExceeded.into();
-        self.inner.rejections.count(&error);
+        self.inner.rejections.count(&error, connection);
         error
     }
 
@@ -311,13 +319,14 @@ impl Fetcher {
         let result = if self.is_draining() {
             Err(ReadError::Draining.into())
         } else {
-            self.fetch_within(&self.limits(), dataset, items, context).await
+            self.fetch_within(&self.limits(), dataset, items, context, ReadPhase::BeforeHead)
+                .await
         };
-        self.count_rejection(result)
+        self.count_rejection(result, context.connection.as_ref())
     }
 
     /// Reads a later part of a response whose head has been sent. As [`Self::fetch_of`], but also while draining, since the
-    /// response is in flight, and without counting refusals, since the caller retries.
+    /// response is in flight, without counting refusals, since the caller retries, and without charging its bytes.
     ///
     /// # Errors
     /// As [`Self::fetch`].
@@ -336,7 +345,8 @@ impl Fetcher {
             response_bytes: u64::MAX,
             ..self.limits()
         };
-        self.fetch_within(&limits, dataset, items, context).await
+        self.fetch_within(&limits, dataset, items, context, ReadPhase::AfterHead)
+            .await
     }
 
     /// Every request from now on fails with `Draining`.
@@ -367,6 +377,7 @@ impl Fetcher {
         DatasetHandle(dataset): &DatasetHandle,
         items: &Items<'_>,
         context: &RequestContext,
+        phase: ReadPhase,
     ) -> Result<FetchResponse, FetchError> {
         check(*items, limits)?;
         let (_in_flight, deadline) = self.admit(limits, context)?;
@@ -388,6 +399,10 @@ impl Fetcher {
                 max,
             });
         }
+        let charged = match phase {
+            ReadPhase::BeforeHead => Some(Self::charge_bytes(context, batch.data_bytes())?),
+            ReadPhase::AfterHead => None,
+        };
         let options = SubmitOptions {
             deadline,
             account: context
@@ -398,13 +413,17 @@ impl Fetcher {
         };
         let result = match self.inner.engine.submit(batch, options) {
             Ok(ticket) => timeout_at(deadline, ticket).await.ok_or_else(late)?,
-            Err(error) => Err(error),
+            Err(error) => {
+                charged.iter().for_each(ChargedBytes::give_back);
+                Err(error)
+            }
         };
         if let Items::Objects { names, .. } = items {
             forget_truncated(dataset, names, &result);
         }
         let fetched = result?;
         record::note(|facts| facts.add_read(&fetched));
+        count_bytes(context, fetched.data.len());
         Ok(FetchResponse { fetched, etags })
     }
 }

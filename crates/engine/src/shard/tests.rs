@@ -72,6 +72,7 @@ impl World {
             backend: BackendKind::Sim,
             dataset: batch.dataset,
             origin: None,
+            weight: 1,
             objects: batch.objects,
             items: batch.items,
             errors: batch.errors,
@@ -164,4 +165,36 @@ fn a_heartbeat_comes_before_the_copies_that_are_left() {
     assert_eq!(first, Some(at((1 << 20) + 7)), "the second item");
     assert_eq!(fetched.data.last().copied(), Some(at((32 << 20) + 6)));
     assert_eq!(world.control.in_flight(), 0);
+}
+
+#[test]
+fn reads_are_started_by_the_weights_of_their_callers() {
+    // Two callers with 40 reads of 64 KiB each, one of weight 3, on a device that reads one at a time. Of the first 40 reads the
+    // heavier has 30, but for the first round.
+    let mut world = World::new(1, 6 << 20);
+    world.control.hold();
+    let mut answers: [Vec<Reply>; 2] = Default::default();
+    for number in 0..40_u64 {
+        for (caller, weight) in [(0, 3), (1, 1)] {
+            let range = ((number * 2 + caller) << 16, 1 << 16);
+            let answer = world.send(&[range], |batch| {
+                batch.origin = Some((caller, 0));
+                batch.weight = weight;
+            });
+            answers[usize::try_from(caller).expect("small")].push(answer);
+        }
+    }
+    assert!(world.poll().is_pending());
+    for _ in 0..40 {
+        assert_eq!(world.control.release(1), 1);
+        assert!(world.poll().is_pending());
+    }
+    let [heavy, light] = answers.each_mut().map(|answers| {
+        let answered = answers.iter_mut().filter_map(|answer| answer.try_recv().ok());
+        answered.filter(Result::is_ok).count()
+    });
+    assert!(
+        heavy + light == 40 && (28..=32).contains(&heavy),
+        "{heavy} and {light}"
+    );
 }

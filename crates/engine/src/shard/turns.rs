@@ -2,7 +2,7 @@
 //! calls (batches), counted in bytes.
 //!
 //! Deficit round robin (Shreedhar and Varghese, 1995) in its surplus form: in each round every member may start
-//! [`QUANTUM_BYTES`]; its last read may exceed that, which is subtracted in later rounds. A member that returns with a
+//! [`QUANTUM_BYTES`], a caller its weight times that; its last read may exceed that, which is subtracted in later rounds. A member that returns with a
 //! read before it has used its part of the round is served first, since the order within a round changes nobody's share
 //! (like the new flows of FQ-CoDel, RFC 8290): a caller of single blocks never waits for a round of long reads. A
 //! member without reads keeps its balance until the round has passed it. Memory is bounded by the waiting batches,
@@ -27,18 +27,22 @@ const SPARE_MAX: usize = 16;
 pub(super) struct Origin {
     pub(super) caller: u64,
     pub(super) connection: u64,
+    /// Of the caller beside others; at least 1.
+    pub(super) weight: u32,
 }
 
 /// All batches without an account share one caller.
 pub(super) const NOBODY: Origin = Origin {
     caller: u64::MAX,
     connection: u64::MAX,
+    weight: 1,
 };
 
 /// The batch whose turn it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Turn {
-    origin: Origin,
+    caller: u64,
+    connection: u64,
     /// The number it was pushed with.
     pub(super) batch: usize,
     /// How many bytes it may start; its last read may exceed this.
@@ -58,8 +62,9 @@ impl Turns {
 
     /// Adds a batch, which must not be waiting already.
     pub(super) fn push(&mut self, origin: Origin, batch: usize) {
-        self.callers.enter(origin.caller, |caller| {
-            caller.enter(origin.connection, |calls| {
+        let part = QUANTUM_BYTES * i64::from(origin.weight);
+        self.callers.enter(origin.caller, part, |caller| {
+            caller.enter(origin.connection, QUANTUM_BYTES, |calls| {
                 calls.0.push_back((batch, QUANTUM_BYTES));
             });
         });
@@ -71,7 +76,8 @@ impl Turns {
         let (connection, calls, of_connection) = connections.turn()?;
         let (batch, of_batch) = calls.turn()?;
         Some(Turn {
-            origin: Origin { caller, connection },
+            caller,
+            connection,
             batch,
             bytes: of_caller.min(of_connection).min(of_batch),
         })
@@ -80,9 +86,8 @@ impl Turns {
     /// Ends a turn in which `bytes` were started. `done`: the batch has no more reads to start, and is removed.
     pub(super) fn took(&mut self, turn: &Turn, bytes: u64, done: bool) {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        let Origin { caller, connection } = turn.origin;
-        self.callers.charge(caller, bytes, |connections| {
-            connections.charge(connection, bytes, |calls| calls.charge(bytes, done));
+        self.callers.charge(turn.caller, bytes, |connections| {
+            connections.charge(turn.connection, bytes, |calls| calls.charge(bytes, done));
         });
     }
 }
@@ -158,8 +163,17 @@ struct Circle<Q> {
 struct Member<Q> {
     /// Bytes that it may still start in this round; negative: to be subtracted from later ones.
     balance: i64,
+    /// What each round adds.
+    part: i64,
     queue: Q,
     is_early: bool,
+}
+
+impl<Q> Member<Q> {
+    /// Whether its part is more than a turn.
+    fn is_heavy(&self) -> bool {
+        self.part > QUANTUM_BYTES
+    }
 }
 
 impl<Q> Default for Circle<Q> {
@@ -175,16 +189,18 @@ impl<Q> Default for Circle<Q> {
 }
 
 impl<Q: Queue> Circle<Q> {
-    /// Queues something with a member, by `push`.
-    fn enter(&mut self, key: u64, push: impl FnOnce(&mut Q)) {
+    /// Queues something with a member, by `push`; from now on its part of a round is `part`.
+    fn enter(&mut self, key: u64, part: i64, push: impl FnOnce(&mut Q)) {
         let member = self.members.entry(key).or_insert_with(|| {
             self.round.push_back(key);
             Member {
-                balance: QUANTUM_BYTES,
+                balance: part,
+                part,
                 queue: self.spare.pop().unwrap_or_default(),
                 is_early: false,
             }
         });
+        member.part = part;
         if member.queue.is_empty() {
             self.waiting += 1;
             if member.balance > 0 && !member.is_early {
@@ -204,7 +220,14 @@ impl<Q: Queue> Circle<Q> {
         let key = loop {
             if let Some(&key) = self.early.front() {
                 match self.members.get_mut(&key) {
-                    Some(member) if !member.queue.is_empty() && member.balance > 0 => break key,
+                    Some(member) if !member.queue.is_empty() && member.balance > 0 => {
+                        if member.is_heavy() {
+                            // First for one turn, or whoever comes next would wait for all its part.
+                            member.is_early = false;
+                            self.early.pop_front();
+                        }
+                        break key;
+                    }
                     Some(member) => member.is_early = false,
                     None => {}
                 }
@@ -217,10 +240,10 @@ impl<Q: Queue> Circle<Q> {
                 self.round.pop_front();
                 continue;
             };
-            if !member.queue.is_empty() && (member.balance > 0 || alone) {
+            if !member.queue.is_empty() && (member.balance > 0 || alone && !member.is_heavy()) {
                 break key;
             }
-            member.balance = member.balance.saturating_add(QUANTUM_BYTES);
+            member.balance = member.balance.saturating_add(member.part);
             if member.queue.is_empty() && member.balance > 0 {
                 self.round.pop_front();
                 self.remove(key);
@@ -229,17 +252,23 @@ impl<Q: Queue> Circle<Q> {
             }
         };
         let member = self.members.get_mut(&key)?;
-        let balance = if alone { i64::MAX } else { member.balance };
+        let balance = if alone {
+            i64::MAX
+        } else {
+            // Between the turns of a large part others may come first.
+            member.balance.min(QUANTUM_BYTES)
+        };
         Some((key, &mut member.queue, balance))
     }
 
-    /// Charges a member for what it started, and its queue by `charge`. A member alone is not charged.
+    /// Charges a member for what it started, and its queue by `charge`. A member alone is not charged, unless it is heavy: else
+    /// others would wait for all its part whenever they have used theirs.
     fn charge(&mut self, key: u64, bytes: i64, charge: impl FnOnce(&mut Q)) {
         let Some(member) = self.members.get_mut(&key) else {
             return;
         };
         charge(&mut member.queue);
-        if self.waiting > 1 {
+        if self.waiting > 1 || member.is_heavy() {
             member.balance = after(member.balance, bytes);
         }
         if !member.queue.is_empty() {
@@ -306,7 +335,15 @@ mod tests {
     use super::*;
 
     fn origin(caller: u64, connection: u64) -> Origin {
-        Origin { caller, connection }
+        weighted(caller, connection, 1)
+    }
+
+    fn weighted(caller: u64, connection: u64, weight: u32) -> Origin {
+        Origin {
+            caller,
+            connection,
+            weight,
+        }
     }
 
     /// Takes turns until `turns` of them were taken; each batch starts reads of `read_bytes(batch)` and never ends.
@@ -345,6 +382,58 @@ mod tests {
         // 1 MiB, 4 KiB, 64 KiB, 100 bytes.
         let started = run(&mut turns, 2000, 4, |batch| [1 << 20, 4096, 64 << 10, 100][batch]);
         assert_even(&started, 2 << 20);
+    }
+
+    #[test]
+    fn a_caller_gets_its_weight_times_the_bytes_of_others() {
+        // Callers of weights 1, 4 and 100 with reads of 1 MiB, 4 KiB and 64 KiB; the last on ten connections. Then the second
+        // gets weight 1. Expectation: bytes as the weights, and after the change as the new ones.
+        for (weights, long) in [([1, 4, 100], 2_u64 << 20), ([1, 1, 100], 2 << 20)] {
+            let mut turns = Turns::default();
+            turns.push(weighted(0, 0, weights[0]), 0);
+            turns.push(weighted(1, 0, 4), 1);
+            for connection in 0..10 {
+                let batch = 2 + usize::try_from(connection).expect("small");
+                turns.push(weighted(2, connection, weights[2]), batch);
+            }
+            // Another call of the second.
+            turns.push(weighted(1, 0, weights[1]), 12);
+            let read_bytes = |batch| match batch {
+                0 => 1 << 20,
+                1 | 12 => 4096,
+                _ => 64 << 10,
+            };
+            let started = run(&mut turns, 40_000, 13, read_bytes);
+            let of = [started[0], started[1] + started[12], started[2..12].iter().sum()];
+            let parts: Vec<u64> = of
+                .iter()
+                .zip(weights)
+                .map(|(bytes, weight)| bytes / u64::from(weight))
+                .collect();
+            // The first rounds of the changed weight, and a round.
+            assert_even(&parts, 2 * long);
+            assert_even(&started[2..12], 2 << 20);
+        }
+    }
+
+    #[test]
+    fn a_single_block_goes_first_beside_a_heavy_caller() {
+        // A caller of weight 100 with long reads on eight connections; another with one block, again and again. It is
+        // next every time.
+        let mut turns = Turns::default();
+        for connection in 0..8 {
+            turns.push(
+                weighted(0, connection, 100),
+                usize::try_from(connection).expect("small"),
+            );
+        }
+        for _ in 0..50 {
+            run(&mut turns, 30, 9, |_| 1 << 20);
+            turns.push(origin(1, 0), 8);
+            let turn = turns.next().expect("somebody waits");
+            assert_eq!(turn.batch, 8);
+            turns.took(&turn, 4096, true);
+        }
     }
 
     #[test]
@@ -395,7 +484,7 @@ mod tests {
                 if newcomer.caller == 0 {
                     // Its caller has used its part; among the caller's connections it is first.
                     while let Some(turn) = turns.next()
-                        && turn.origin.caller != 0
+                        && turn.caller != 0
                     {
                         turns.took(&turn, 1 << 20, false);
                         others += 1;
@@ -456,7 +545,8 @@ mod tests {
         let (mut pushed, mut left) = (0, 0);
         for _ in 0..20_000 {
             if random.bool() && waiting.len() < 500 {
-                turns.push(origin(random.u64(..20), random.u64(..5)), pushed);
+                let weight = [1, 1, 3, 100][random.usize(..4)];
+                turns.push(weighted(random.u64(..20), random.u64(..5), weight), pushed);
                 waiting.insert(pushed);
                 pushed += 1;
             } else if let Some(turn) = turns.next() {

@@ -132,6 +132,10 @@ impl GrantInUse {
         Arc::ptr_eq(&self.grant, grant)
     }
 
+    pub(crate) fn principal(&self) -> &Principal {
+        &self.grant.principal
+    }
+
     /// Whether the principal may read this dataset, which need not exist.
     pub(crate) fn may_read(&self, dataset: &str) -> bool {
         let Rights {

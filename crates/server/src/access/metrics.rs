@@ -2,6 +2,7 @@
 
 use super::Access;
 use super::table::ANONYMOUS;
+use crate::fetch::Rejection;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts};
@@ -20,6 +21,8 @@ pub(super) struct ByPrincipal {
 #[derive(Debug)]
 struct Families {
     requests: IntCounterVec,
+    bytes: IntCounterVec,
+    rejected: IntCounterVec,
     in_flight: IntGaugeVec,
     memory: IntGaugeVec,
 }
@@ -33,6 +36,20 @@ impl Families {
                     "Requests that were let in before routing, by principal.",
                 ),
                 &LABELS,
+            )?,
+            bytes: IntCounterVec::new(
+                Opts::new(
+                    "ringfetch_principal_read_bytes_total",
+                    "Bytes that were read for answers, by principal.",
+                ),
+                &LABELS,
+            )?,
+            rejected: IntCounterVec::new(
+                Opts::new(
+                    "ringfetch_principal_rejected_total",
+                    "Requests refused because of a bound, a deadline or the drain, by principal and reason.",
+                ),
+                &["principal", "reason"],
             )?,
             in_flight: IntGaugeVec::new(
                 Opts::new(
@@ -51,8 +68,14 @@ impl Families {
         })
     }
 
-    fn all(&self) -> [&dyn Collector; 3] {
-        [&self.requests, &self.in_flight, &self.memory]
+    fn all(&self) -> [&dyn Collector; 5] {
+        [
+            &self.requests,
+            &self.bytes,
+            &self.rejected,
+            &self.in_flight,
+            &self.memory,
+        ]
     }
 
     fn fill(&self, access: &Access) {
@@ -64,6 +87,15 @@ impl Families {
             self.requests
                 .with_label_values(&name)
                 .inc_by(principal.requests());
+            self.bytes.with_label_values(&name).inc_by(principal.bytes());
+            for (reason, label) in Rejection::all() {
+                let rejected = principal.rejected(reason);
+                // Its own limits always, so that their rates have a beginning; the others only if there were any.
+                if rejected > 0 || reason.is_principals() {
+                    let series = [principal.name(), label];
+                    self.rejected.with_label_values(&series).inc_by(rejected);
+                }
+            }
             self.in_flight.with_label_values(&name).set(signed(in_flight));
             self.memory.with_label_values(&name).set(signed(memory));
         }

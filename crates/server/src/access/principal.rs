@@ -1,21 +1,31 @@
 //! A principal: what all of its credentials and connections share.
 
+use super::rate::{OverRate, Rate, UNLIMITED};
 use crate::caller::Caller;
+use crate::fetch::Rejection;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-/// The most that a principal may hold at a time.
+/// The most that a principal may hold at a time, and ask for in a second; and its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PrincipalLimits {
     pub(crate) requests: u64,
     pub(crate) memory_bytes: u64,
+    pub(crate) requests_per_s: u64,
+    pub(crate) bytes_per_s: u64,
+    /// What it gets of the disk, in parts of what others get.
+    pub(crate) weight: u32,
 }
 
 impl PrincipalLimits {
     /// No limits but those of every caller.
-    pub(super) const NONE: Self = Self {
+    pub(crate) const NONE: Self = Self {
         requests: u64::MAX,
         memory_bytes: u64::MAX,
+        requests_per_s: UNLIMITED,
+        bytes_per_s: UNLIMITED,
+        weight: 1,
     };
 }
 
@@ -24,6 +34,10 @@ impl PrincipalLimits {
 pub(crate) struct Principal {
     name: String,
     requests: AtomicU64,
+    bytes: AtomicU64,
+    rejected: [AtomicU64; Rejection::COUNT],
+    request_rate: Rate,
+    byte_rate: Rate,
     state: Mutex<State>,
 }
 
@@ -43,6 +57,10 @@ impl Principal {
         Arc::new(Self {
             name: name.to_owned(),
             requests: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            rejected: std::array::from_fn(|_| AtomicU64::new(0)),
+            request_rate: Rate::unlimited(),
+            byte_rate: Rate::unlimited(),
             state: Mutex::new(state),
         })
     }
@@ -55,10 +73,12 @@ impl Principal {
         &self.name
     }
 
-    /// Bounds what it holds, also by requests in flight.
+    /// Bounds what it holds, also by requests in flight, and what it asks for.
     pub(crate) fn set_limits(&self, limits: PrincipalLimits) {
         let mut state = self.state();
         state.limits = limits;
+        self.request_rate.set(limits.requests_per_s);
+        self.byte_rate.set(limits.bytes_per_s);
         if let Some(caller) = &state.caller {
             caller.set_limits(limits);
         }
@@ -82,6 +102,58 @@ impl Principal {
 
     pub(super) fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Counts bytes of an answer.
+    pub(crate) fn count_bytes(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts a refusal.
+    pub(crate) fn count_rejection(&self, reason: Rejection) {
+        if let Some(counter) = self.rejected.get(reason as usize) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn rejected(&self, reason: Rejection) -> u64 {
+        let counter = self.rejected.get(reason as usize);
+        counter.map_or(0, |counter| counter.load(Ordering::Relaxed))
+    }
+
+    /// Takes a request from its rate.
+    ///
+    /// # Errors
+    /// It has made as many as it may.
+    pub(crate) fn take_request(&self) -> Result<(), OverRate> {
+        self.request_rate.take(1)
+    }
+
+    /// Takes the bytes of an answer from its rate, which may be more than there are.
+    ///
+    /// # Errors
+    /// There are none.
+    pub(crate) fn take_bytes(&self, bytes: u64) -> Result<(), OverRate> {
+        self.byte_rate.take_any(bytes)
+    }
+
+    /// Gives back bytes of an answer that is not read.
+    pub(crate) fn give_back_bytes(&self, bytes: u64) {
+        self.byte_rate.give_back(bytes);
+    }
+
+    /// Its limit of bytes a second.
+    pub(crate) fn bytes_per_s(&self) -> u64 {
+        self.byte_rate.per_s()
+    }
+
+    /// Takes the bytes of a later part of an answer, and returns how long that has to wait.
+    pub(crate) fn reserve_bytes(&self, bytes: u64) -> Duration {
+        self.byte_rate.reserve(bytes)
     }
 
     /// Requests in flight, and bytes of response memory.

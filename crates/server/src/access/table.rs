@@ -6,7 +6,7 @@ use super::principal::{Principal, PrincipalLimits};
 use crate::key_file::{FileError, KeyFile};
 use ring::digest::{SHA256, digest};
 use ringfetch_command::size;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 use subtle::ConstantTimeEq as _;
@@ -15,9 +15,12 @@ pub(super) const KEY: &str = "access.principals";
 const NAME_BYTES_MAX: usize = 64;
 const LINE: &str =
     "write each line as NAME sha256:HEX RIGHTS or NAME certificate:NAME RIGHTS, and LIMITS if there are any";
-const LIMITS: &str = "write limits as requests=NUMBER,memory=BYTES, or one of them";
-/// Small answers still fit.
-const MEMORY_BYTES_MIN: u64 = 64 << 10;
+const LIMITS: &str = "write limits with commas between them: requests=NUMBER in flight, memory=BYTES (at least 64KiB), \
+     requests/s=NUMBER, bytes/s=BYTES (at least 64KiB), weight=NUMBER (1 to 100)";
+/// Small answers still fit, and the largest ones are paid back within minutes.
+const BYTES_MIN: u64 = 64 << 10;
+/// A round over two callers is then 6.25 MiB.
+const WEIGHT_MAX: u32 = 100;
 /// What metrics call clients without a principal.
 pub(super) const ANONYMOUS: &str = "anonymous";
 const RIGHTS: &str = "list datasets with commas and no blanks, * for all, and the roles @metrics and @admin";
@@ -105,7 +108,7 @@ impl Table {
             }
             let limits = match limits.map_or(Ok(PrincipalLimits::NONE), limits_in) {
                 Ok(limits) => limits,
-                Err(problem) => return wrong(problem.to_owned(), LIMITS),
+                Err(problem) => return wrong(problem, LIMITS),
             };
             if matches!(credential, Credential::Certificate(_)) && !has_client_ca {
                 return wrong(
@@ -278,28 +281,31 @@ fn rights_in(word: &str) -> Result<Rights, String> {
     Ok(rights)
 }
 
-fn limits_in(word: &str) -> Result<PrincipalLimits, &'static str> {
-    let mut limits = PrincipalLimits::NONE;
+/// The problem names only limits that there are.
+fn limits_in(word: &str) -> Result<PrincipalLimits, String> {
+    let (mut limits, mut seen) = (PrincipalLimits::NONE, BTreeSet::new());
     for limit in word.split(',') {
         let (name, value) = limit.split_once('=').ok_or("has a limit without =")?;
-        let (place, value) = match name {
-            "requests" => (
-                &mut limits.requests,
-                value.parse().ok().filter(|value| *value > 0),
-            ),
-            "memory" => {
-                let bytes = size::parse(value).ok();
-                (
-                    &mut limits.memory_bytes,
-                    bytes.filter(|bytes| *bytes >= MEMORY_BYTES_MIN),
-                )
-            }
-            _ => return Err("has a limit that there is not"),
+        let number = || value.parse().ok().filter(|value| *value > 0);
+        let bytes = || size::parse(value).ok().filter(|bytes| *bytes >= BYTES_MIN);
+        let weight = || {
+            value
+                .parse()
+                .ok()
+                .filter(|weight| (1..=WEIGHT_MAX).contains(weight))
         };
-        if *place != u64::MAX {
-            return Err("has a limit twice");
+        let set = match name {
+            "requests" => number().map(|number| limits.requests = number),
+            "memory" => bytes().map(|bytes| limits.memory_bytes = bytes),
+            "requests/s" => number().map(|number| limits.requests_per_s = number),
+            "bytes/s" => bytes().map(|bytes| limits.bytes_per_s = bytes),
+            "weight" => weight().map(|weight| limits.weight = weight),
+            _ => return Err("has a limit that there is not".to_owned()),
+        };
+        if !seen.insert(name) {
+            return Err(format!("has the limit {name} twice"));
         }
-        *place = value.ok_or("has a limit that is no number, or too small")?;
+        set.ok_or_else(|| format!("has the limit {name} with what is no number, too small or too large"))?;
     }
     Ok(limits)
 }
@@ -381,12 +387,30 @@ mod tests {
                 "line 2 has not three or four words",
             ),
             (format!("anonymous {two} x\n"), "line 1 has the name anonymous"),
-            (of(&two, "x requests"), "line 2 has a limit without ="),
-            (of(&two, "x speed=1"), "line 2 has a limit that there is not"),
-            (of(&two, "x requests=1,requests=2"), "line 2 has a limit twice"),
-            (of(&two, "x requests=0"), "line 2 has a limit that is no number"),
-            (of(&two, "x memory=1KiB"), "line 2 has a limit that is no number"),
-            (of(&two, "x memory=1x"), "line 2 has a limit that is no number"),
+            (of(&two, "x requests"), "has a limit without ="),
+            (of(&two, "x speed=1"), "has a limit that there is not"),
+            (of(&two, "x requests=1,requests=2"), "limit requests twice"),
+            (of(&two, "x requests=0"), "limit requests with what is no number"),
+            (of(&two, "x memory=1KiB"), "limit memory with what is no number"),
+            (of(&two, "x memory=1x"), "limit memory with what is no number"),
+            (
+                of(&two, "x requests/s=0"),
+                "limit requests/s with what is no number",
+            ),
+            (
+                of(&two, "x requests/s=1/2"),
+                "limit requests/s with what is no number",
+            ),
+            (of(&two, "x bytes/s=0"), "limit bytes/s with what is no number"),
+            (of(&two, "x bytes/s=1KiB"), "limit bytes/s with what is no number"),
+            (of(&two, "x weight=0"), "limit weight with what is no number"),
+            (of(&two, "x weight=101"), "limit weight with what is no number"),
+            (of(&two, "x weight=1.5"), "limit weight with what is no number"),
+            (of(&two, "x weight=1,weight=1"), "limit weight twice"),
+            (
+                of(&two, "x requests/s=1,requests=1,requests/s=1"),
+                "limit requests/s twice",
+            ),
             (format!("{good}b/c {two} x\n"), "line 2 has a name of other"),
             (of(&hash("two"), "x"), "line 2 has neither sha256:"),
             (of("sha256:abc", "x"), "line 2 has no hash"),

@@ -115,9 +115,10 @@ impl Fetcher {
     /// Describes a dataset for a request on this connection.
     ///
     /// # Errors
-    /// `Forbidden`, `DatasetNotFound`.
+    /// `OverRate`, `Forbidden`, `DatasetNotFound`.
     pub fn describe(&self, name: &str, reader: Option<&Arc<Connection>>) -> Result<DatasetInfo, FetchError> {
-        Ok(DatasetInfo::new(&*self.dataset_for(name, reader)?))
+        let found = Self::charge_request(reader).and_then(|()| self.dataset_for(name, reader));
+        Ok(DatasetInfo::new(&*self.count_rejection(found, reader)?))
     }
 }
 

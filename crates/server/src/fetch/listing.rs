@@ -52,11 +52,15 @@ impl Fetcher {
     }
 
     /// A page of the datasets that requests on this connection may read, by name, and the token of the next page.
+    ///
+    /// # Errors
+    /// `OverRate`.
     pub fn list_datasets(
         &self,
         page: &PageRequest,
         reader: Option<&Arc<Connection>>,
-    ) -> (Vec<DatasetInfo>, Option<String>) {
+    ) -> Result<(Vec<DatasetInfo>, Option<String>), FetchError> {
+        self.count_rejection(Self::charge_request(reader), reader)?;
         let (size, mut datasets) = (page.names(), self.datasets());
         datasets.retain(|dataset| page.token.is_empty() || dataset.name() > page.token.as_str());
         datasets.retain(|dataset| may_read(reader, dataset.name()));
@@ -64,10 +68,8 @@ impl Fetcher {
         datasets.truncate(size);
         let last = datasets.last().filter(|_| more);
         let next = last.map(|dataset| dataset.name().to_owned());
-        (
-            datasets.iter().map(|dataset| DatasetInfo::new(dataset)).collect(),
-            next,
-        )
+        let datasets = datasets.iter().map(|dataset| DatasetInfo::new(dataset));
+        Ok((datasets.collect(), next))
     }
 
     /// Lists a page of a dataset's objects.
@@ -104,7 +106,8 @@ impl Fetcher {
                 Some(Ok(Ok(entries))) => Ok(page_of(entries, names)),
             }
         };
-        self.count_rejection(listed.await)
+        let result = listed.await;
+        self.count_rejection(result, context.connection.as_ref())
     }
 }
 

@@ -1,12 +1,14 @@
 //! Counts refused requests by reason: `ringfetch_rejected_total{reason}`.
 
-use super::request::FetchError;
+use super::request::{FetchError, RateLimit};
+use crate::caller::Connection;
 use prometheus::{IntCounter, IntCounterVec, Opts};
 use ringfetch_engine::error::{ReadError, Resource};
+use std::sync::Arc;
 
 /// Why a request was refused: the `reason` label of `ringfetch_rejected_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rejection {
+pub(crate) enum Rejection {
     Items,
     ResponseBytes,
     RequestsInFlight,
@@ -21,10 +23,12 @@ pub(super) enum Rejection {
     Listings,
     OpenObjects,
     CallerObjects,
+    RequestsPerSecond,
+    BytesPerSecond,
 }
 
 /// Every rejection at its place: `reason as usize`.
-const REJECTIONS: [(Rejection, &str); 14] = [
+const REJECTIONS: [(Rejection, &str); Rejection::COUNT] = [
     (Rejection::Items, "items"),
     (Rejection::ResponseBytes, "response_bytes"),
     (Rejection::RequestsInFlight, "requests_in_flight"),
@@ -39,9 +43,27 @@ const REJECTIONS: [(Rejection, &str); 14] = [
     (Rejection::Listings, "listings"),
     (Rejection::OpenObjects, "open_objects"),
     (Rejection::CallerObjects, "caller_objects"),
+    (Rejection::RequestsPerSecond, "requests_per_second"),
+    (Rejection::BytesPerSecond, "bytes_per_second"),
 ];
 
 impl Rejection {
+    /// How many there are.
+    pub(crate) const COUNT: usize = Self::BytesPerSecond as usize + 1;
+
+    /// All, with their labels.
+    pub(crate) fn all() -> impl Iterator<Item = (Self, &'static str)> {
+        REJECTIONS.into_iter()
+    }
+
+    /// Whether limits of a principal are a reason for it.
+    pub(crate) fn is_principals(self) -> bool {
+        matches!(
+            self,
+            Self::RequestsInFlight | Self::CallerMemory | Self::RequestsPerSecond | Self::BytesPerSecond
+        )
+    }
+
     /// `None` for errors that are not refusals: wrong requests and failed reads.
     pub(super) fn of(error: &FetchError) -> Option<Self> {
         match error {
@@ -61,6 +83,10 @@ impl Rejection {
             }),
             FetchError::RequestMemory { .. } => Some(Self::RequestMemory),
             FetchError::ListingsBusy { .. } => Some(Self::Listings),
+            FetchError::OverRate { rate, .. } => Some(match rate {
+                RateLimit::Requests => Self::RequestsPerSecond,
+                RateLimit::Bytes => Self::BytesPerSecond,
+            }),
             FetchError::DatasetNotFound { .. }
             | FetchError::Forbidden { .. }
             | FetchError::WrongKind { .. }
@@ -108,10 +134,14 @@ impl RejectionCounters {
         Self { vec, children }
     }
 
-    /// Counts a refusal; other errors are not counted here.
-    pub(super) fn count(&self, error: &FetchError) {
-        if let Some(reason) = Rejection::of(error) {
-            self.children[reason as usize].inc();
+    /// Counts a refusal of a request on this connection; other errors are not counted here.
+    pub(super) fn count(&self, error: &FetchError, connection: Option<&Arc<Connection>>) {
+        let Some(reason) = Rejection::of(error) else {
+            return;
+        };
+        self.children[reason as usize].inc();
+        if let Some(principal) = connection.and_then(|connection| connection.principal()) {
+            principal.count_rejection(reason);
         }
     }
 }

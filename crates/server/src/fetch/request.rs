@@ -6,7 +6,7 @@ use crate::caller::Connection;
 use crate::config::Limits;
 use ringfetch_engine::error::ReadError;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The items of one request.
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +55,15 @@ pub struct RequestContext {
     pub connection: Option<Arc<Connection>>,
     /// Whether the first item error fails the request.
     pub fail_fast: bool,
+}
+
+/// What a principal may have in a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RateLimit {
+    /// Requests.
+    Requests,
+    /// Bytes of answers.
+    Bytes,
 }
 
 /// Why a request failed as a whole.
@@ -147,6 +156,20 @@ pub enum FetchError {
         max: u64,
         /// Whether the caller's own share is used up.
         own: bool,
+    },
+    /// The principal asks for more in a second than its limits allow.
+    #[error(
+        "this principal's limit of {max} {} is used up; retry after {} ms",
+        if matches!(rate, RateLimit::Requests) { "requests a second (requests/s)" } else { "bytes a second (bytes/s)" },
+        retry_after.as_millis()
+    )]
+    OverRate {
+        /// Of what.
+        rate: RateLimit,
+        /// How many a second.
+        max: u64,
+        /// When it is granted, if nothing else is asked for meanwhile.
+        retry_after: Duration,
     },
     /// Too many directories are being listed.
     #[error("overloaded: {max} directories are being listed; retry after a moment")]

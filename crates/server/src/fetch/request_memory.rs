@@ -118,9 +118,10 @@ impl Fetcher {
             }
             (none, None) => budget.charge(more).map(|charged| *none = Some(charged)),
         };
-        self.count_rejection(result.map_err(|refused| FetchError::RequestMemory {
+        let result = result.map_err(|refused| FetchError::RequestMemory {
             max: budget.capacity(),
             own: refused != Refused::Budget,
-        }))
+        });
+        self.count_rejection(result, connection)
     }
 }

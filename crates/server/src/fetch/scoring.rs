@@ -7,6 +7,7 @@
 
 use super::handle::{DatasetHandle, Kind, RequiredKind};
 use super::planning::plan;
+use super::rates::count_bytes;
 use super::request::{FetchError, Items, RequestContext};
 use super::{Fetcher, timeout_at};
 use crate::config::Limits;
@@ -129,7 +130,7 @@ impl Fetcher {
         } else {
             self.score_within(&self.limits(), dataset, scoring, context).await
         };
-        self.count_rejection(result)
+        self.count_rejection(result, context.connection.as_ref())
     }
 
     async fn score_within(
@@ -145,6 +146,8 @@ impl Fetcher {
         if context.fail_fast {
             work.check_range(dataset)?;
         }
+        // What is read, though the answer is small.
+        Self::charge_bytes(context, work.read_bytes())?;
         let mut turn = Turn::new(deadline);
         let mut unread = windows(work.ids.len(), work.vector_bytes, self.window_bytes()).peekable();
         let mut reading: VecDeque<(Range<usize>, Ticket)> = VecDeque::with_capacity(WINDOWS_AHEAD);
@@ -169,6 +172,7 @@ impl Fetcher {
             let late = || FetchError::from(ReadError::DeadlineExceeded);
             let fetched = timeout_at(deadline, ticket).await.ok_or_else(late)??;
             record::note(|facts| facts.add_read(&fetched));
+            count_bytes(context, fetched.data.len());
             // The disk has work while this is scored.
             if let Some(next) = unread.peek()
                 && let Ok(ticket) =
@@ -328,6 +332,12 @@ impl<'a> Work<'a> {
             vector_bytes,
             rankings: queries.iter().map(|_| Ranking::default()).collect(),
         }
+    }
+
+    /// Bytes of the distinct candidates.
+    fn read_bytes(&self) -> u64 {
+        let bytes = self.ids.len().saturating_mul(self.vector_bytes);
+        u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
     /// The error of an id that is past the end, before anything is read.

@@ -127,7 +127,8 @@ impl Fetcher {
                 }),
             })
         };
-        self.count_rejection(looked_up.await)
+        let result = looked_up.await;
+        self.count_rejection(result, context.connection.as_ref())
     }
 
     /// Reads extents of a snapshot, back to back.

@@ -24,6 +24,8 @@ use std::time::Duration;
 const WAIT_FIRST: Duration = Duration::from_millis(5);
 const WAIT_LONGEST: Duration = Duration::from_secs(1);
 const WAIT_TOTAL: Duration = Duration::from_secs(30);
+/// How often a window that waits for its principal's rate looks whether that has changed.
+const RATE_LOOK: Duration = Duration::from_secs(1);
 
 /// Reads the windows of one response.
 #[derive(Debug)]
@@ -118,8 +120,24 @@ impl SnapshotReader {
         Ok(frames)
     }
 
+    /// Charges a later window to its principal's bytes a second, and waits for its turn.
+    async fn wait_for_rate(&self, window: &[BodyPart]) {
+        let principal = self.connection.as_ref().and_then(|own| own.principal());
+        if let Some(principal) = principal {
+            let limit = principal.bytes_per_s();
+            let mut wait = principal.reserve_bytes(total_bytes(window));
+            // Another limit holds at once.
+            while !wait.is_zero() && principal.bytes_per_s() == limit {
+                let step = wait.min(RATE_LOOK);
+                tokio::time::sleep(step).await;
+                wait -= step;
+            }
+        }
+    }
+
     /// Reads a later window. Retries if it is refused: the head is sent, so the client can no longer be told to retry.
     async fn fetch_with_retry(&self, window: &[BodyPart]) -> Result<Vec<Bytes>, SnapshotError> {
+        self.wait_for_rate(window).await;
         let mut waits = Backoff::default();
         loop {
             match self.fetch(window, ReadPhase::AfterHead).await {

@@ -30,7 +30,8 @@ impl DatasetService for Datasets {
             size: page_size,
             token: page_token,
         };
-        let (datasets, next) = self.fetcher.list_datasets(&page, connection.as_ref());
+        let listed = self.fetcher.list_datasets(&page, connection.as_ref());
+        let (datasets, next) = listed.map_err(|error| error_status::to_status(&error, "page_token"))?;
         Ok(Response::new(v1::ListDatasetsResponse {
             datasets: datasets.into_iter().map(convert::dataset).collect(),
             next_page_token: next.unwrap_or_default(),

@@ -175,8 +175,9 @@ impl<B: BytesBody> GrpcRequest<B> {
                 let reading = pin!(read_one(&mut body, limits.request_bytes, &mut request_memory));
                 timeout_at(deadline, reading).await
             };
-            let message = message.unwrap_or_else(|| Err(to_status(fetcher.deadline_rejection())))?;
-            let items = fetcher.count_rejection(items_of::<C>(&message, items_max));
+            let message =
+                message.unwrap_or_else(|| Err(to_status(fetcher.deadline_rejection(connection.as_ref()))))?;
+            let items = fetcher.count_rejection(items_of::<C>(&message, items_max), connection.as_ref());
             let items = items.map_err(to_status)?;
             request_memory
                 .whole(message.len(), items.saturating_mul(C::ITEM_WEIGHT))
@@ -272,7 +273,10 @@ impl<B: BytesBody> GrpcRequest<B> {
         });
         let begun = timeout_at(within(&limits, self.started, deadline), beginning).await;
         begun
-            .unwrap_or_else(|| Err(error_status::to_status(&fetcher.deadline_rejection(), "name")))
+            .unwrap_or_else(|| {
+                let late = fetcher.deadline_rejection(connection.as_ref());
+                Err(error_status::to_status(&late, "name"))
+            })
             .map(|begun| (begun, deadline))
     }
 }

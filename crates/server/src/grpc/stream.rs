@@ -77,7 +77,10 @@ pub(super) fn respond(
     let counted = if RequestMemory::is_free(bytes.len()) {
         Ok(0)
     } else {
-        fetcher.count_rejection(count(&bytes, fetcher.limits().items_per_request))
+        fetcher.count_rejection(
+            count(&bytes, fetcher.limits().items_per_request),
+            connection.as_ref(),
+        )
     };
     let checked = match counted {
         Ok(items) => {

@@ -104,7 +104,7 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
             items: listed,
             max: limits.items_per_request,
         };
-        app.fetcher.count_rejection(Err(too_many))?;
+        app.fetcher.count_rejection(Err(too_many), connection.as_ref())?;
     }
     let kind = params.columns.items().required_kind();
     let dataset = app.fetcher.open(name, kind, connection.as_ref())?;

@@ -33,7 +33,7 @@ pub(super) async fn list(
 ) -> Result<Json<DatasetList>, Problem> {
     let connection = super::connection_of(request.extensions());
     let page = page_of(request.uri())?;
-    let (datasets, next_page_token) = app.fetcher.list_datasets(&page, connection.as_ref());
+    let (datasets, next_page_token) = app.fetcher.list_datasets(&page, connection.as_ref())?;
     Ok(Json(DatasetList {
         datasets,
         next_page_token,

@@ -113,7 +113,7 @@ pub(super) async fn score(
             items: queries,
             max: limits.items_per_request,
         };
-        app.fetcher.count_rejection(Err(too_many))?;
+        app.fetcher.count_rejection(Err(too_many), connection.as_ref())?;
     }
     let dataset = app
         .fetcher

@@ -1,6 +1,7 @@
 //! Principals on the ports of a real daemon: who may read what, by every road, and what happens when that changes.
 
 mod changes;
+mod rates;
 
 use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;

@@ -1,0 +1,121 @@
+//! A reader of single blocks at a steady rate on one connection, measured; and on the same connection, as through a proxy,
+//! another principal that reads as much as it gets.
+
+use crate::grpc::{Connection, Ended, fetch_blocks};
+use crate::hold::Hold;
+use crate::tally::Tally;
+use crate::target::Target;
+use crate::victim::{End, Figures, Measured};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+
+/// A pause of the other principal after a refusal.
+const AFTER_REFUSAL: Duration = Duration::from_millis(1);
+
+/// How fast, and beside whom.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Requests a second.
+    pub rate: f64,
+    /// The other principal on the connection.
+    pub beside: Option<Beside>,
+}
+
+/// Another principal.
+#[derive(Debug, Clone)]
+pub struct Beside {
+    /// Its token.
+    pub token: String,
+    /// Calls that it has in flight.
+    pub calls: usize,
+    /// Blocks of each answer, at random places.
+    pub blocks: u64,
+}
+
+/// Runs the case: what the reader got; the tally is the other principal's.
+///
+/// # Errors
+/// The connection could not be made, or a task panicked.
+pub async fn run(target: &Target, options: &Options, hold: &Hold, tally: &Tally) -> io::Result<Figures> {
+    let connection = Arc::new(Connection::open(target).await?);
+    let mut others = JoinSet::new();
+    if let Some(beside) = &options.beside {
+        for call in 0..beside.calls {
+            let (connection, target, beside) = (Arc::clone(&connection), target.clone(), beside.clone());
+            let (hold, tally) = (hold.clone(), tally.clone());
+            let seed = u64::try_from(call).unwrap_or(0);
+            others.spawn(async move { read_all(&connection, &target, &beside, seed, &hold, &tally).await });
+        }
+    }
+    let measured = Arc::new(Mutex::new(Measured::new()));
+    let mut asked = JoinSet::new();
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut ticks = tokio::time::interval(Duration::from_secs_f64(1.0 / options.rate));
+    // A tick that is late is a request that is late, not one less.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    while hold.unless_ended(ticks.tick()).await.is_some() {
+        let message = fetch_blocks(target, [random.u64(..target.blocks)]);
+        let (connection, measured) = (Arc::clone(&connection), Arc::clone(&measured));
+        asked.spawn(async move {
+            let begun = Instant::now();
+            let end = match connection.call(&message).await {
+                Ended::Answered(_) => End::Ok,
+                Ended::Refused(code) => End::Refused(code),
+                Ended::Broken(how) => End::Failed(how),
+            };
+            let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
+            measured.end(end, begun.elapsed());
+        });
+        while let Some(ended) = asked.try_join_next() {
+            ended.map_err(io::Error::other)?;
+        }
+    }
+    while let Some(ended) = asked.join_next().await {
+        ended.map_err(io::Error::other)?;
+    }
+    while let Some(ended) = others.join_next().await {
+        ended.map_err(io::Error::other)??;
+    }
+    let measured = std::mem::replace(
+        &mut *measured.lock().unwrap_or_else(PoisonError::into_inner),
+        Measured::new(),
+    );
+    Ok(measured.figures(Duration::ZERO))
+}
+
+async fn read_all(
+    connection: &Connection,
+    target: &Target,
+    beside: &Beside,
+    seed: u64,
+    hold: &Hold,
+    tally: &Tally,
+) -> io::Result<()> {
+    let authorization = Target::authorization(Some(&beside.token))?;
+    let mut random = fastrand::Rng::with_seed(seed);
+    while !hold.has_ended() {
+        let message = fetch_blocks(target, (0..beside.blocks).map(|_| random.u64(..target.blocks)));
+        let begun = Instant::now();
+        tally.change(|counts| counts.calls += 1);
+        let called = connection.call_as(authorization.as_ref(), &message);
+        match hold.unless_ended(called).await {
+            None => {}
+            Some(Ended::Answered(data)) => {
+                tally.received(data.len());
+                tally.answered(begun.elapsed());
+            }
+            Some(Ended::Refused(code)) => {
+                tally.refused(&code, Some(begun.elapsed()));
+                hold.pause(AFTER_REFUSAL).await;
+            }
+            Some(Ended::Broken(how)) => {
+                tally.closed(&how);
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}

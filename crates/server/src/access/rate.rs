@@ -1,0 +1,215 @@
+//! A bound on what a principal asks for in a second: a token bucket of one second's worth.
+//!
+//! Kept as the time at which the bucket is full again (GCRA, ITU-T I.371): one atomic number, so that no core waits for
+//! another's. An answer may take more than there is, so that one that is larger than the bucket is not refused forever; then
+//! nothing is granted until that is paid back.
+
+use std::sync::LazyLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::time::{Duration, Instant};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// No bound.
+pub(super) const UNLIMITED: u64 = u64::MAX;
+
+/// What is refused, and until when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OverRate {
+    /// The bound.
+    pub(crate) per_s: u64,
+    /// When it is granted, if nothing else is asked for meanwhile. Whole milliseconds.
+    pub(crate) retry_after: Duration,
+}
+
+/// A bound and how far it is used.
+#[derive(Debug)]
+pub(super) struct Rate {
+    per_s: AtomicU64,
+    full_at_ns: AtomicU64,
+}
+
+/// Nanoseconds since some moment before.
+fn now_ns() -> u64 {
+    static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(EPOCH.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// How long it takes to refill `amount`: 16 MiB at 1 MiB/s is 16 s.
+fn refill_ns(amount: u64, per_s: u64) -> u64 {
+    let ns = u128::from(amount) * u128::from(SECOND_NS) / u128::from(per_s.max(1));
+    u64::try_from(ns).unwrap_or(u64::MAX)
+}
+
+impl Rate {
+    pub(super) fn unlimited() -> Self {
+        Self {
+            per_s: AtomicU64::new(UNLIMITED),
+            full_at_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Changes the bound. The bucket is then full; the same bound changes nothing.
+    pub(super) fn set(&self, per_s: u64) {
+        if self.per_s.swap(per_s, AcqRel) != per_s {
+            self.full_at_ns.store(0, Release);
+        }
+    }
+
+    /// Takes `amount` if all of it is there.
+    pub(super) fn take(&self, amount: u64) -> Result<(), OverRate> {
+        self.limited()
+            .map_or(Ok(()), |per_s| self.take_at(now_ns(), per_s, amount, amount))
+    }
+
+    /// Takes `amount` if anything is there.
+    pub(super) fn take_any(&self, amount: u64) -> Result<(), OverRate> {
+        self.limited()
+            .map_or(Ok(()), |per_s| self.take_at(now_ns(), per_s, amount, 0))
+    }
+
+    /// Takes `amount` in any case, and returns how long to wait before it is used.
+    pub(super) fn reserve(&self, amount: u64) -> Duration {
+        self.limited()
+            .map_or(Duration::ZERO, |per_s| self.reserve_at(now_ns(), per_s, amount))
+    }
+
+    /// Gives back what was taken and not used.
+    pub(super) fn give_back(&self, amount: u64) {
+        if let Some(per_s) = self.limited() {
+            let refill = refill_ns(amount, per_s);
+            self.change(per_s, |full_at| Some(full_at.saturating_sub(refill)));
+        }
+    }
+
+    /// The bound.
+    pub(super) fn per_s(&self) -> u64 {
+        self.per_s.load(Acquire)
+    }
+
+    fn limited(&self) -> Option<u64> {
+        Some(self.per_s()).filter(|per_s| *per_s != UNLIMITED)
+    }
+
+    fn take_at(&self, now: u64, per_s: u64, amount: u64, needed: u64) -> Result<(), OverRate> {
+        let (refill, needed) = (refill_ns(amount, per_s), refill_ns(needed, per_s).max(1));
+        let missing = |full_at: u64| {
+            let used = full_at.saturating_sub(now);
+            used.saturating_add(needed).saturating_sub(SECOND_NS)
+        };
+        let taken = self.change(per_s, |full_at| {
+            (missing(full_at) == 0).then(|| full_at.max(now).saturating_add(refill))
+        });
+        taken.map(drop).ok_or_else(|| OverRate {
+            per_s,
+            retry_after: Duration::from_millis(
+                missing(self.full_at_ns.load(Acquire)).div_ceil(1_000_000).max(1),
+            ),
+        })
+    }
+
+    fn reserve_at(&self, now: u64, per_s: u64, amount: u64) -> Duration {
+        let refill = refill_ns(amount, per_s);
+        let before = self.change(per_s, |full_at| Some(full_at.max(now).saturating_add(refill)));
+        let used = before.unwrap_or(0).saturating_sub(now);
+        Duration::from_nanos(used.saturating_sub(SECOND_NS))
+    }
+
+    /// What it was before `next`; `None` if that refuses.
+    fn change(&self, per_s: u64, next: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let before = self.full_at_ns.fetch_update(AcqRel, Acquire, next).ok()?;
+        // Changed meanwhile: what was taken at the old bound may be hours of the new one.
+        if self.per_s() != per_s {
+            self.full_at_ns.store(0, Release);
+        }
+        Some(before)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn rate(per_s: u64) -> Rate {
+        let rate = Rate::unlimited();
+        rate.set(per_s);
+        rate
+    }
+
+    fn wait(result: Result<(), OverRate>) -> u128 {
+        result.map_or_else(|over| over.retry_after.as_millis(), |()| 0)
+    }
+
+    #[test]
+    fn a_second_at_once_and_then_one_by_one() {
+        // Ten a second: ten at once after any pause, then one each 100 ms, and a refusal takes nothing and says when.
+        let rate = rate(10);
+        for now in [SECOND_NS, 100 * SECOND_NS] {
+            let granted = (0..20).filter(|_| rate.take_at(now, 10, 1, 1).is_ok()).count();
+            assert_eq!(granted, 10);
+            assert_eq!(wait(rate.take_at(now + 30 * MS, 10, 1, 1)), 70);
+            for later in 1..=5 {
+                let now = now + later * 100 * MS;
+                assert_eq!(rate.take_at(now, 10, 1, 1), Ok(()));
+                assert_eq!(wait(rate.take_at(now, 10, 1, 1)), 100);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_taken_is_the_bound_whatever_the_clock_does() {
+        // Random amounts at random times, by a seed, for 100 s: never more than the bound and one burst and one answer.
+        let (rate, mut random) = (rate(1 << 20), fastrand::Rng::with_seed(5));
+        let (mut now, mut taken) = (SECOND_NS, 0_u64);
+        let answer = 3 << 20;
+        while now < 101 * SECOND_NS {
+            now += random.u64(..MS);
+            let amount = random.u64(1..=answer);
+            if rate.take_at(now, 1 << 20, amount, 0).is_ok() {
+                taken += amount;
+            }
+        }
+        let bound = 101 * (1 << 20) + answer;
+        assert!(taken <= bound && taken > bound - 2 * answer, "{taken} of {bound}");
+    }
+
+    #[test]
+    fn an_answer_larger_than_a_second_is_granted_and_paid_back() {
+        // 1 MiB/s: 16 MiB are granted at once; then not a byte for 15 s, then again.
+        let rate = rate(1 << 20);
+        assert_eq!(rate.take_at(SECOND_NS, 1 << 20, 16 << 20, 0), Ok(()));
+        assert_eq!(wait(rate.take_at(SECOND_NS, 1 << 20, 1, 0)), 15_001);
+        assert_eq!(rate.take_at(16 * SECOND_NS + MS, 1 << 20, 16 << 20, 0), Ok(()));
+    }
+
+    #[test]
+    fn pieces_of_long_answers_wait_for_each_other() {
+        // Ten pieces of 1 MiB at 1 MiB/s, reserved at once: the first two need not wait, each other waits a second longer.
+        let rate = rate(1 << 20);
+        let waits: Vec<u64> = (0..10)
+            .map(|_| rate.reserve_at(SECOND_NS, 1 << 20, 1 << 20).as_secs())
+            .collect();
+        assert_eq!(waits, [0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn what_is_given_back_and_another_bound_free_the_bucket() {
+        // A debt of hours: given back it is gone, and so it is when the bound changes, but not when it is set as it was.
+        let rate = rate(1 << 10);
+        rate.take_any(1 << 30).unwrap();
+        rate.give_back(1 << 30);
+        rate.take_any(1 << 30).unwrap();
+        rate.set(1 << 10);
+        assert_eq!(rate.take_any(1).unwrap_err().per_s, 1 << 10);
+        assert!(rate.reserve(1) > Duration::from_secs(3600));
+        rate.set(1 << 20);
+        rate.take_any(1).unwrap();
+        rate.set(UNLIMITED);
+        assert_eq!(rate.take(u64::MAX), Ok(()));
+        assert_eq!(rate.reserve(u64::MAX), Duration::ZERO);
+        rate.give_back(u64::MAX);
+    }
+}

@@ -1,0 +1,66 @@
+//! What principals may ask for in a second (ADR 0016), charged before it is done.
+
+use super::request::{FetchError, RateLimit};
+use super::{Fetcher, RequestContext};
+use crate::access::{OverRate, Principal};
+use crate::caller::Connection;
+use std::sync::Arc;
+
+/// The bytes of an answer that were charged to its principal.
+#[derive(Debug)]
+pub(super) struct ChargedBytes<'a> {
+    principal: Option<&'a Principal>,
+    bytes: u64,
+}
+
+fn refused(rate: RateLimit) -> impl FnOnce(OverRate) -> FetchError {
+    move |OverRate { per_s, retry_after }| FetchError::OverRate {
+        rate,
+        max: per_s,
+        retry_after,
+    }
+}
+
+/// Counts bytes that were read for a principal.
+pub(super) fn count_bytes(context: &RequestContext, bytes: usize) {
+    let connection = context.connection.as_deref();
+    if let Some(principal) = connection.and_then(Connection::principal) {
+        principal.count_bytes(u64::try_from(bytes).unwrap_or(u64::MAX));
+    }
+}
+
+impl Fetcher {
+    /// Charges a request, whatever comes of it.
+    ///
+    /// # Errors
+    /// `OverRate`.
+    pub(super) fn charge_request(reader: Option<&Arc<Connection>>) -> Result<(), FetchError> {
+        reader
+            .and_then(|reader| reader.principal())
+            .map_or(Ok(()), Principal::take_request)
+            .map_err(refused(RateLimit::Requests))
+    }
+
+    /// Charges the bytes of an answer before it is read. One that is larger than what is left is granted, and paid back by
+    /// refusals after it: by its length, which limits bound.
+    ///
+    /// # Errors
+    /// `OverRate`.
+    pub(super) fn charge_bytes(context: &RequestContext, bytes: u64) -> Result<ChargedBytes<'_>, FetchError> {
+        let connection = context.connection.as_deref();
+        let principal = connection.and_then(Connection::principal);
+        if let Some(principal) = principal {
+            principal.take_bytes(bytes).map_err(refused(RateLimit::Bytes))?;
+        }
+        Ok(ChargedBytes { principal, bytes })
+    }
+}
+
+impl ChargedBytes<'_> {
+    /// Gives them back: nothing is read.
+    pub(super) fn give_back(&self) {
+        if let Some(principal) = self.principal {
+            principal.give_back_bytes(self.bytes);
+        }
+    }
+}

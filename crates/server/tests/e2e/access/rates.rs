@@ -1,0 +1,247 @@
+//! What principals may ask for in a second, by every road.
+
+use super::{Stream, get, grpc_roads, http_roads, lines, rewrite, served, with};
+use crate::daemon::{Daemon, PATIENCE, eventually_async};
+use crate::exposition::Scrape;
+use crate::wire;
+use ringfetch_proto::v1;
+use rustix::process::Signal;
+use tokio::time::timeout;
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
+
+/// A principal with these limits, and one without.
+fn principals(limits: &str) -> String {
+    lines(&[
+        ("greedy", "greedy", &format!("* {limits}")),
+        ("root", "root", "*,@admin"),
+    ])
+}
+
+fn relimit(daemon: &Daemon, limits: &str) {
+    rewrite(daemon, &principals(limits));
+    daemon.signal(Signal::HUP);
+}
+
+/// Reads 3 MiB.
+async fn read_much(daemon: &Daemon, token: &str) -> Result<(), Status> {
+    let indices: Vec<u64> = (0..768).map(|number| number % 64).collect();
+    let request = with(token, wire::blocks("blocks", &indices));
+    daemon.fetch().await.fetch_blocks(request).await.map(drop)
+}
+
+async fn metrics(daemon: &Daemon) -> Scrape {
+    let metrics = get(daemon, "root", "/metrics").await;
+    Scrape {
+        text: String::from_utf8_lossy(&metrics.body).into_owned(),
+    }
+}
+
+#[tokio::test]
+async fn requests_a_second_are_counted_by_every_road() {
+    // Scenario: a principal with one request a second asks by every road of both transports, also for what there is not, each
+    // time until it is refused; another one asks in between; the limit goes. Expectation: each road refuses it with the limit's
+    // name and when to come back, and never the other; then it is served.
+    let daemon = served(&principals("requests/s=1")).start();
+    for dataset in ["blocks", "absent"] {
+        // A road is not refused in the moment when there is one again, so ask twice.
+        let [first, second] = [
+            grpc_roads(&daemon, "greedy", dataset).await,
+            grpc_roads(&daemon, "greedy", dataset).await,
+        ];
+        for (first, second) in first.into_iter().zip(second) {
+            let (code, message) = if first.0 == Code::ResourceExhausted {
+                first
+            } else {
+                second
+            };
+            assert_eq!(code, Code::ResourceExhausted, "{message}");
+            assert!(message.contains("requests/s"), "{message}");
+        }
+        let [first, second] = [
+            http_roads(&daemon, "greedy", dataset).await,
+            http_roads(&daemon, "greedy", dataset).await,
+        ];
+        for (first, second) in first.into_iter().zip(second) {
+            let refused = if first.starts_with("429") { first } else { second };
+            assert!(
+                refused.starts_with("429") && refused.contains("\"retry-after\": \"1\""),
+                "{refused}"
+            );
+        }
+    }
+    let refused = eventually_async("a listing is refused", async || {
+        let answer = get(&daemon, "greedy", "/v1/datasets").await;
+        (answer.status == 429).then_some(answer)
+    })
+    .await;
+    refused.is_problem(
+        429,
+        "rate-limited",
+        None,
+        &["limit of 1 requests a second (requests/s)", "retry after"],
+    );
+    let after_ms = refused.json()["retry_after_ms"].as_u64().unwrap();
+    assert!((1..=1000).contains(&after_ms), "{after_ms}");
+    let refused = eventually_async("a call is refused", async || {
+        let listed = with("greedy", v1::ListDatasetsRequest::default());
+        daemon.datasets().await.list_datasets(listed).await.err()
+    })
+    .await;
+    let after = refused.get_details_retry_info().unwrap().retry_delay.unwrap();
+    assert!((1..=1000).contains(&after.as_millis()), "{after:?}");
+    assert_eq!(refused.get_details_error_info().unwrap().reason, "RATE_LIMITED");
+    let served = grpc_roads(&daemon, "root", "blocks").await;
+    assert!(
+        served.iter().all(|(code, _)| *code != Code::ResourceExhausted),
+        "{served:#?}"
+    );
+    let seen = metrics(&daemon).await;
+    let refused = |principal| {
+        let labels = [("principal", principal), ("reason", "requests_per_second")];
+        seen.sum("ringfetch_principal_rejected_total", &labels)
+    };
+    assert!(refused("greedy") > 50.0 && refused("root") < 0.5);
+    let all = seen.sum("ringfetch_rejected_total", &[("reason", "requests_per_second")]);
+    assert!((all - refused("greedy")).abs() < 0.5, "{all}");
+    relimit(&daemon, "");
+    eventually_async("nothing is refused", async || {
+        let answers = grpc_roads(&daemon, "greedy", "blocks").await;
+        answers
+            .iter()
+            .all(|(code, _)| *code != Code::ResourceExhausted)
+            .then_some(())
+    })
+    .await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn bytes_a_second_are_charged_before_they_are_read() {
+    // Scenario: a principal with 64 KiB a second and a stream asks for 3 MiB, which is paid back within 48 s; then by every
+    // road, with the stream too; another one asks for the same; the limit grows, and goes. Expectation: the first answer is
+    // whole; after it whatever reads is refused with the limit's name, and what reads nothing is not; the other is served; a
+    // greater limit holds at once, for the stream too.
+    let daemon = served(&principals("bytes/s=64KiB")).start();
+    let mut stream = Stream::open(&daemon, "greedy").await;
+    read_much(&daemon, "greedy").await.unwrap();
+    let refused = read_much(&daemon, "greedy").await.unwrap_err();
+    let said = "this principal's limit of 65536 bytes a second (bytes/s) is used up; retry after";
+    assert!(refused.message().starts_with(said), "{refused:?}");
+    let after = refused.get_details_retry_info().unwrap().retry_delay.unwrap();
+    assert!((40..48).contains(&after.as_secs()), "{after:?}");
+    assert_eq!(stream.asked("blocks").await.unwrap(), Code::ResourceExhausted);
+    // In the order of `grpc_roads`: the six that read, GetDataset and ListObjects, five of a stream.
+    let codes = async |dataset| -> Vec<bool> {
+        let answers = grpc_roads(&daemon, "greedy", dataset).await;
+        answers
+            .iter()
+            .map(|(code, _)| *code == Code::ResourceExhausted)
+            .collect()
+    };
+    let blocks = [
+        true, false, true, false, false, false, false, false, true, false, true, false, false,
+    ];
+    assert_eq!(codes("blocks").await, blocks);
+    let vectors = [
+        false, true, true, false, true, false, false, false, false, true, true, false, true,
+    ];
+    assert_eq!(codes("vectors").await, vectors);
+    let objects = [
+        false, false, false, true, false, true, false, false, false, false, false, true, false,
+    ];
+    assert_eq!(codes("objects").await, objects);
+    for (path, status) in [
+        ("blocks/blocks/1", 429),
+        ("blocks/blocks/%31", 429),
+        ("blocks/bytes", 429),
+        ("vectors/vectors/1", 429),
+        ("objects/objects/a", 429),
+        ("objects/objects", 200),
+        ("blocks", 200),
+    ] {
+        let answer = get(&daemon, "greedy", &format!("/v1/datasets/{path}")).await;
+        assert_eq!(answer.status, status, "{path}");
+        if status == 429 {
+            answer.is_problem(429, "rate-limited", None, &["bytes/s"]);
+            assert!(answer.header("retry-after").parse::<u64>().unwrap() > 1);
+        }
+    }
+    read_much(&daemon, "root").await.unwrap();
+    relimit(&daemon, "bytes/s=1GiB");
+    eventually_async("more is granted", async || {
+        read_much(&daemon, "greedy").await.ok()
+    })
+    .await;
+    stream.answers_one().await.unwrap();
+    let seen = metrics(&daemon).await;
+    let read = seen.sum("ringfetch_principal_read_bytes_total", &[("principal", "greedy")]);
+    // Two long answers, and two blocks of the stream.
+    let wanted = 2.0 * f64::from((3 << 20) + 4096);
+    assert!((read - wanted).abs() < 0.5, "{read}");
+    let refused = seen.sum(
+        "ringfetch_principal_rejected_total",
+        &[("principal", "greedy"), ("reason", "bytes_per_second")],
+    );
+    assert!(refused > 20.0, "{refused}");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_long_object_comes_whole_within_its_bytes_a_second() {
+    // Scenario: an object of 5 MiB, over both transports, by a principal with 4 MiB a second. Expectation: all of it, in pieces
+    // that wait for their turn, and no refusal of a piece.
+    let setup = served(&principals("bytes/s=4MiB"));
+    let content: Vec<u8> = (0..5_u32 << 20).map(|place| place.to_le_bytes()[2]).collect();
+    setup.file("objects/long", &content);
+    let daemon = setup.start();
+    let mirrored = get(&daemon, "greedy", "/v1/datasets/objects/objects/long").await;
+    assert!(mirrored.status == 200 && mirrored.body == content);
+    let request = v1::ReadObjectRequest {
+        dataset: "objects".to_owned(),
+        name: "long".to_owned(),
+        ..Default::default()
+    };
+    // What is owed for the first is paid back.
+    let mut answer = eventually_async("the second is granted", async || {
+        let request = with("greedy", request.clone());
+        daemon.fetch().await.read_object(request).await.ok()
+    })
+    .await
+    .into_inner();
+    let mut read = Vec::new();
+    while let Some(message) = answer.message().await.unwrap() {
+        read.extend_from_slice(&message.data);
+    }
+    assert!(read == content);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_long_object_that_waits_hears_of_another_limit() {
+    // Scenario: an object of 32 MiB by a principal with 64 KiB a second, which would take eight minutes; once it has begun the
+    // limit goes. Expectation: the rest comes soon.
+    let setup = served(&principals("bytes/s=64KiB"));
+    setup.file("objects/long", &vec![7; 32 << 20]);
+    let daemon = setup.start();
+    let request = v1::ReadObjectRequest {
+        dataset: "objects".to_owned(),
+        name: "long".to_owned(),
+        ..Default::default()
+    };
+    let answer = daemon.fetch().await.read_object(with("greedy", request)).await;
+    let mut answer = answer.unwrap().into_inner();
+    let mut read = 0;
+    while read == 0 {
+        read += answer.message().await.unwrap().unwrap().data.len();
+    }
+    relimit(&daemon, "");
+    let rest = async {
+        while let Some(message) = answer.message().await.unwrap() {
+            read += message.data.len();
+        }
+    };
+    timeout(PATIENCE, rest).await.expect("the rest");
+    assert_eq!(read, 32 << 20);
+    daemon.stop().await;
+}
