@@ -76,7 +76,7 @@ impl Table {
         let mut rights_of: HashMap<&str, (usize, (Rights, PrincipalLimits))> = HashMap::new();
         for (number, line) in (1_usize..).zip(text.lines()) {
             let wrong = |problem: String, remedy| Err(file.error(format!("line {number} {problem}"), remedy));
-            let line = line.trim();
+            let line = line.trim_ascii();
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
@@ -127,10 +127,9 @@ impl Table {
             match rights_of.get(name) {
                 Some((first, others)) if *others != given => {
                     let remedy = "give a principal's lines the same rights and limits";
-                    return wrong(
-                        format!("gives {name} other rights or limits than line {first}"),
-                        remedy,
-                    );
+                    let problem =
+                        format!("has other rights or limits than line {first}, which has the same name");
+                    return wrong(problem, remedy);
                 }
                 Some(_) => {}
                 None => {
@@ -279,29 +278,34 @@ fn rights_in(word: &str) -> Result<Rights, String> {
 }
 
 fn limits_in(word: &str) -> Result<PrincipalLimits, &'static str> {
-    let mut limits = PrincipalLimits::NONE;
+    let (mut requests, mut memory_bytes) = (None, None);
     for limit in word.split(',') {
         let (name, value) = limit.split_once('=').ok_or("has a limit without =")?;
+        // No sign, and no blanks that are not ASCII.
+        let value = Some(value).filter(|value| value.bytes().all(|byte| byte.is_ascii_alphanumeric()));
         let (place, value) = match name {
-            "requests" => (
-                &mut limits.requests,
-                value.parse().ok().filter(|value| *value > 0),
-            ),
+            "requests" => {
+                let number = value.and_then(|value| value.parse().ok());
+                (&mut requests, number.filter(|number| *number > 0))
+            }
             "memory" => {
-                let bytes = size::parse(value).ok();
+                let bytes = value.and_then(|value| size::parse(value).ok());
                 (
-                    &mut limits.memory_bytes,
+                    &mut memory_bytes,
                     bytes.filter(|bytes| *bytes >= MEMORY_BYTES_MIN),
                 )
             }
             _ => return Err("has a limit that there is not"),
         };
-        if *place != u64::MAX {
+        let value = value.ok_or("has a limit that is no number, or too small")?;
+        if place.replace(value).is_some() {
             return Err("has a limit twice");
         }
-        *place = value.ok_or("has a limit that is no number, or too small")?;
     }
-    Ok(limits)
+    Ok(PrincipalLimits {
+        requests: requests.unwrap_or(PrincipalLimits::NONE.requests),
+        memory_bytes: memory_bytes.unwrap_or(PrincipalLimits::NONE.memory_bytes),
+    })
 }
 
 #[cfg(test)]
@@ -384,10 +388,20 @@ mod tests {
             (of(&two, "x requests"), "line 2 has a limit without ="),
             (of(&two, "x speed=1"), "line 2 has a limit that there is not"),
             (of(&two, "x requests=1,requests=2"), "line 2 has a limit twice"),
+            (
+                of(&two, &format!("x requests={},requests=2", u64::MAX)),
+                "line 2 has a limit twice",
+            ),
             (of(&two, "x requests=0"), "line 2 has a limit that is no number"),
+            (of(&two, "x requests=+1"), "line 2 has a limit that is no number"),
+            (
+                of(&two, "x memory=64\u{a0}KiB"),
+                "line 2 has a limit that is no number",
+            ),
             (of(&two, "x memory=1KiB"), "line 2 has a limit that is no number"),
             (of(&two, "x memory=1x"), "line 2 has a limit that is no number"),
             (format!("{good}b/c {two} x\n"), "line 2 has a name of other"),
+            (format!("{good}\u{a0}b {two} x\n"), "line 2 has a name of other"),
             (of(&hash("two"), "x"), "line 2 has neither sha256:"),
             (of("sha256:abc", "x"), "line 2 has no hash"),
             (
@@ -405,7 +419,7 @@ mod tests {
             (format!("{good}{good}"), "line 2 has the credential of line 1"),
             (
                 format!("{good}a {two} y\n"),
-                "line 2 gives a other rights or limits than line 1",
+                "line 2 has other rights or limits than line 1, which has the same name",
             ),
         ] {
             let error = read(&text, None).unwrap_err();
