@@ -49,8 +49,9 @@ PROBE_TIMEOUT_S = 5.0
 MAPPINGS_SLACK = 64
 # Descriptors of objects: two datasets with a cache of 16, each object may have two.
 OBJECT_DESCRIPTORS = 64
-# What the log says at ERROR of configurations and certificates that are bad on purpose.
-EXPECTED_ERRORS = "the configuration is not reloaded", "TLS files cannot be used: the old ones stay in force"
+# What the log says at ERROR of configurations, certificates and principals that are bad on purpose.
+EXPECTED_ERRORS = ("the configuration is not reloaded", "TLS files cannot be used: the old ones stay in force",
+                   "the file of principals cannot be used: the old one stays in force")
 SMOKE = types.SimpleNamespace(seed=1, seconds=3.0)
 
 

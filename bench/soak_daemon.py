@@ -1,6 +1,7 @@
 """The daemon of a soak and what surrounds it: its configuration, certificates, cgroup, and what /proc and /metrics say."""
 
 import collections
+import hashlib
 import http.client
 import json
 import os
@@ -92,6 +93,39 @@ class Certificates:
         return ssl.PEM_cert_to_DER_cert(self.path("server.pem").read_text())
 
 
+class Principals:
+    """The file of principals: clients, whose token changes, clients that misbehave, and whoever administers."""
+
+    def __init__(self, path):
+        self.path, self.made = pathlib.Path(path), 0
+        self.attacker, self.operator = "attacker-0", "operator-0"
+        # `current`: what clients send; `accepted`: what the file has of them.
+        self.current = self.make()
+        self.accepted = [self.current]
+        self.write()
+
+    def make(self):
+        self.made += 1
+        return f"client-{self.made}"
+
+    def text(self):
+        lines = [("clients", token, "*") for token in self.accepted]
+        lines += [("attacker", self.attacker, "*"), ("operator", self.operator, "*,@metrics,@admin")]
+        return "".join(f"{name} sha256:{hashlib.sha256(token.encode()).hexdigest()} {rights}\n" for name, token, rights in lines)
+
+    def write(self, text=None):
+        """By rename; `text`: another one than that of the tokens."""
+        new = self.path.with_suffix(".new")
+        new.write_text(self.text() if text is None else text)
+        os.rename(new, self.path)
+
+    def mistakes(self):
+        """Files that must be refused."""
+        good = self.text()
+        return ["", "nobody\n", good + good, good + "clients sha256:12 *\n", good.replace("@admin", "@root"),
+                good + f"clients sha256:{'0' * 64} blocks\n", good.replace("attacker ", "attacker/x ")]
+
+
 class Cgroup:
     """A memory cgroup (v1) for the daemon; None where there is none."""
 
@@ -136,6 +170,7 @@ class Daemon:
         self.addresses = {name: ("127.0.0.1", port) for name, port in self.ports.items()}
         self.config_path, self.log_path = self.directory / "ringfetchd.yaml", self.directory / "log"
         self.process, self.lives, self.config_lock = None, 0, threading.Lock()
+        self.principals = Principals(self.directory / "principals")
         self.config = {
             **{name: {"listen": f"127.0.0.1:{port}"} for name, port in self.ports.items()},
             "engine": {"backend": "uring", "on_unavailable": "fail", "cores": 2, "memory_budget": BUDGET_BYTES,
@@ -144,6 +179,7 @@ class Daemon:
             "limits": {"request_memory": REQUEST_MEMORY_BYTES, "connections": CONNECTIONS, "deadline_ms": DEADLINE_MS,
                        "connection_bytes": 8 * MIB},
             "timeouts": {"handshake_ms": 2000, "head_ms": 2000, "body_ms": 3000, "send_ms": 3000},
+            "access": {"principals": str(self.principals.path), "anonymous": "nobody"},
             "log": {"filter": "info"},
             "shutdown": {"lame_duck_ms": 200, "drain_timeout_ms": 8000},
         }
@@ -177,14 +213,14 @@ class Daemon:
                 raise RunFailed(f"ringfetchd did not start ({self.process.poll()}):\n{self.log_path.read_text()[-3000:]}")
             time.sleep(0.02)
 
-    def get(self, path, timeout_s=5.0):
-        """(status, body) of a GET over a connection of its own."""
+    def get(self, path, timeout_s=5.0, token=None):
+        """(status, body) of a GET over a connection of its own; without a `token` with the operator's."""
         context = self.client_context()
         host, port = self.addresses["http"]
         connection = (http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context) if context
                       else http.client.HTTPConnection(host, port, timeout=timeout_s))
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers={"Authorization": f"Bearer {token or self.principals.operator}"})
             response = connection.getresponse()
             return response.status, response.read()
         finally:
@@ -212,7 +248,7 @@ class Daemon:
     def admin(self, method, message=b"", wait_s=20.0):
         """(status, text) of a call of the admin service; (None, reason) if it does not answer."""
         try:
-            connection = soak_wire.Connection(self.addresses["admin"], self.client_context("h2"))
+            connection = soak_wire.Connection(self.addresses["admin"], self.client_context("h2"), token=lambda: self.principals.operator)
         except (OSError, ssl.SSLError) as error:
             return None, f"{type(error).__name__}: {error}"
         try:

@@ -28,10 +28,12 @@ PROBLEMS = {"index-out-of-range": "OUT_OF_RANGE", "range-out-of-range": "OUT_OF_
             "device-error": "DATA_LOSS", "object-not-found": "NOT_FOUND", "dataset-not-found": "NOT_FOUND",
             "overloaded": "RESOURCE_EXHAUSTED", "deadline-exceeded": "DEADLINE_EXCEEDED", "draining": "UNAVAILABLE",
             "out-of-files": "UNAVAILABLE", "engine-failed": "INTERNAL", "object-unreadable": "INTERNAL",
-            "precondition-failed": "FAILED_PRECONDITION", "changing": "ABORTED"}
+            "precondition-failed": "FAILED_PRECONDITION", "changing": "ABORTED", "unauthenticated": "UNAUTHENTICATED",
+            "forbidden": "PERMISSION_DENIED"}
 
-# `how`: blocks, vectors, ranges, objects, score, whole. `items`: indices, (offset, length), names.
-Ask = collections.namedtuple("Ask", "dataset how items")
+# `how`: blocks, vectors, ranges, objects, score, whole. `items`: indices, (offset, length), names. `condition`: None, or
+# (If-Match or If-None-Match, an ETag, the version that it stands for).
+Ask = collections.namedtuple("Ask", "dataset how items condition", defaults=(None,))
 # `code`: OK or the call's; `items`: of each its bytes or its code (a str); `etag`: of the dataset.
 Answer = collections.namedtuple("Answer", "code items etag text", defaults=([], "", ""))
 
@@ -142,14 +144,16 @@ class GrpcClient:
     transport = "grpc"
 
     def __init__(self, daemon, pipelined=False):
-        self.connection = soak_wire.Connection(daemon.addresses["grpc"], daemon.client_context("h2"))
+        self.principals, self.token = daemon.principals, daemon.principals.current
+        self.connection = soak_wire.Connection(daemon.addresses["grpc"], daemon.client_context("h2"), token=lambda: self.token)
         self.made, self.pipelined, self.stream, self.next = self.connection.made, pipelined, None, 0
 
     def close(self):
         self.connection.close()
 
     def usable(self):
-        return not self.connection.going
+        # A stream keeps the token that it began with.
+        return not self.connection.going and self.token == self.principals.current
 
     def ask(self, ask):
         wait_s = DEADLINE_S + MARGIN_S
@@ -218,17 +222,17 @@ class HttpClient:
                            else http.client.HTTPConnection(host, port, timeout=wait_s))
         self.made = time.monotonic()
         self.connection.connect()
-        self.open = True
+        self.open, self.principals, self.token = True, daemon.principals, daemon.principals.current
 
     def close(self):
         self.connection.close()
 
     def usable(self):
-        return self.open
+        return self.open and self.token == self.principals.current
 
     def _exchange(self, method, path, body=None, headers=()):
         try:
-            self.connection.request(method, path, body, dict(headers))
+            self.connection.request(method, path, body, {**dict(headers), "Authorization": f"Bearer {self.token}"})
             response = self.connection.getresponse()
             data = response.read()
         except TimeoutError:
@@ -246,13 +250,14 @@ class HttpClient:
             query_items = [{"vector": query(ask.dataset), "ids": ask.items}]
             body = {"queries": query_items, "metric": "dot", "limit": len(ask.items)}
             return self._batch(ask, f"{base}/vectors:score", body)
-        if ask.how == "whole":
-            return self._one("GET", f"{base}/objects/{ask.items[0]}")
-        if len(ask.items) == 1 and ask.how == "ranges":
-            offset, length = ask.items[0]
-            return self._one("GET", f"{base}/bytes", {"Range": f"bytes={offset}-{offset + length - 1}"})
-        if len(ask.items) == 1 and ask.how in ("blocks", "vectors"):
-            return self._one("GET", f"{base}/{ask.how}/{ask.items[0]}")
+        path, headers = single(ask), {}
+        if path:
+            if ask.how == "ranges":
+                offset, length = ask.items[0]
+                headers["Range"] = f"bytes={offset}-{offset + length - 1}"
+            if ask.condition:
+                headers[ask.condition[0]] = ask.condition[1]
+            return self._one("GET", base + path, headers)
         body = {"blocks": lambda: {"indices": ask.items}, "vectors": lambda: {"ids": ask.items},
                 "ranges": lambda: {"ranges": [{"offset": offset, "length": length} for offset, length in ask.items]},
                 "objects": lambda: {"objects": [{"name": name} for name in ask.items]}}[ask.how]()
@@ -269,11 +274,15 @@ class HttpClient:
 
     def _one(self, method, path, headers=()):
         response, data = self._exchange(method, path, headers=headers)
+        if response.status == 304:
+            if data:
+                raise Malformed(f"{len(data)} bytes with 304")
+            return Answer("NOT_MODIFIED", etag=response.headers.get("ETag", ""))
         if response.status not in (200, 206):
             answer = self._problem(response, data)
             # Of a single item the item's error is the call's.
             return Answer("OK", [answer.code], text=answer.text)
-        return Answer("OK", [data])
+        return Answer("OK", [data], response.headers.get("ETag", ""))
 
     def _batch(self, ask, path, body):
         response, data = self._exchange("POST", path, json.dumps(body), {"Content-Type": "application/json"})
@@ -295,6 +304,20 @@ class HttpClient:
         return Answer("OK", cut(data, len(ask.items), lengths, None, errors))
 
 
+def single(ask):
+    """Below the dataset the path of what is asked for, if it is one resource; otherwise None."""
+    if ask.how == "whole":
+        return f"/objects/{ask.items[0]}"
+    if len(ask.items) != 1:
+        return None
+    return {"ranges": "/bytes", "blocks": f"/blocks/{ask.items[0]}", "vectors": f"/vectors/{ask.items[0]}"}.get(ask.how)
+
+
+def resource(ask):
+    """What an ETag is of: the dataset, the kind, and which one of these; of ranges all are of one."""
+    return (ask.dataset.name, ask.how, None if ask.how == "ranges" else ask.items[0])
+
+
 def query(dataset):
     return [float(place % 7) for place in range(dataset.dim)]
 
@@ -311,6 +334,23 @@ class Judge:
         self.violations, self.counts, self.explained = [], collections.Counter(), collections.Counter()
         # Items that came, by dataset, of calls since the daemon's last start.
         self.items, self.life_began = collections.Counter(), 0.0
+        # Of a resource: the versions that ETags stand for, over all lives. The last ETags of each kind of a dataset.
+        self.versions = collections.defaultdict(dict)
+        self.known = collections.defaultdict(lambda: collections.deque(maxlen=64))
+
+    def conditional(self, chance, ask):
+        """The ask, or one of a resource of the same kind of which an ETag is known, with a condition."""
+        if not single(ask) or chance.random() < 0.5:
+            return ask
+        with self.lock:
+            known = self.known[ask.dataset.name, ask.how]
+            if not known:
+                return ask
+            # Mostly one of the last that were seen.
+            one, etag = known[-1] if chance.random() < 0.5 else chance.choice(known)
+            version = self.versions[one][etag]
+        items = ask.items if one[2] is None else [one[2]]
+        return ask._replace(items=items, condition=(chance.choice(["If-Match", "If-None-Match"]), etag, version))
 
     def new_life(self):
         """Called while no daemon runs: what is still to be judged was answered by the one before."""
@@ -342,6 +382,8 @@ class Judge:
             self.counts["calls"] += 1
         if ended - begun > DEADLINE_S + MARGIN_S:
             self.error(where, dataset, {"LATE"}, begun, ended, f"{ask.how} took {ended - begun:.1f} s")
+        if ask.condition and self._is_by_condition(where, ask, answer, begun, ended):
+            return
         if answer.code != "OK":
             expected = ask.how == "whole" and answer.code == "NOT_FOUND" and None in dataset.possible(ask.items[0], begun, ended)
             if not expected:
@@ -353,6 +395,38 @@ class Judge:
             self._objects(where, ask, answer, begun, ended)
         else:
             self._items(where, ask, answer, begun, ended)
+
+    def _is_by_condition(self, where, ask, answer, begun, ended):
+        """Whether it is the answer to a condition, which must be true of a version of that time."""
+        header, etag, version = ask.condition
+        possible = (ask.dataset.possible(ask.items[0], begun, ended) if ask.dataset.kind == "objects"
+                    else ask.dataset.history.between(begun, ended))
+        told = f"{where} {ask.dataset.name} {ask.how} {header}: {etag} (version {version}; possible: {possible}): {answer.code} {answer.etag}"
+        if answer.code == "NOT_MODIFIED":
+            if header != "If-None-Match" or version not in possible or answer.etag != etag:
+                self.violation("condition", told)
+            return True
+        if answer.items == ["FAILED_PRECONDITION"] and header == "If-Match":
+            if set(possible) == {version}:
+                self.violation("condition", told)
+            return True
+        is_served = answer.code == "OK" and not isinstance(answer.items[0], str)
+        if is_served and (answer.etag == etag) != (header == "If-Match"):
+            self.violation("condition", told)
+        return False
+
+    def _learn(self, where, ask, etag, versions):
+        """An ETag came with the bytes of one of these versions, over HTTP, where it is quoted."""
+        if not etag.startswith('"') or not single(ask):
+            return
+        with self.lock:
+            known = self.versions[resource(ask)]
+            before = known.get(etag)
+            if before is None and len(versions) == 1:
+                known[etag] = versions[0]
+                self.known[ask.dataset.name, ask.how].append((resource(ask), etag))
+        if before is not None and before not in versions:
+            self.violation("condition", f"{where} {resource(ask)}: {etag} of version {before} came with {versions}")
 
     def _good(self, dataset, count, length, begun, has_read=True):
         with self.lock:
@@ -397,6 +471,8 @@ class Judge:
                     candidates))
                 continue
             candidates, good, length = fitting, good + 1, length + len(found)
+        if good:
+            self._learn(where, ask, answer.etag, candidates)
         self._good(dataset, good, length, begun)
 
     def _objects(self, where, ask, answer, begun, ended):
@@ -408,7 +484,9 @@ class Judge:
                     codes = {"DATA_LOSS", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL"} if found == "ANY" else {found}
                     self.error(where, dataset, codes, begun, ended, f"{ask.how} {name}: {getattr(found, 'text', answer.text)}")
                 continue
-            if any(version is not None and dataset.object(name, version) == found for version in possible):
+            fitting = [version for version in possible if version is not None and dataset.object(name, version) == found]
+            if fitting:
+                self._learn(where, ask, answer.etag, fitting)
                 good, length = good + 1, length + len(found)
                 continue
             every = {version: dataset.object(name, version) for version in range(dataset.objects[name].newest + 1)}
@@ -481,6 +559,10 @@ class Worker(threading.Thread):
         batch = self.chance.randint(2, 12) if self.client_kind == "stream" else 1
         asks = [choose(self.chance, self.soak.datasets[self.chance.choice(self.datasets)]) for _ in range(batch)]
         asks = [ask for ask in asks if batch == 1 or ask.how in STREAMED] or [Ask(dataset, "ranges", [(0, 1)])]
+        if self.client_kind == "http":
+            asks = [judge.conditional(self.chance, ask) for ask in asks]
+        if self.client and not self.client.usable():
+            self._drop()
         if self.client is None:
             begun, self.calls = time.monotonic(), 0
             try:

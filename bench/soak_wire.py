@@ -132,10 +132,11 @@ class Exchange:
 
 
 class Connection:
-    """An HTTP/2 connection to (host, port); with a TLS context over TLS. Raises OSError where it cannot be made."""
+    """An HTTP/2 connection to (host, port); with a TLS context over TLS; each call with the token of that moment. Raises OSError
+    where it cannot be made."""
 
-    def __init__(self, address, context=None, timeout_s=5.0, window_bytes=WINDOW_BYTES, source="127.0.0.1"):
-        self.address, self.made, self.going = address, time.monotonic(), False
+    def __init__(self, address, context=None, timeout_s=5.0, window_bytes=WINDOW_BYTES, source="127.0.0.1", token=lambda: None):
+        self.address, self.made, self.going, self.token = address, time.monotonic(), False, token
         raw = socket.create_connection(address, timeout_s, (source, 0))
         try:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -164,6 +165,9 @@ class Connection:
         self.streams[stream] = Exchange()
         pairs = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", f"{self.address[0]}:{self.address[1]}"),
                  ("content-type", "application/grpc"), ("te", "trailers")]
+        token = self.token()
+        if token is not None:
+            pairs.append(("authorization", f"Bearer {token}"))
         if deadline_s is not None:
             pairs.append(("grpc-timeout", f"{int(deadline_s * 1000)}m"))
         head = frame(HEADERS, END_HEADERS, stream, encode_headers(pairs))

@@ -17,6 +17,7 @@ import xml.dom.minidom
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import soak
+import soak_daemon
 import soak_data
 import soak_faults
 import soak_load
@@ -176,6 +177,31 @@ class Judgement(unittest.TestCase):
             self.assertEqual(self.judged(ask, Answer("UNAVAILABLE")), [])
         self.assertEqual(self.judge.explained["kill", "UNAVAILABLE"], 1)
 
+    def test_conditions_are_held_against_the_versions_of_their_time(self):
+        # Version 0 has the tag "a". Then it is replaced.
+        ask, right = Ask(self.blocks, "blocks", [3]), self.blocks.items(0, 3, 1)
+        self.assertEqual(self.judged(ask, Answer("OK", [right], '"a"')), [])
+        always = types.SimpleNamespace(random=lambda: 0.6, choice=lambda of: of[0])
+        match = self.judge.conditional(always, ask)
+        self.assertEqual(match.condition, ("If-Match", '"a"', 0))
+        none_match = match._replace(condition=("If-None-Match", '"a"', 0))
+        failed = Answer("OK", ["FAILED_PRECONDITION"])
+        self.assertEqual(self.judged(match, Answer("OK", [right], '"a"')), [])
+        self.assertEqual(self.judged(match, failed), ["condition"])
+        self.assertEqual(self.judged(none_match, Answer("NOT_MODIFIED", etag='"a"')), [])
+        self.assertEqual(self.judged(match, Answer("NOT_MODIFIED", etag='"a"')), ["condition"])
+        self.assertEqual(self.judged(none_match, Answer("NOT_MODIFIED", etag='"b"')), ["condition"])
+        self.assertEqual(self.judged(none_match, Answer("OK", [right], '"a"')), ["condition"])
+        with self.blocks.history.change(1):
+            pass
+        time.sleep(0.001)
+        new = self.blocks.items(1, 3, 1)
+        self.assertEqual(self.judged(ask, Answer("OK", [new], '"a"')), ["condition"])
+        self.assertEqual(self.judged(match, failed), [])
+        self.assertEqual(self.judged(match, Answer("OK", [new], '"b"')), ["condition"])
+        self.assertEqual(self.judged(none_match, Answer("OK", [new], '"b"')), [])
+        self.assertEqual(self.judged(none_match, Answer("NOT_MODIFIED", etag='"a"')), ["condition"])
+
     def test_a_late_answer_is_a_violation(self):
         ask = Ask(self.blocks, "blocks", [3])
         answer = Answer("OK", [self.blocks.items(0, 3, 1)])
@@ -209,6 +235,28 @@ class Judgement(unittest.TestCase):
         for lengths, errors in (([2, 3], {}), ([2, 0, 2], {}), ([2, 1, 2], {1: "DATA_LOSS"})):
             with self.assertRaises(soak_load.Malformed):
                 soak_load.cut(b"aabbb", 3, lengths, None, errors)
+
+
+class Tokens(unittest.TestCase):
+    def test_the_file_has_what_is_accepted_and_mistakes_are_other_files(self):
+        with tempfile.TemporaryDirectory() as directory:
+            principals = soak_daemon.Principals(pathlib.Path(directory, "principals"))
+            self.assertEqual(principals.path.read_text(), principals.text())
+            names = [line.split()[0] for line in principals.text().splitlines()]
+            self.assertEqual(names, ["clients", "attacker", "operator"])
+            principals.accepted.append(principals.make())
+            self.assertEqual(principals.text().count("clients sha256:"), 2)
+            self.assertNotIn(principals.text(), principals.mistakes())
+
+    def test_who_is_let_in_wrongly_is_a_violation(self):
+        judge = Judge(soak_data.Faults())
+        for found, violations in (({"old": 401, "new": 200}, 0), ({"old": 200, "new": 200}, 1), ({"old": 401, "new": 401}, 1)):
+            def get(_, token, found=found):
+                return found[token], b""
+            run = types.SimpleNamespace(judge=judge, daemon=types.SimpleNamespace(get=get))
+            judge.violations.clear()
+            soak_faults.refused_and_let_in(run, "old", "new")
+            self.assertEqual([kind for _, kind, _ in judge.violations], ["token"] * violations)
 
 
 class Schedule(unittest.TestCase):

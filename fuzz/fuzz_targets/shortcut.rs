@@ -4,20 +4,15 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, header};
-use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
-use hyper::client::conn::{http1, http2};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use http_body_util::{BodyExt as _, Full};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use ringfetch_fuzz::grpc::Call;
-use ringfetch_fuzz::{Answer, WORLD, World, check, request};
+use ringfetch_fuzz::socket::{Http1, Http2, http1, http2};
+use ringfetch_fuzz::{Answer, WORLD, World, check, request, send};
 use ringfetch_server::listener::{ConnectionLimits, CorePool, FastPath, Listener, Port, Role, bind};
 use std::cell::RefCell;
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
-use tokio::net::TcpStream;
-
-type Body = BoxBody<Bytes, Infallible>;
 
 /// Headers whose meaning is the connection's.
 const OF_THE_CONNECTION: [header::HeaderName; 8] = [
@@ -79,57 +74,12 @@ static PORTS: LazyLock<Ports> = LazyLock::new(|| {
 /// Connections, to be used again.
 #[derive(Default)]
 struct Connections {
-    http: [Option<http1::SendRequest<Body>>; 2],
-    grpc: [Option<http2::SendRequest<Body>>; 2],
+    http: [Option<Http1>; 2],
+    grpc: [Option<Http2>; 2],
 }
 
 thread_local! {
     static CONNECTIONS: RefCell<Connections> = RefCell::default();
-}
-
-/// Sends over the connection in `slot`, or a new one where there is none or it was closed.
-macro_rules! send {
-    ($slot:expr, $connect:expr, $request:expr) => {{
-        let mut attempt = 0;
-        loop {
-            let mut sender = match $slot.take() {
-                Some(sender) => sender,
-                None => $connect.await,
-            };
-            let sending = async {
-                sender.ready().await?;
-                Answer::of(sender.send_request($request).await?).await
-            };
-            let answer: hyper::Result<Answer> = sending.await;
-            match answer {
-                Ok(answer) => {
-                    $slot = Some(sender);
-                    break answer;
-                }
-                // It was closed while it was idle, or after the last answer.
-                Err(error) => assert!(attempt < 3, "{error:?}"),
-            }
-            attempt += 1;
-        }
-    }};
-}
-
-async fn http1(address: SocketAddr) -> http1::SendRequest<Body> {
-    let stream = TcpStream::connect(address).await.unwrap();
-    stream.set_nodelay(true).unwrap();
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
-    tokio::spawn(connection);
-    sender
-}
-
-async fn http2(address: SocketAddr) -> http2::SendRequest<Body> {
-    let stream = TcpStream::connect(address).await.unwrap();
-    stream.set_nodelay(true).unwrap();
-    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-        .await
-        .unwrap();
-    tokio::spawn(connection);
-    sender
 }
 
 /// Headers or trailers, sorted.

@@ -4,7 +4,9 @@
 
 pub mod check;
 pub mod grpc;
+pub mod principals;
 pub mod request;
+pub mod socket;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};

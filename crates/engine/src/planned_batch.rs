@@ -113,6 +113,17 @@ impl PlannedBatch {
         read.alignment.max(file.map_or(1, |file| file.memory_alignment()))
     }
 
+    /// Whether the file of a read ends `reached` bytes after the read's beginning, or before that. `waits`: see
+    /// [`OpenFile::ends_by`].
+    ///
+    /// # Errors
+    /// errno of the question.
+    pub(crate) fn file_ends_by(&self, read: &PlannedRead, reached: u32, waits: bool) -> Result<bool, i32> {
+        let offset = read.offset + u64::from(reached);
+        // Without the file no attempt is made.
+        file_of(&self.dataset, &self.objects, read.file).map_or(Ok(true), |file| file.ends_by(offset, waits))
+    }
+
     /// `OpenFile::id` of what a read is from; `None` is a defect of the planner.
     pub(crate) fn file_id(&self, read: &PlannedRead) -> Option<u64> {
         file_of(&self.dataset, &self.objects, read.file).map(|file| file.id)

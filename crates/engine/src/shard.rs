@@ -8,6 +8,7 @@
 //! before other tasks of the thread get their turn. No timers, no locks on the hot path, no task a read (TRAPS 3).
 
 mod active_batch;
+mod continuation;
 mod copy_tasks;
 mod in_flight;
 mod inbox;
@@ -24,6 +25,7 @@ use crate::cores::give_way;
 use crate::metrics::{DeviceTimes, RESULT_ABANDONED, ShardMetrics};
 use crate::planned_batch::{PlannedBatch, Shortfall};
 use active_batch::{ActiveBatch, ReadCounts};
+use continuation::Next;
 use copy_tasks::{CopyTask, SharedRead};
 use in_flight::{InFlight, Joinable, TrackedRead};
 use known::KnownDatasets;
@@ -36,9 +38,6 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use turns::{NOBODY, Origin, Turn, Turns};
-
-/// How often an interrupted attempt (EINTR, EAGAIN) is repeated before it fails.
-const INTERRUPTED_RETRIES_MAX: u8 = 16;
 
 /// Above this many reads in flight, flushing early only costs: the device is busy, and a system call for four reads is
 /// a fifth of their cost (MEASURED: it helps at depth 16 to 64, "above depth 128 it only costs").
@@ -415,36 +414,20 @@ impl<B: Backend> Shard<B> {
             return;
         };
         let read = slot.tracked.read;
-        let again = match finished.result {
-            Ok(bytes) => {
-                let reached = slot.from.saturating_add(bytes).min(read.length);
-                let progress = reached > slot.tracked.reached;
-                slot.tracked.reached = slot.tracked.reached.max(reached);
-                let goes_on = slot.tracked.reached < read.needed && progress;
-                if goes_on {
-                    // The next attempt begins on the alignment, of the file and of the memory, so it repeats some
-                    // bytes; end of file is when it brings nothing new. Worked, alignment 512: 700 of 4096 arrive;
-                    // again from 512, which brings 188: 700 once more, so the file ends there.
-                    slot.from =
-                        slot.tracked.reached - slot.tracked.reached % active.batch.restart_alignment(&read);
+        let errno = match continuation::after(finished.result, slot, &active.batch) {
+            Next::Over(errno) => errno,
+            Next::Attempt => {
+                if let Some(attempt) = active.batch.attempt(finished.slot, &read, slot.from) {
+                    self.attempts.push(attempt);
+                    return;
                 }
-                goes_on
+                finished.result.err()
             }
-            Err(libc::EINTR | libc::EAGAIN) if slot.interrupted < INTERRUPTED_RETRIES_MAX => {
-                slot.interrupted += 1;
-                true
-            }
-            Err(_) => false,
         };
-        if again && let Some(attempt) = active.batch.attempt(finished.slot, &read, slot.from) {
-            self.attempts.push(attempt);
-            return;
-        }
         self.took
             .add(active.batch.backend, slot.started, now, &self.metrics);
         let (tracked, joiners) = (slot.tracked, std::mem::take(&mut slot.joiners));
         self.in_flight.finish(finished.slot);
-        let errno = finished.result.err();
         if joiners.is_empty() {
             return self.settle(&tracked, errno, now);
         }

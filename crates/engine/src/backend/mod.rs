@@ -93,10 +93,12 @@ pub(crate) trait Backend {
 }
 
 pub(crate) mod auto;
+mod handoff;
 pub(crate) mod map;
 pub(crate) mod mmap;
 pub(crate) mod pread;
 pub mod probe;
+mod ready;
 pub(crate) mod residency;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

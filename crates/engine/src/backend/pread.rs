@@ -4,13 +4,13 @@
 //! backend is dropped are all made, since the threads are joined. The queue holds only what the shard has in flight, so
 //! the queue depth bounds it. Attempts have no order.
 
+use super::handoff::Handoff;
 use super::{Attempt, Backend, Completion, ReadSource};
 use crate::shard::IN_FLIGHT_BYTES_MAX;
-use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
 /// Bytes in flight for each thread, on average; at 64 threads 16 MiB in all.
@@ -41,7 +41,7 @@ pub(super) unsafe fn pread_attempt(attempt: &Attempt) -> Result<u32, i32> {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct PreadBackend {
-    shared: Arc<Shared>,
+    pool: Arc<Handoff<SendAttempt, Completion>>,
     threads: Vec<JoinHandle<()>>,
     /// Started but not passed to the pool: one lock a flush, not one an attempt.
     started: Vec<SendAttempt>,
@@ -55,26 +55,6 @@ struct SendAttempt(Attempt);
 // reported (see `Attempt`), on whichever thread it is made; the file's reference is Send.
 unsafe impl Send for SendAttempt {}
 
-#[derive(Debug, Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    /// Something was queued, or the queue was closed.
-    queued: Condvar,
-    done: Mutex<Completions>,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    attempts: VecDeque<SendAttempt>,
-    closed: bool,
-}
-
-#[derive(Debug, Default)]
-struct Completions {
-    finished: Vec<Completion>,
-    waker: Option<Waker>,
-}
-
 impl PreadBackend {
     /// Starts the threads, `rf-pread-0` and on; at least one.
     ///
@@ -82,58 +62,32 @@ impl PreadBackend {
     /// A thread cannot be started.
     pub(crate) fn new(threads: u32) -> io::Result<Self> {
         let mut backend = Self {
-            shared: Arc::default(),
+            pool: Arc::new(Handoff::new()),
             threads: Vec::new(),
             started: Vec::new(),
         };
         for number in 0..threads.max(1) {
-            let shared = Arc::clone(&backend.shared);
+            let pool = Arc::clone(&backend.pool);
             // On failure dropping `backend` ends the threads that were started.
             let thread = std::thread::Builder::new()
                 .name(format!("rf-pread-{number}"))
-                .spawn(move || shared.serve())?;
+                .spawn(move || serve(&pool))?;
             backend.threads.push(thread);
         }
         Ok(backend)
     }
 }
 
-impl Shared {
-    /// The loop of a pool thread, until the queue is closed and empty.
-    fn serve(&self) {
-        while let Some(SendAttempt(attempt)) = self.next() {
-            // SAFETY: the shard keeps the memory until we report the attempt, below.
-            let result = unsafe { pread_attempt(&attempt) };
-            let finished = Completion {
-                slot: attempt.slot,
-                result,
-            };
-            // Before the report: after it the caller may rely on the file being released.
-            drop(attempt);
-            let waker = {
-                let mut done = lock(&self.done);
-                done.finished.push(finished);
-                done.waker.take()
-            };
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
+/// The loop of a pool thread, until the queue is closed and empty.
+fn serve(pool: &Handoff<SendAttempt, Completion>) {
+    while let Some(SendAttempt(attempt)) = pool.next() {
+        // SAFETY: the shard keeps the memory until we report the attempt, below.
+        let result = unsafe { pread_attempt(&attempt) };
+        let slot = attempt.slot;
+        // Before the report: after it the caller may rely on the file being released.
+        drop(attempt);
+        pool.report(Completion { slot, result });
     }
-
-    fn next(&self) -> Option<SendAttempt> {
-        let queue = lock(&self.queue);
-        let mut queue = self
-            .queued
-            .wait_while(queue, |queue| queue.attempts.is_empty() && !queue.closed)
-            .unwrap_or_else(PoisonError::into_inner);
-        queue.attempts.pop_front()
-    }
-}
-
-/// No code panics while holding these locks, so their data is always consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Backend for PreadBackend {
@@ -152,33 +106,20 @@ impl Backend for PreadBackend {
         if count == 0 {
             return 0;
         }
-        lock(&self.shared.queue).attempts.extend(self.started.drain(..));
-        for _ in 0..count.min(self.threads.len()) {
-            self.shared.queued.notify_one();
-        }
+        self.pool.submit(self.started.drain(..), self.threads.len());
         // Each attempt is a system call of its own.
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
     fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()> {
-        let mut done = lock(&self.shared.done);
-        if done.finished.is_empty() {
-            match &mut done.waker {
-                Some(waker) => waker.clone_from(cx.waker()),
-                none => *none = Some(cx.waker().clone()),
-            }
-            return Poll::Pending;
-        }
-        finished.append(&mut done.finished);
-        Poll::Ready(())
+        self.pool.poll_results(cx, finished)
     }
 }
 
 impl Drop for PreadBackend {
     fn drop(&mut self) {
         self.flush();
-        lock(&self.shared.queue).closed = true;
-        self.shared.queued.notify_all();
+        self.pool.close();
         for thread in self.threads.drain(..) {
             // An error is a panic of that thread, which was reported then.
             let _ = thread.join();

@@ -9,6 +9,7 @@
 mod registered;
 
 use self::registered::{FileTable, Registered, register};
+use super::ready::Ready;
 use super::{Attempt, Backend, Completion, ReadSource};
 use crate::dataset::OpenFile;
 use io_uring::{cqueue, opcode, types};
@@ -17,8 +18,7 @@ use std::future::Future;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use tokio::runtime::RuntimeMetrics;
 use tokio_uring::{InFlightOneshot, OneshotOutputTransform, UnsubmittedOneshot};
@@ -193,13 +193,6 @@ impl OneshotOutputTransform for NopTransform {
     fn transform_oneshot_output(self, (): (), _: cqueue::Entry) {}
 }
 
-/// Which slots have finished; one bit each.
-struct Ready {
-    words: Box<[AtomicU64]>,
-    any: AtomicBool,
-    dispatcher: Mutex<Option<Waker>>,
-}
-
 struct SlotWaker {
     ready: Arc<Ready>,
     slot: u32,
@@ -211,21 +204,7 @@ impl Wake for SlotWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if let Some(word) = self.ready.words.get(self.slot as usize / 64) {
-            word.fetch_or(1 << (self.slot % 64), Ordering::Release);
-        }
-        // Many reads finish in one pass of the driver: only the first wakes the dispatcher.
-        if !self.ready.any.swap(true, Ordering::AcqRel) {
-            let waker = self
-                .ready
-                .dispatcher
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
+        self.ready.set(self.slot);
     }
 }
 
@@ -265,11 +244,7 @@ pub(crate) struct UringBackend {
 
 impl UringBackend {
     fn new(ring: Option<RawFd>, queue_depth: u32) -> Self {
-        let ready = Arc::new(Ready {
-            words: (0..queue_depth.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
-            any: AtomicBool::new(false),
-            dispatcher: Mutex::new(None),
-        });
+        let ready = Arc::new(Ready::new(queue_depth));
         let wakers = (0..queue_depth)
             .map(|slot| {
                 Waker::from(Arc::new(SlotWaker {
@@ -410,7 +385,7 @@ impl Backend for UringBackend {
         // submission queue may have been flushed; then the bit is set as if the waker had been called.
         if let Some(finished) = self.poll_slot(slot) {
             self.early.push(finished);
-            self.ready.any.store(true, Ordering::Release);
+            self.ready.mark();
         }
         ReadSource::Device
     }
@@ -453,34 +428,18 @@ impl Backend for UringBackend {
     }
 
     fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()> {
-        {
-            let mut dispatcher = self
-                .ready
-                .dispatcher
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            if !dispatcher
-                .as_ref()
-                .is_some_and(|waker| waker.will_wake(cx.waker()))
-            {
-                *dispatcher = Some(cx.waker().clone());
-            }
-        }
+        self.ready.register(cx.waker());
         if self.unsubmitted > 0 {
             // For example, the kernel had no memory for requests. With nothing in flight nothing else would wake us.
             cx.waker().wake_by_ref();
         }
-        if !self.ready.any.swap(false, Ordering::AcqRel) {
+        if !self.ready.take() {
             return Poll::Pending;
         }
         let before = finished.len();
         finished.append(&mut self.early);
-        for word in 0..self.ready.words.len() {
-            let mut bits = self
-                .ready
-                .words
-                .get(word)
-                .map_or(0, |bits| bits.swap(0, Ordering::Acquire));
+        for word in 0..self.ready.words() {
+            let mut bits = self.ready.take_word(word);
             while bits != 0 {
                 let bit = bits.trailing_zeros();
                 bits &= bits - 1;

@@ -354,6 +354,20 @@ impl OpenFile {
         bytes_before(self.known_length(), offset, bytes)
     }
 
+    /// Whether the file ends at `offset` or before. `waits`: a server or a FUSE daemon is asked, which might take as long as a
+    /// read; otherwise it is what this host knows.
+    ///
+    /// # Errors
+    /// errno of fstat or statx.
+    pub(crate) fn ends_by(&self, offset: u64, waits: bool) -> Result<bool, i32> {
+        let end = if waits || self.is_block_device {
+            self.current_length()
+        } else {
+            self.known_length()
+        };
+        Ok(bytes_before(end, offset, 1)? == 0)
+    }
+
     /// Length now as far as this host knows: asks no server and no FUSE daemon, which might take as long as a read.
     fn known_length(&self) -> io::Result<u64> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;

@@ -49,6 +49,8 @@ pub(super) struct Slot {
     /// Where in the read the current attempt begins.
     pub(super) from: u32,
     pub(super) interrupted: u8,
+    /// Attempts that brought nothing new, before the file's end.
+    pub(super) barren: u8,
     is_free: bool,
     /// Among `long`.
     is_long: bool,
@@ -144,6 +146,7 @@ impl Slot {
             chain: NONE,
             from: 0,
             interrupted: 0,
+            barren: 0,
             is_free: true,
             is_long: false,
             started: Instant::now(),
@@ -232,6 +235,7 @@ impl InFlight {
         slot.tracked.reached = 0;
         slot.from = 0;
         slot.interrupted = 0;
+        slot.barren = 0;
         slot.is_free = false;
         slot.is_long = false;
         slot.chain = NONE;

@@ -1,7 +1,7 @@
 //! What needs a shard in hand, poll by poll, on the simulation.
 
 use super::*;
-use crate::backend::sim::{SimBackend, SimControl};
+use crate::backend::sim::{Fault, FaultPlan, SimBackend, SimControl};
 use crate::batch::Item;
 use crate::batch::{Batch, Fetched};
 use crate::buffer::Arena;
@@ -13,7 +13,7 @@ use std::task::Waker;
 use tokio::sync::oneshot;
 
 struct World {
-    _file: tempfile::NamedTempFile,
+    file: tempfile::NamedTempFile,
     dataset: Arc<Dataset>,
     arena: Arena,
     control: SimControl,
@@ -43,7 +43,7 @@ impl World {
         let metrics = ShardMetrics::new(0, BackendKind::Sim, depth);
         let backend = SimBackend::new(&control);
         Self {
-            _file: file,
+            file,
             dataset: Arc::new(dataset.expect("open")),
             arena: Arena::new(64 << 20).expect("memory"),
             shard: Shard::new(backend, inbox, Arc::clone(&metrics), 0),
@@ -91,6 +91,18 @@ impl World {
         self.metrics.queued.fetch_add(reads, Ordering::Relaxed);
         self.mailbox.deliver(Box::new(batch)).expect("room");
         answer
+    }
+
+    /// The answer to 4096 bytes from 8192, as of a file system with direct I/O aligned to 512 bytes whose first attempts bring
+    /// at most so many bytes.
+    fn read_in_short_attempts(&mut self, bytes: &[u32]) -> Fetched {
+        self.control.set_faults(FaultPlan {
+            script: bytes.iter().map(|&bytes| Fault::Short { bytes }).collect(),
+            ..FaultPlan::default()
+        });
+        let mut answer = self.send(&[(8192, 4096)], |batch| batch.plan.reads[0].alignment = 512);
+        assert!(self.poll().is_pending());
+        answer.try_recv().expect("answered").expect("item by item")
     }
 
     fn poll(&mut self) -> Poll<()> {
@@ -197,4 +209,51 @@ fn reads_are_started_by_the_weights_of_their_callers() {
         heavy + light == 40 && (28..=32).contains(&heavy),
         "{heavy} and {light}"
     );
+}
+
+#[test]
+fn short_attempts_that_bring_nothing_new_are_not_the_end_of_the_file() {
+    // Scenario: attempts at a read that begin at the alignment again and end before, or where, the one before did. Worked: 700
+    // bytes arrive, and from 512 another 100, or 188. Expectation: the bytes, in one attempt more than there were short ones.
+    for short in [&[700, 100][..], &[700, 188], &[0], &[700, 0, 0, 100, 3000, 1]] {
+        let mut world = World::new(2, 100_000);
+        let fetched = world.read_in_short_attempts(short);
+        assert!(fetched.errors.is_empty(), "{short:?}: {:?}", fetched.errors);
+        let expected = (8192..8192 + 4096_usize).map(|at| u8::try_from(at % 251).expect("small"));
+        assert!(fetched.data.iter().copied().eq(expected), "{short:?}");
+        assert_eq!(world.control.started_total(), short.len() as u64 + 1, "{short:?}");
+    }
+}
+
+#[test]
+fn a_file_that_ends_where_short_attempts_ended_is_truncated() {
+    // Scenario: the same, of a file that was cut 700 bytes after the beginning of the read. Expectation: Truncated, at once.
+    for short in [&[][..], &[700, 100], &[600, 10]] {
+        let mut world = World::new(2, 100_000);
+        world.file.as_file().set_len(8192 + 700).expect("cut");
+        let fetched = world.read_in_short_attempts(short);
+        let (offset, length) = (8192, 4096);
+        let truncated = ReadError::Truncated { offset, length };
+        assert_eq!(fetched.errors[0].error, truncated, "{short:?}");
+        let attempts = world.control.started_total();
+        assert!(attempts <= short.len() as u64 + 2, "{attempts} after {short:?}");
+    }
+}
+
+#[test]
+fn attempts_that_never_bring_anything_new_fail() {
+    // Scenario: every attempt at a read brings 100 bytes, from the alignment, or none. Expectation: an I/O error, and an end.
+    for bytes in [0, 100] {
+        let mut world = World::new(2, 100_000);
+        let fetched = world.read_in_short_attempts(&[bytes; 1000]);
+        let device = ReadError::Device {
+            errno: libc::EIO,
+            offset: 8192,
+            length: 4096,
+        };
+        assert_eq!(fetched.errors[0].error, device, "{bytes}");
+        let attempts = world.control.started_total();
+        assert!(attempts < 20, "{attempts}");
+        assert!(world.shard.is_idle());
+    }
 }

@@ -198,8 +198,8 @@ fn items_that_share_bytes_do_not_spoil_each_other() {
 }
 
 fn an_early_end_of_file_is_truncation() {
-    // Scenario: a read that brings nothing, or a part and then nothing. Expectation: Truncated with the item's extent;
-    // of merged items those that arrived whole are served.
+    // Scenario: of a file that was cut, a read that brings nothing, or a part in two attempts and then nothing. Expectation:
+    // Truncated with the item's extent; of merged items those that arrived whole are served.
     let (harness, control) = Harness::simulated();
     let (path, model) = harness.file("file", 100_000);
     let dataset = harness.blocks(1, &[&path]);
@@ -208,9 +208,8 @@ fn an_early_end_of_file_is_truncation() {
         let answer = harness.fetch_outside(ranges_of(&dataset, ranges), SubmitOptions::default());
         answer.expect("an answer")
     };
-    control.set_faults(script(&[Fault::Short { bytes: 0 }]));
-    assert_answer(&fetch(&[(5, 5000)]), &expected(&[lost(5, 5000)]), "nothing");
-    control.set_faults(script(&[Fault::Short { bytes: 2500 }, Fault::Short { bytes: 0 }]));
+    harness.truncate(&path, 2500);
+    control.set_faults(script(&[Fault::Short { bytes: 1700 }]));
     assert_answer(
         &fetch(&[(0, 1000), (1000, 1000), (2000, 1000), (3000, 1000)]),
         &expected(&[
@@ -221,16 +220,35 @@ fn an_early_end_of_file_is_truncation() {
         ]),
         "a part",
     );
+    harness.truncate(&path, 5);
+    assert_answer(&fetch(&[(5, 5000)]), &expected(&[lost(5, 5000)]), "nothing");
+    harness.finish();
+}
+
+fn a_read_that_never_advances_fails() {
+    // Scenario: attempts bring nothing, of a file that has not ended: once, and without end. Expectation: the bytes, and an
+    // I/O error.
+    let (harness, control) = Harness::simulated();
+    let (path, model) = harness.file("file", 100_000);
+    let dataset = harness.blocks(1, &[&path]);
+    let nothing = Fault::Short { bytes: 0 };
+    control.set_faults(script(&[nothing, nothing]));
+    harness.expect_ranges(&dataset, &model, &[(5, 5000)]);
+    control.set_faults(script(&[nothing; 1000]));
+    let answer = harness.fetch_outside(ranges_of(&dataset, &[(5, 5000)]), SubmitOptions::default());
+    let failed = expected(&[Err(device(libc::EIO, 5, 5000))]);
+    assert_answer(&answer.expect("an answer"), &failed, "nothing");
     harness.finish();
 }
 
 fn an_item_in_two_reads_has_one_error() {
-    // Scenario: an item longer than the longest read; one of its reads finds the end of the file, the other a device
-    // error, whichever comes first. Expectation: the device error, once.
+    // Scenario: an item longer than the longest read, of a file that was cut; one of its reads finds the end of the file, the
+    // other a device error, whichever comes first. Expectation: the device error, once.
     let (harness, control) = Harness::simulated();
     let (path, _) = harness.file("file", 1 << 20);
     let dataset = harness.blocks(1, &[&path]);
-    let (end, eio) = (Fault::Short { bytes: 0 }, Fault::Errno(libc::EIO));
+    harness.truncate(&path, 0);
+    let (end, eio) = (Fault::None, Fault::Errno(libc::EIO));
     for fates in [[end, eio], [eio, end]] {
         control.set_faults(script(&fates));
         let length = MAX_READ_BYTES as usize + 1000;
@@ -494,6 +512,7 @@ pub(crate) fn tests() -> Vec<Test> {
             a_failed_merged_read_is_tried_item_by_item,
             items_that_share_bytes_do_not_spoil_each_other,
             an_early_end_of_file_is_truncation,
+            a_read_that_never_advances_fails,
             an_item_in_two_reads_has_one_error,
             held_reads_keep_to_the_queue_depth,
             a_stalled_read_holds_up_no_other,

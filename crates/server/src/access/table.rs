@@ -79,7 +79,7 @@ impl Table {
         let mut rights_of: HashMap<&str, (usize, (Rights, PrincipalLimits))> = HashMap::new();
         for (number, line) in (1_usize..).zip(text.lines()) {
             let wrong = |problem: String, remedy| Err(file.error(format!("line {number} {problem}"), remedy));
-            let line = line.trim();
+            let line = line.trim_ascii();
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
@@ -130,10 +130,9 @@ impl Table {
             match rights_of.get(name) {
                 Some((first, others)) if *others != given => {
                     let remedy = "give a principal's lines the same rights and limits";
-                    return wrong(
-                        format!("gives {name} other rights or limits than line {first}"),
-                        remedy,
-                    );
+                    let problem =
+                        format!("has other rights or limits than line {first}, which has the same name");
+                    return wrong(problem, remedy);
                 }
                 Some(_) => {}
                 None => {
@@ -286,6 +285,12 @@ fn limits_in(word: &str) -> Result<PrincipalLimits, String> {
     let (mut limits, mut seen) = (PrincipalLimits::NONE, BTreeSet::new());
     for limit in word.split(',') {
         let (name, value) = limit.split_once('=').ok_or("has a limit without =")?;
+        // No sign, and no blanks that are not ASCII.
+        let value = if value.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            value
+        } else {
+            ""
+        };
         let number = || value.parse().ok().filter(|value| *value > 0);
         let bytes = || size::parse(value).ok().filter(|bytes| *bytes >= BYTES_MIN);
         let weight = || {
@@ -390,6 +395,16 @@ mod tests {
             (of(&two, "x requests"), "has a limit without ="),
             (of(&two, "x speed=1"), "has a limit that there is not"),
             (of(&two, "x requests=1,requests=2"), "limit requests twice"),
+            (
+                of(&two, &format!("x requests={},requests=2", u64::MAX)),
+                "limit requests twice",
+            ),
+            (of(&two, "x requests=+1"), "limit requests with what is no number"),
+            (of(&two, "x weight=+1"), "limit weight with what is no number"),
+            (
+                of(&two, "x memory=64\u{a0}KiB"),
+                "limit memory with what is no number",
+            ),
             (of(&two, "x requests=0"), "limit requests with what is no number"),
             (of(&two, "x memory=1KiB"), "limit memory with what is no number"),
             (of(&two, "x memory=1x"), "limit memory with what is no number"),
@@ -412,6 +427,7 @@ mod tests {
                 "limit requests/s twice",
             ),
             (format!("{good}b/c {two} x\n"), "line 2 has a name of other"),
+            (format!("{good}\u{a0}b {two} x\n"), "line 2 has a name of other"),
             (of(&hash("two"), "x"), "line 2 has neither sha256:"),
             (of("sha256:abc", "x"), "line 2 has no hash"),
             (
@@ -429,7 +445,7 @@ mod tests {
             (format!("{good}{good}"), "line 2 has the credential of line 1"),
             (
                 format!("{good}a {two} y\n"),
-                "line 2 gives a other rights or limits than line 1",
+                "line 2 has other rights or limits than line 1, which has the same name",
             ),
         ] {
             let error = read(&text, None).unwrap_err();

@@ -7,7 +7,7 @@ use crate::daemon::{Daemon, PATIENCE, Setup, eventually_async};
 use crate::data::plain_blocks;
 use crate::exposition::Scrape;
 use crate::tls::{Authority, client, with_tls};
-use crate::wire::{self, Answer, channel};
+use crate::wire::{self, Answer, Wire, channel};
 use http::Method;
 use ring::digest::{SHA256, digest};
 use ringfetch_proto::v1;
@@ -23,7 +23,6 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -486,7 +485,7 @@ impl Stream {
         Self::open_on(&mut daemon.fetch().await, token).await
     }
 
-    async fn open_on(client: &mut FetchServiceClient<Channel>, token: &str) -> Self {
+    async fn open_on(client: &mut FetchServiceClient<Wire>, token: &str) -> Self {
         let (ask, asked) = unbounded_channel();
         let request = with(token, UnboundedReceiverStream::new(asked));
         let answers = client.fetch_stream(request).await.unwrap().into_inner();

@@ -2,7 +2,7 @@
 
 use crate::daemon::setups;
 use crate::data::{Everything, Space, Unit, everything};
-use crate::wire::{self, Http, escaped};
+use crate::wire::{self, Http, Wire, escaped};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
@@ -11,7 +11,6 @@ use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
 use serde_json::{Value, json};
-use tonic::transport::Channel;
 
 const OCTETS: &str = "application/octet-stream";
 const JSON: &str = "application/json";
@@ -46,7 +45,7 @@ fn indices(count: usize) -> Vec<u64> {
     vec![0, last, last / 2, 1, last / 2, 2, last - 1]
 }
 
-async fn units(fetch: &mut FetchServiceClient<Channel>, http: &Http, space: &Space) {
+async fn units(fetch: &mut FetchServiceClient<Wire>, http: &Http, space: &Space) {
     let name = space.name;
     let wanted = indices(space.items.len());
     let expected: Vec<u8> = wanted
@@ -116,7 +115,7 @@ async fn units(fetch: &mut FetchServiceClient<Channel>, http: &Http, space: &Spa
     assert!(data_of(&answer) == expected, "{name}: JSON");
 }
 
-async fn ranges(fetch: &mut FetchServiceClient<Channel>, http: &Http, space: &Space) {
+async fn ranges(fetch: &mut FetchServiceClient<Wire>, http: &Http, space: &Space) {
     let name = space.name;
     let length = space.bytes.len() as u64;
     // The first byte, the last, an odd piece, one across 4 KiB and (in `joined`) across files, the whole.
@@ -174,7 +173,7 @@ async fn ranges(fetch: &mut FetchServiceClient<Channel>, http: &Http, space: &Sp
     assert!(data_of(&answer) == expected, "{name}: JSON of ranges");
 }
 
-async fn objects(fetch: &mut FetchServiceClient<Channel>, http: &Http, everything: &Everything) {
+async fn objects(fetch: &mut FetchServiceClient<Wire>, http: &Http, everything: &Everything) {
     let names: Vec<&str> = everything.objects.iter().map(|object| object.0).collect();
     let whole = everything
         .objects
@@ -245,7 +244,7 @@ async fn objects(fetch: &mut FetchServiceClient<Channel>, http: &Http, everythin
 async fn described(
     daemon: &crate::daemon::Daemon,
     http: &Http,
-    datasets: &mut v1::dataset_service_client::DatasetServiceClient<Channel>,
+    datasets: &mut v1::dataset_service_client::DatasetServiceClient<Wire>,
     everything: &Everything,
 ) {
     let listed = datasets
@@ -334,7 +333,7 @@ async fn described(
 }
 
 /// The answer to one request on a stream of its own.
-async fn streamed(fetch: &mut FetchServiceClient<Channel>, request: Request) -> Bytes {
+async fn streamed(fetch: &mut FetchServiceClient<Wire>, request: Request) -> Bytes {
     let request = v1::FetchStreamRequest {
         id: u64::MAX,
         request: Some(request),

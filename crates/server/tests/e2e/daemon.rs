@@ -1,8 +1,10 @@
 //! One `ringfetchd` process: configured, started, watched, stopped. Nothing outlives its test: a daemon that is still
 //! there when its value is dropped is killed, by its own process id.
 
+use crate::access::lines;
 use crate::seccomp::without_io_uring;
 use crate::tls::{Authority, Door, with_tls};
+use crate::wire;
 use rustix::process::{Pid, Signal, kill_process};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -32,10 +34,10 @@ pub(crate) fn backends_and_auto() -> Vec<&'static str> {
     backends().iter().copied().chain(uring.map(|_| "auto")).collect()
 }
 
-/// A setup on each of [`backends`], and one over TLS.
+/// A setup on each of [`backends`], and one over TLS whose clients need a token.
 pub(crate) fn setups() -> impl Iterator<Item = Setup> {
     let plain = backends().iter().map(|backend| Setup::new(backend));
-    plain.chain([Setup::new(any_backend()).over_tls()])
+    plain.chain([Setup::new(any_backend()).over_tls().with_token()])
 }
 
 /// For tests to which it does not matter.
@@ -82,6 +84,7 @@ pub(crate) struct Setup {
     disturb: Option<fn(Pid)>,
     /// TLS on all ports, and doors without it in front of them.
     authority: Option<Authority>,
+    has_token: bool,
 }
 
 impl Setup {
@@ -98,6 +101,7 @@ impl Setup {
             whole: None,
             disturb: None,
             authority: None,
+            has_token: false,
         };
         setup
             .set("engine.backend", backend)
@@ -158,6 +162,14 @@ impl Setup {
         let mut setup = with_tls(self, &authority.pair("daemon"));
         setup.authority = Some(authority);
         setup
+    }
+
+    /// Serves nobody without [`wire::TOKEN`], which the clients of `wire` send.
+    pub(crate) fn with_token(mut self) -> Self {
+        let principals = lines(&[("tests", wire::TOKEN, "*,@admin")]);
+        self.file("principals", principals.as_bytes());
+        self.has_token = true;
+        self.set("access.principals", "principals")
     }
 
     /// Does this to the process again and again until it is ready.
@@ -286,6 +298,9 @@ impl Setup {
             }
         };
         (daemon.grpc, daemon.http, daemon.admin) = (through("grpc"), through("http"), through("admin"));
+        if daemon.setup.has_token {
+            wire::guard(daemon.addresses(), true);
+        }
         Ok(daemon)
     }
 
@@ -377,6 +392,10 @@ impl Daemon {
         }
     }
 
+    fn addresses(&self) -> [SocketAddr; 3] {
+        [self.grpc, self.http, self.admin]
+    }
+
     /// A path in its directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.setup.path(name)
@@ -450,6 +469,10 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        // Others may get these ports.
+        if self.setup.has_token {
+            wire::guard(self.addresses(), false);
+        }
         // Already gone, mostly.
         let _gone = self.child.kill();
         let _gone = self.child.wait();

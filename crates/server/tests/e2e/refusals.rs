@@ -3,14 +3,13 @@
 
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends};
 use crate::data::{everything, plain_blocks};
-use crate::wire::{self, Answer, Http};
+use crate::wire::{self, Answer, Http, Wire};
 use http::Method;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
 use serde_json::json;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
@@ -531,7 +530,7 @@ async fn an_object_that_may_not_be_read_is_permission_denied() {
             "--clear-groups",
         ])
         .start();
-    let mut fetch: FetchServiceClient<Channel> = daemon.fetch().await;
+    let mut fetch: FetchServiceClient<Wire> = daemon.fetch().await;
     let http: Http = daemon.http_client();
     let names = ["private", "fine", "closed/inside"];
     let answer = fetch

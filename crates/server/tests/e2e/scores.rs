@@ -3,7 +3,7 @@
 
 use crate::daemon::{Setup, any_backend, backends_and_auto};
 use crate::data::{Space, Unit, everything};
-use crate::wire::Http;
+use crate::wire::{Http, Wire};
 use ringfetch_client::{Client, Metric, ScoreRequest};
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
@@ -12,7 +12,6 @@ use ringfetch_proto::v1::fetch_stream_response::Response;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use tonic::Code;
-use tonic::transport::Channel;
 
 const METRICS: [(v1::Metric, &str); 4] = [
     (v1::Metric::Dot, "dot"),
@@ -85,7 +84,7 @@ fn request(space: &Space, dim: u32, metric: v1::Metric) -> v1::ScoreVectorsReque
 }
 
 async fn streamed(
-    fetch: &mut FetchServiceClient<Channel>,
+    fetch: &mut FetchServiceClient<Wire>,
     request: v1::ScoreVectorsRequest,
 ) -> v1::ScoreVectorsResponse {
     let Response::Scores(answer) = in_stream(fetch, request).await else {
@@ -94,7 +93,7 @@ async fn streamed(
     answer
 }
 
-async fn in_stream(fetch: &mut FetchServiceClient<Channel>, request: v1::ScoreVectorsRequest) -> Response {
+async fn in_stream(fetch: &mut FetchServiceClient<Wire>, request: v1::ScoreVectorsRequest) -> Response {
     let request = v1::FetchStreamRequest {
         id: 5,
         request: Some(Request::Scores(request)),
@@ -186,7 +185,7 @@ async fn over_http(
 
 /// i32 vectors are lists of neighbours.
 async fn refused(
-    fetch: &mut FetchServiceClient<Channel>,
+    fetch: &mut FetchServiceClient<Wire>,
     http: &Http,
     request: v1::ScoreVectorsRequest,
     word: &str,

@@ -13,40 +13,87 @@ use ringfetch_proto::v1::admin_service_client::AdminServiceClient;
 use ringfetch_proto::v1::dataset_service_client::DatasetServiceClient;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::process::Command;
+use std::sync::Mutex;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+/// Addresses of daemons that want a token.
+static GUARDED: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
+
+/// The token that they want.
+pub(crate) const TOKEN: &str = "the-token-of-these-tests";
+
+/// Clients made here send the token to these addresses, or no longer.
+pub(crate) fn guard(addresses: [SocketAddr; 3], is_guarded: bool) {
+    let mut guarded = GUARDED.lock().expect("addresses");
+    for address in addresses {
+        if is_guarded {
+            guarded.insert(address);
+        } else {
+            guarded.remove(&address);
+        }
+    }
+}
+
+fn authorization(address: SocketAddr) -> Option<String> {
+    let is_guarded = GUARDED.lock().expect("addresses").contains(&address);
+    is_guarded.then(|| format!("Bearer {TOKEN}"))
+}
+
+/// A connection whose calls have the token, if the daemon wants one.
+pub(crate) type Wire = InterceptedService<Channel, WithToken>;
+
+/// Adds `authorization` to calls.
+#[derive(Debug, Clone)]
+pub(crate) struct WithToken(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for WithToken {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(value) = &self.0 {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(request)
+    }
+}
 
 /// One gRPC connection.
-pub(crate) async fn channel(address: SocketAddr) -> Channel {
-    Endpoint::from_shared(format!("http://{address}"))
+pub(crate) async fn channel(address: SocketAddr) -> Wire {
+    let value = authorization(address).map(|value| value.parse().expect("ASCII"));
+    let channel = Endpoint::from_shared(format!("http://{address}"))
         .expect("a URI")
         .tcp_nodelay(true)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(8 << 20)
         .connect()
         .await
-        .expect("a connection")
+        .expect("a connection");
+    InterceptedService::new(channel, WithToken(value))
 }
 
 /// A fetch client on a connection, without a bound of its own on answers.
-pub(crate) fn fetch_client(channel: Channel) -> FetchServiceClient<Channel> {
+pub(crate) fn fetch_client(channel: Wire) -> FetchServiceClient<Wire> {
     FetchServiceClient::new(channel).max_decoding_message_size(usize::MAX)
 }
 
 impl Daemon {
     /// A fetch client on a connection of its own.
-    pub(crate) async fn fetch(&self) -> FetchServiceClient<Channel> {
+    pub(crate) async fn fetch(&self) -> FetchServiceClient<Wire> {
         fetch_client(channel(self.grpc).await)
     }
 
     /// A client of the dataset service.
-    pub(crate) async fn datasets(&self) -> DatasetServiceClient<Channel> {
+    pub(crate) async fn datasets(&self) -> DatasetServiceClient<Wire> {
         DatasetServiceClient::new(channel(self.grpc).await)
     }
 
     /// A client of the admin service.
-    pub(crate) async fn admin_client(&self) -> AdminServiceClient<Channel> {
+    pub(crate) async fn admin_client(&self) -> AdminServiceClient<Wire> {
         AdminServiceClient::new(channel(self.admin).await)
     }
 
@@ -214,6 +261,9 @@ impl Http {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
+        if let Some(value) = authorization(self.address) {
+            request = request.header("authorization", value);
+        }
         let request = request.body(Full::new(body.into())).expect("a request");
         let (parts, body) = self
             .client
@@ -235,6 +285,9 @@ impl Http {
         let mut request = http::Request::get(format!("http://{}{path}", self.address));
         for (name, value) in headers {
             request = request.header(*name, *value);
+        }
+        if let Some(value) = authorization(self.address) {
+            request = request.header("authorization", value);
         }
         let request = request.body(Full::default()).expect("a request");
         let (parts, body) = self.client.request(request).await.ok()?.into_parts();
@@ -333,7 +386,10 @@ impl Narrow {
 
     /// A GET: waits for the head of its answer, and leaves the rest.
     pub(crate) async fn ask_get(&mut self, path: &str) -> Held {
-        let request = http::Request::get(format!("http://{}{path}", self.address));
+        let mut request = http::Request::get(format!("http://{}{path}", self.address));
+        if let Some(value) = authorization(self.address) {
+            request = request.header("authorization", value);
+        }
         let request = request.body(Full::default()).expect("a request");
         self.sender.ready().await.expect("a connection");
         let answer = self.sender.send_request(request).await;
@@ -346,6 +402,9 @@ impl Narrow {
         let mut request = http::Request::post(format!("http://{}{path}", self.address));
         for (name, value) in headers {
             request = request.header(*name, *value);
+        }
+        if let Some(value) = authorization(self.address) {
+            request = request.header("authorization", value);
         }
         let request = request.body(Full::new(body)).expect("a request");
         self.sender.ready().await.expect("a connection");
@@ -382,15 +441,15 @@ impl Narrow {
 
 impl Held {
     /// Reads what is left: the body, and a gRPC call's status.
-    pub(crate) async fn rest(self) -> (Bytes, Option<tonic::Status>) {
+    pub(crate) async fn rest(self) -> (Bytes, Option<Status>) {
         let body = self.body.collect().await.expect("a whole body");
-        let status = tonic::Status::from_header_map(&self.head.headers)
-            .or_else(|| body.trailers().and_then(tonic::Status::from_header_map));
+        let status = Status::from_header_map(&self.head.headers)
+            .or_else(|| body.trailers().and_then(Status::from_header_map));
         (body.to_bytes(), status)
     }
 
     /// As [`Self::rest`], for a call that must fail.
-    pub(crate) async fn status(self) -> tonic::Status {
+    pub(crate) async fn status(self) -> Status {
         self.rest().await.1.expect("a status")
     }
 }

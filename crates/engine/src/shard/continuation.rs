@@ -1,0 +1,61 @@
+//! What follows an attempt: its read goes on, is over, or has failed.
+//!
+//! The end of the file is told from a short read by the file's length: on a file system that may bring less than was asked
+//! for (FUSE), an attempt that begins at the alignment again can end before the one before it did.
+
+use super::in_flight::Slot;
+use crate::planned_batch::PlannedBatch;
+
+/// How often an interrupted attempt (EINTR, EAGAIN) is repeated before it fails.
+const INTERRUPTED_RETRIES_MAX: u8 = 16;
+
+/// How often a read goes on after attempts that brought nothing new, before it fails.
+const BARREN_RETRIES_MAX: u8 = 16;
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Another attempt, from `Slot::from`.
+    Attempt,
+    /// The read is over: whole, at the end of the file, or failed with this errno.
+    Over(Option<i32>),
+}
+
+/// What follows an attempt at the read in `slot`.
+pub(super) fn after(result: Result<u32, i32>, slot: &mut Slot, batch: &PlannedBatch) -> Next {
+    match result {
+        Ok(bytes) => after_bytes(bytes, slot, batch).unwrap_or_else(|errno| Next::Over(Some(errno))),
+        Err(libc::EINTR | libc::EAGAIN) if slot.interrupted < INTERRUPTED_RETRIES_MAX => {
+            slot.interrupted += 1;
+            Next::Attempt
+        }
+        Err(errno) => Next::Over(Some(errno)),
+    }
+}
+
+fn after_bytes(bytes: u32, slot: &mut Slot, batch: &PlannedBatch) -> Result<Next, i32> {
+    let read = slot.tracked.read;
+    let reached = slot.from.saturating_add(bytes).min(read.length);
+    let is_barren = reached <= slot.tracked.reached;
+    slot.tracked.reached = slot.tracked.reached.max(reached);
+    if slot.tracked.reached >= read.needed {
+        return Ok(Next::Over(None));
+    }
+    if is_barren {
+        // What this host knows is enough to go on. Before the read fails, the file's server is asked, which might take as
+        // long as a read.
+        let is_last = slot.barren == BARREN_RETRIES_MAX;
+        if batch.file_ends_by(&read, slot.tracked.reached, is_last)? {
+            return Ok(Next::Over(None));
+        }
+        if is_last {
+            return Err(libc::EIO);
+        }
+        slot.barren += 1;
+    }
+    // The next attempt begins on the alignment, of the file and of the memory, so it repeats some bytes. Worked, alignment
+    // 512: 700 of 4096 arrive; again from 512, which brings 188: 700 once more, nothing new, and the file ends there unless
+    // it is longer.
+    slot.from = slot.tracked.reached - slot.tracked.reached % batch.restart_alignment(&read);
+    Ok(Next::Attempt)
+}

@@ -1,0 +1,65 @@
+//! Requests over sockets, on connections that are kept.
+
+use bytes::Bytes;
+use http_body_util::combinators::BoxBody;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use tokio::net::TcpStream;
+
+/// The body of a request.
+pub type Body = BoxBody<Bytes, Infallible>;
+/// A connection that speaks HTTP/1.1.
+pub type Http1 = http1::SendRequest<Body>;
+/// A connection that speaks HTTP/2.
+pub type Http2 = http2::SendRequest<Body>;
+
+async fn connect(address: SocketAddr) -> TokioIo<TcpStream> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    TokioIo::new(stream)
+}
+
+/// Connects.
+pub async fn http1(address: SocketAddr) -> Http1 {
+    let (sender, connection) = http1::handshake(connect(address).await).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+/// Connects, without TLS and without an upgrade.
+pub async fn http2(address: SocketAddr) -> Http2 {
+    let stream = connect(address).await;
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+/// Sends over the connection in `slot`, or a new one where there is none or it was closed.
+#[macro_export]
+macro_rules! send {
+    ($slot:expr, $connect:expr, $request:expr) => {{
+        let mut attempt = 0;
+        loop {
+            let mut sender = match $slot.take() {
+                Some(sender) => sender,
+                None => $connect.await,
+            };
+            let sending = async {
+                sender.ready().await?;
+                $crate::Answer::of(sender.send_request($request).await?).await
+            };
+            let answer: hyper::Result<$crate::Answer> = sending.await;
+            match answer {
+                Ok(answer) => {
+                    $slot = Some(sender);
+                    break answer;
+                }
+                // It was closed while it was idle, or after the last answer.
+                Err(error) => assert!(attempt < 3, "{error:?}"),
+            }
+            attempt += 1;
+        }
+    }};
+}
