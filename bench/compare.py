@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -77,10 +78,15 @@ def measure_row(name, row, pairs, seconds, progress, quick=False):
                 f"{table.number(theirs.get('cpu_us'), 2):>6} us, p99 {table.number(ours['p99_us']):>7} / "
                 f"{table.number(theirs.get('p99_us')):>7} us{disturbed}")
     except RunFailed as failure:
-        result.problem = str(failure)
+        result.problem = without_directories(failure)
         result.subject, result.peer = [], []
         say(f"{progress} {name:15} failed: {failure}")
     return result
+
+
+def without_directories(failure):
+    """What is published of a failure: files by their names."""
+    return re.sub(r"/(?:[^\s/]+/)+([^\s/]+)", r"\1", str(failure))
 
 
 def parse():
