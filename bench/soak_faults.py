@@ -212,8 +212,9 @@ def short(soak, chance, until):
 @fault("delay", needs=("fuse",))
 def delay(soak, chance, until):
     """The slow disk takes up to two seconds a read, or answers nothing for a while."""
-    # Threads that wait for this disk (mmap, pread, auto) are not there for others: only rings are apart from them.
-    apart = not {"flip", "reload", "bad-reload"} & set(soak.phase.faults)
+    # Threads that wait for this disk (mmap, pread, auto) are not there for others: only rings are apart from them, and a daemon
+    # that starts again has the backends of its configuration.
+    apart = not any(name in {"flip", "reload", "bad-reload"} or FAULTS[name].restarts for name in soak.phase.faults)
     if apart:
         for name in ("slow", "slow-objects"):
             soak.admin_call("SetBackend", field(1, BACKENDS["uring"]) + field(2, name))
