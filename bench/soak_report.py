@@ -15,7 +15,7 @@ INVARIANTS = [
     ("left behind", "phases that left descriptors, threads or mappings behind"),
     ("memory", "samples of resident memory above the documented bound"), ("metrics", "counters that are inconsistent"),
     ("mistake accepted", "configurations, certificates or principals with a mistake that were accepted"),
-    ("token", "tokens let in that are not in force, or refused that are"),
+    ("credential", "tokens and certificates let in that are not in force, or refused that are"),
     ("condition", "conditional requests answered against their condition, and ETags of two versions"),
     ("certificate", "certificates shown that are not those in force"), ("exit code", "ends with another code than 0"),
     ("shard failed", "shards that failed"), ("log", "panics and errors in the log"), ("the daemon is gone", "unexpected ends"),
@@ -44,7 +44,7 @@ class Report:
         highest = max((sample["anonymous_bytes"] for sample in soak.samples), default=0)
         lines += [
             f"{len(soak.phases)} of {len(self.planned)} phases in {soak.at() / 60:.1f} minutes, {soak.daemon.lives} starts; {counts['calls']:,} calls answered, "
-            f"{counts['items']:,} items of {counts['bytes'] / 2**30:.2f} GiB compared with the formula.", "",
+            f"{counts['calls by certificate']:,} of them to clients with certificates, {counts['items']:,} items of {counts['bytes'] / 2**30:.2f} GiB compared with the formula.", "",
             f"Resident memory without files at most {highest / 2**20:.0f} MiB; the documented bound is {memory_bound(256, False) / 2**20:.0f} MiB "
             f"({memory_bound(256, True) / 2**20:.0f} with TLS).", ""]
         if probes:
