@@ -38,7 +38,7 @@ import soak_report
 from adversary_daemon import SlowDisk
 from processes import RunFailed, say
 from soak_access import Certificates
-from soak_daemon import FAKETIME, Cgroup, Daemon, memory_bound, total
+from soak_daemon import FAKETIME, Cgroup, Daemon, Starved, memory_bound, total, waited_ns
 
 SAMPLE_SECONDS, PROBE_SECONDS = 0.5, 0.1
 # How long what a phase used may take to be given back: idle threads of a pool ten seconds, closed connections a moment.
@@ -182,7 +182,9 @@ class Soak:
 
     def watch(self):
         """Samples of /proc, and the bound of memory."""
+        daemon, clients = Starved(), Starved()
         while not self.ended.wait(SAMPLE_SECONDS):
+            starved = {"daemon_waits": daemon.share(waited_ns(self.daemon.process.pid)), "clients_wait": clients.share(waited_ns(os.getpid()))}
             sample = self.daemon.sample()
             if sample is None:
                 continue
@@ -192,7 +194,7 @@ class Soak:
             counts = self.judge.counts
             self.samples.append({"at_s": round(self.at(), 1), "phase": self.phase.number if self.phase else -1,
                                  "faults": "+".join(self.phase.faults) if self.phase and not self.paused.is_set() else "",
-                                 **sample, "calls": counts["calls"], "items": counts["items"], "bytes": counts["bytes"]})
+                                 **sample, **starved, "calls": counts["calls"], "items": counts["items"], "bytes": counts["bytes"]})
 
     def probe(self):
         """Asks /livez and /readyz, by turns over one connection and over new ones."""

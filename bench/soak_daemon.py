@@ -1,6 +1,7 @@
 """The daemon of a soak and what surrounds it: its configuration, cgroup, and what /proc and /metrics say."""
 
 import collections
+import contextlib
 import http.client
 import json
 import os
@@ -36,6 +37,29 @@ def memory_bound(connections, with_tls):
     """Most bytes of resident memory without pages of files, as the daemon documents it."""
     each = TLS_CONNECTION_BYTES if with_tls else CONNECTION_BYTES
     return FIXED_BYTES + BUDGET_BYTES + REQUEST_MEMORY_BYTES + each * connections
+
+
+def waited_ns(pid):
+    """{thread: how long it was ready to run and had no CPU}; empty once the process is gone."""
+    found = {}
+    for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError, ValueError):
+            _, waited, _ = map(int, (task / "schedstat").read_text().split())
+            found[task.name] = waited
+    return found
+
+
+class Starved:
+    """What part of the time since it was asked last the worst-off thread of a process waited for a CPU."""
+
+    def __init__(self):
+        self.at, self.before = time.monotonic(), {}
+
+    def share(self, waited):
+        at, before = self.at, self.before
+        self.at, self.before = time.monotonic(), waited
+        longest = max((now - before[thread] for thread, now in waited.items() if thread in before), default=0)
+        return round(longest / 1e9 / max(self.at - at, 0.001), 2)
 
 
 def free_ports(count):

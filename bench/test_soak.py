@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import io
+import os
 import pathlib
 import random
 import shutil
@@ -20,6 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import soak
 import soak_access
+import soak_daemon
 import soak_data
 import soak_faults
 import soak_load
@@ -240,6 +242,17 @@ class Judgement(unittest.TestCase):
                 soak_load.cut(b"aabbb", 3, lengths, None, errors)
 
 
+class Machine(unittest.TestCase):
+    def test_the_thread_that_waited_longest_for_a_cpu_counts(self):
+        # Scenario: of three threads one waits for half of the time, one hardly, one is new. Expected: a half; of an idle process none.
+        starved = soak_daemon.Starved()
+        starved.share({"1": 10**9, "2": 0})
+        starved.at -= 2
+        self.assertEqual(starved.share({"1": 2 * 10**9, "2": 10**8, "3": 10**12}), 0.5)
+        self.assertIn(str(threading.get_native_id()), soak_daemon.waited_ns(os.getpid()))
+        self.assertEqual(soak_daemon.Starved().share({}), 0)
+
+
 class Credentials(unittest.TestCase):
     def test_the_file_has_what_is_accepted_and_mistakes_are_other_files(self):
         # Scenario: principals with certificates, of a daemon without TLS, then with it. Expected: their lines are there with TLS only.
@@ -336,7 +349,7 @@ class Reporting(unittest.TestCase):
         judge = Judge(soak_data.Faults())
         judge.counts.update(calls=10, items=20, bytes=1 << 30)
         phase = soak_faults.Phase(0, ("kill", "flip"), 3)
-        samples = [dict(zip(soak_report.COLUMNS, (0.5 * n, 0, "kill+flip", 1 << 24, 1 << 25, 40, 9, n, 2 * n, n), strict=True))
+        samples = [dict(zip(soak_report.COLUMNS, (0.5 * n, 0, "kill+flip", 1 << 24, 1 << 25, 40, 9, 0.25, 0.75, n, 2 * n, n), strict=True))
                    for n in range(9)]
         run = types.SimpleNamespace(judge=judge, phases=[(phase, {})], samples=samples, probes=[(1, 0.001)], begun=0.0, at=lambda: 5.0,
                                     daemon=types.SimpleNamespace(lives=2))
@@ -352,6 +365,8 @@ class Reporting(unittest.TestCase):
             report.soak.judge.violation(kind, "<this & that>")
             self.assertFalse(report.held())
             self.assertIn(f"| no {what} | 1 | **does not hold** |", report.markdown())
+            report.soak.begun = report.soak.judge.violations[0][0] - 3
+            self.assertIn("waited for a CPU 25% of the time, some client 75%", report.markdown())
             xml.dom.minidom.parseString(report.plot())
 
     def test_a_run_that_was_broken_off_or_read_nothing_does_not_hold(self):
