@@ -32,7 +32,7 @@ def rows_of(every, binary):
         if not starts_daemon(row.subject):
             continue
         server, driver = row.subject.server, row.subject.driver
-        same = (type(row.subject), server.path, server.engine, server.dataset, row.temperature.name, id(driver))
+        same = (type(row.subject), server.path, server.describe(), row.temperature.name, id(driver))
         if same not in seen:
             seen.append(same)
             chosen[name] = dataclasses.replace(row, peer=with_daemon(row.subject, binary), against="before", targets=[])

@@ -1,10 +1,12 @@
 """Ringfetch's own sides: the daemon, the load generator that drives it, and the engine without a network."""
 
 import copy
+import hashlib
 import json
 import os
 import pathlib
 import re
+import secrets
 import ssl
 import time
 import urllib.request
@@ -45,16 +47,17 @@ def build(with_examples=True):
 
 class Daemon(Server):
     """A ringfetchd on ports of the kernel's choice, on loopback except where `host` is set; with `tls`, all of them behind TLS
-    with a certificate of its own. Refuses to be measured when it runs another backend than asked."""
+    with a certificate of its own; with `principals`, for clients with a token only; with `access_log`, with a line for each request
+    in a file. Refuses to be measured when it runs another backend than asked."""
 
     host = "127.0.0.1"
 
-    def __init__(self, path, engine, dataset=None, tls=False):
-        self.path, self.engine, self.tls = path, engine, tls
+    def __init__(self, path, engine, dataset=None, tls=False, principals=False, access_log=False):
+        self.path, self.engine, self.tls, self.principals, self.access_log = path, engine, tls, principals, access_log
         self.dataset = dataset or BLOCKS
         self.binary = RINGFETCHD
-        # What a client must trust; None without TLS.
-        self.ca = None
+        # What a client must trust, and the file with its token; None without them.
+        self.ca = self.token_file = None
 
     def with_binary(self, binary):
         """The same with another ringfetchd."""
@@ -64,16 +67,20 @@ class Daemon(Server):
 
     def describe(self):
         dataset = "blocks of 4096 bytes" if self.dataset is BLOCKS else json.dumps(self.dataset)
-        return f"ringfetchd, engine {json.dumps(self.engine)}, {dataset}{', TLS' if self.tls else ''}"
+        variants = {"TLS": self.tls, "principals": self.principals, "access log": self.access_log}
+        return ", ".join([f"ringfetchd, engine {json.dumps(self.engine)}, {dataset}", *(name for name, is_on in variants.items() if is_on)])
 
     def start(self, directory):
         loopback = {"listen": "127.0.0.1:0"}
         tls = self._certificate(directory) if self.tls else {}
+        access = self._principals(directory) if self.principals else {} if self.host == "127.0.0.1" else {"anonymous": "everybody"}
+        self.log_file = directory / "access.log"
+        access_log = {"access_log": {"path": str(self.log_file)}} if self.access_log else {}
         # JSON is YAML.
         (directory / "ringfetchd.yaml").write_text(json.dumps({
             "grpc": {"listen": f"{self.host}:0"}, "http": loopback, "admin": loopback, "log": {"filter": "warn"}, "engine": self.engine,
-            "datasets": [{"name": "data", "path": str(self.path), **self.dataset}], **tls,
-            **({} if self.host == "127.0.0.1" else {"access": {"anonymous": "everybody"}}),
+            "datasets": [{"name": "data", "path": str(self.path), **self.dataset}], **tls, **access_log,
+            **({"access": access} if access else {}),
         }))
         self.file = directory / "addresses.json"
         self.launch([self.binary, "--config", directory / "ringfetchd.yaml", "--addresses-file", self.file],
@@ -91,12 +98,24 @@ class Daemon(Server):
              "-keyout", key, "-out", self.ca])
         return {"tls": {"certificate": str(self.ca), "key": str(key)}}
 
+    def _principals(self, directory):
+        """The section `access` with a file of one principal, which may do everything."""
+        self.token_file, token = directory / "token", secrets.token_hex(32)
+        self.token_file.write_text(token)
+        (directory / "principals").write_text(f"bench sha256:{hashlib.sha256(token.encode()).hexdigest()} *,@metrics\n")
+        return {"principals": str(directory / "principals")}
+
     def is_ready(self):
         return self.file.exists()
 
+    def client_arguments(self):
+        """What `ringfetch` needs to be let in."""
+        return [*(["--ca", self.ca] if self.ca else []), *(["--token-file", self.token_file] if self.token_file else [])]
+
     def _get(self, path):
         trusted = ssl.create_default_context(cafile=self.ca) if self.tls else None
-        return urllib.request.urlopen(f"{self.http}{path}", context=trusted).read()
+        headers = {"Authorization": f"Bearer {self.token_file.read_text()}"} if self.token_file else {}
+        return urllib.request.urlopen(urllib.request.Request(f"{self.http}{path}", headers=headers), context=trusted).read()
 
     def _check_read_path(self):
         status = json.loads(self._get("/v1/status"))
@@ -123,6 +142,12 @@ class Daemon(Server):
         """Reads answered since its start."""
         return self._metric("ringfetch_reads_total")
 
+    def check_access_log(self):
+        """What is measured is a log of every request."""
+        dropped = self._metric("ringfetch_access_log_dropped_total")
+        if dropped or not self.log_file.stat().st_size:
+            raise RunFailed(f"the access log has {self.log_file.stat().st_size} bytes, and {dropped:.0f} lines were dropped")
+
     def figures(self):
         device, asked = self._metric("ringfetch_device_reads_total"), self.reads()
         return {"device_reads_per_read": device / max(asked, 1), "resident_mib": self.status_mib("VmHWM")}
@@ -144,8 +169,8 @@ class Load:
     def measure(self, server, seconds):
         before = link.sent_and_received(self.device)
         report = json.loads(run([
-            *self.inside, RINGFETCH, "--grpc", server.grpc, *(["--ca", server.ca] if getattr(server, "ca", None) else []), "--json", "load", "--dataset", "data", "--seconds", seconds,
-            "--warmup-seconds", self.WARMUP_SECONDS, "--server-pid", server.process.pid, *self.arguments,
+            *self.inside, RINGFETCH, "--grpc", server.grpc, *(server.client_arguments() if isinstance(server, Daemon) else []), "--json", "load",
+            "--dataset", "data", "--seconds", seconds, "--warmup-seconds", self.WARMUP_SECONDS, "--server-pid", server.process.pid, *self.arguments,
         ]))
         if report["errors"]:
             raise RunFailed(f"{report['errors']} errors, the first: {report['first_error']}")
@@ -154,6 +179,8 @@ class Load:
             raise RunFailed("no vector of the file has a score: have it made by --make")
         if isinstance(server, Daemon):
             # Of the whole run, warm-up included, as the daemon counts reads.
+            if server.access_log:
+                server.check_access_log()
             figures["wire_bytes"] = (link.sent_and_received(self.device) - before) / max(server.reads(), 1)
         if report.get("open_loop"):
             arrivals = report["open_loop"]

@@ -88,9 +88,15 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0, memory_device=None
                    Served(StockTonic(warm_path, STOCK_SERVER), one_by_one), "stock tonic, data in memory",
                    at_most("p50_us", 1.0), path=warm_path)
 
+    def beside_itself(title, driver, without, **variant):
+        sides = [Served(Daemon(warm_path, {"backend": "auto", "cores": 1}, **more), driver) for more in (variant, {})]
+        return row(title, WARM, *sides, "the same " + without, path=warm_path)
+
     def over_tls(title, driver):
-        sides = [Served(Daemon(warm_path, {"backend": "auto", "cores": 1}, tls=tls), driver) for tls in (True, False)]
-        return row(title + ", over TLS", WARM, *sides, "the same in plain text", path=warm_path)
+        return beside_itself(title + ", over TLS", driver, "in plain text", tls=True)
+
+    def with_token(title, driver):
+        return beside_itself(title + ", with a token", driver, "without principals", principals=True)
 
     return {
         "engine-64": row(
@@ -181,6 +187,9 @@ def every(path, warm_path, idle_seconds, size=0, warm_size=0, memory_device=None
         "tls-1": over_tls("gRPC FetchBlocks, 1 a call, 256 outstanding", singles),
         "tls-64": over_tls("gRPC FetchBlocks, 64 a call", batches),
         "tls-64k": over_tls("HTTP ranges of 64 KiB", Wrk(["range", "/v1/datasets/data/bytes", 65536, pieces], 65536)),
+        "token-1": with_token("gRPC FetchBlocks, 1 a call, 256 outstanding", singles),
+        "token-64": with_token("gRPC FetchBlocks, 64 a call", batches),
+        "log-64": beside_itself("gRPC FetchBlocks, 64 a call, with an access log", batches, "without", access_log=True),
         "memory": row(
             "memory and idle CPU after load", COLD_DIRECT,
             Served(Daemon(path, {**uring, "memory_budget": f"{MEMORY_BUDGET_MIB}MiB"}),

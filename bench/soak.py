@@ -37,7 +37,8 @@ import soak_load
 import soak_report
 from adversary_daemon import SlowDisk
 from processes import RunFailed, say
-from soak_daemon import FAKETIME, Certificates, Cgroup, Daemon, memory_bound, total
+from soak_access import Certificates
+from soak_daemon import FAKETIME, Cgroup, Daemon, Starved, memory_bound, total, waited_ns
 
 SAMPLE_SECONDS, PROBE_SECONDS = 0.5, 0.1
 # How long what a phase used may take to be given back: idle threads of a pool ten seconds, closed connections a moment.
@@ -52,6 +53,8 @@ OBJECT_DESCRIPTORS = 64
 # What the log says at ERROR of configurations, certificates and principals that are bad on purpose.
 EXPECTED_ERRORS = ("the configuration is not reloaded", "TLS files cannot be used: the old ones stay in force",
                    "the file of principals cannot be used: the old one stays in force")
+# Clients that authenticate by a certificate while there is TLS; the others have tokens.
+BY_CERTIFICATE = {"stream", "http", "new-grpc", "changing", "slow-http"}
 SMOKE = types.SimpleNamespace(seed=1, seconds=3.0)
 
 
@@ -99,7 +102,7 @@ class Soak:
                    ("changing", "grpc", ["swap", "cut", "swap", "cut", "objects"], 0.008, 200),
                    ("changing-http", "http", ["swap", "cut", "objects"], 0.01, 200),
                    ("slow", "grpc", ["slow", "slow-objects"], 0.01, None), ("slow-http", "http", ["slow", "slow-objects"], 0.02, None)]
-        self.workers = [soak_load.Worker(self, *client) for client in clients]
+        self.workers = [soak_load.Worker(self, *client, by_certificate=client[0] in BY_CERTIFICATE) for client in clients]
 
     def _end_daemon(self):
         if self.daemon.process and self.daemon.process.poll() is None:
@@ -179,7 +182,9 @@ class Soak:
 
     def watch(self):
         """Samples of /proc, and the bound of memory."""
+        daemon, clients = Starved(), Starved()
         while not self.ended.wait(SAMPLE_SECONDS):
+            starved = {"daemon_waits": daemon.share(waited_ns(self.daemon.process.pid)), "clients_wait": clients.share(waited_ns(os.getpid()))}
             sample = self.daemon.sample()
             if sample is None:
                 continue
@@ -189,7 +194,7 @@ class Soak:
             counts = self.judge.counts
             self.samples.append({"at_s": round(self.at(), 1), "phase": self.phase.number if self.phase else -1,
                                  "faults": "+".join(self.phase.faults) if self.phase and not self.paused.is_set() else "",
-                                 **sample, "calls": counts["calls"], "items": counts["items"], "bytes": counts["bytes"]})
+                                 **sample, **starved, "calls": counts["calls"], "items": counts["items"], "bytes": counts["bytes"]})
 
     def probe(self):
         """Asks /livez and /readyz, by turns over one connection and over new ones."""

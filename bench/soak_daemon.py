@@ -1,7 +1,7 @@
-"""The daemon of a soak and what surrounds it: its configuration, certificates, cgroup, and what /proc and /metrics say."""
+"""The daemon of a soak and what surrounds it: its configuration, cgroup, and what /proc and /metrics say."""
 
 import collections
-import hashlib
+import contextlib
 import http.client
 import json
 import os
@@ -16,7 +16,8 @@ import threading
 import time
 
 import soak_wire
-from processes import RunFailed, run
+from processes import RunFailed
+from soak_access import Credential, Principals
 from soak_wire import Broken, Late, field
 
 ADMIN = "/ringfetch.v1.AdminService/"
@@ -38,6 +39,29 @@ def memory_bound(connections, with_tls):
     return FIXED_BYTES + BUDGET_BYTES + REQUEST_MEMORY_BYTES + each * connections
 
 
+def waited_ns(pid):
+    """{thread: how long it was ready to run and had no CPU}; empty once the process is gone."""
+    found = {}
+    for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError, ValueError):
+            _, waited, _ = map(int, (task / "schedstat").read_text().split())
+            found[task.name] = waited
+    return found
+
+
+class Starved:
+    """What part of the time since it was asked last the worst-off thread of a process waited for a CPU."""
+
+    def __init__(self):
+        self.at, self.before = time.monotonic(), {}
+
+    def share(self, waited):
+        at, before = self.at, self.before
+        self.at, self.before = time.monotonic(), waited
+        longest = max((now - before[thread] for thread, now in waited.items() if thread in before), default=0)
+        return round(longest / 1e9 / max(self.at - at, 0.001), 2)
+
+
 def free_ports(count):
     chance, found = random.Random(os.getpid() ^ time.time_ns()), []
     while len(found) < count:
@@ -50,80 +74,6 @@ def free_ports(count):
         if port not in found:
             found.append(port)
     return found
-
-
-class Certificates:
-    """An authority, and certificates of it for the daemon and for clients; new ones on demand."""
-
-    def __init__(self, directory):
-        self.directory = pathlib.Path(directory)
-        self.directory.mkdir()
-        self.contexts = {}
-        self._openssl("ca", "/CN=soak authority", "-addext", "keyUsage=critical,keyCertSign")
-        self._openssl("other-ca", "/CN=another authority", "-addext", "keyUsage=critical,keyCertSign")
-        self.make("server")
-        self.make("client")
-        (self.directory / "authorities.pem").write_text(self.path("ca.pem").read_text())
-
-    def path(self, name):
-        return self.directory / name
-
-    def _openssl(self, name, subject, *arguments):
-        run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30", "-subj", subject,
-             "-keyout", self.path(f"{name}.key"), "-out", self.path(f"{name}.pem"), *arguments])
-
-    def make(self, name, authority="ca"):
-        """A certificate NAME.pem and its key, of which the old ones are replaced by rename, one after the other."""
-        self._openssl("new", f"/CN={name}", "-CA", self.path(f"{authority}.pem"), "-CAkey", self.path(f"{authority}.key"),
-                      "-addext", "basicConstraints=critical,CA:FALSE", "-addext", "subjectAltName=IP:127.0.0.1",
-                      "-addext", "extendedKeyUsage=serverAuth,clientAuth")
-        os.rename(self.path("new.key"), self.path(f"{name}.key"))
-        os.rename(self.path("new.pem"), self.path(f"{name}.pem"))
-
-    def context(self, *protocols):
-        if protocols not in self.contexts:
-            context = ssl.create_default_context(cafile=self.path("ca.pem"))
-            context.load_cert_chain(self.path("client.pem"), self.path("client.key"))
-            if protocols:
-                context.set_alpn_protocols(list(protocols))
-            self.contexts[protocols] = context
-        return self.contexts[protocols]
-
-    def server_certificate(self):
-        return ssl.PEM_cert_to_DER_cert(self.path("server.pem").read_text())
-
-
-class Principals:
-    """The file of principals: clients, whose token changes, clients that misbehave, and whoever administers."""
-
-    def __init__(self, path):
-        self.path, self.made = pathlib.Path(path), 0
-        self.attacker, self.operator = "attacker-0", "operator-0"
-        # `current`: what clients send; `accepted`: what the file has of them.
-        self.current = self.make()
-        self.accepted = [self.current]
-        self.write()
-
-    def make(self):
-        self.made += 1
-        return f"client-{self.made}"
-
-    def text(self):
-        lines = [("clients", token, "*") for token in self.accepted]
-        lines += [("attacker", self.attacker, "*"), ("operator", self.operator, "*,@metrics,@admin")]
-        return "".join(f"{name} sha256:{hashlib.sha256(token.encode()).hexdigest()} {rights}\n" for name, token, rights in lines)
-
-    def write(self, text=None):
-        """By rename; `text`: another one than that of the tokens."""
-        new = self.path.with_suffix(".new")
-        new.write_text(self.text() if text is None else text)
-        os.rename(new, self.path)
-
-    def mistakes(self):
-        """Files that must be refused."""
-        good = self.text()
-        return ["", "nobody\n", good + good, good + "clients sha256:12 *\n", good.replace("@admin", "@root"),
-                good + f"clients sha256:{'0' * 64} blocks\n", good.replace("attacker ", "attacker/x ")]
 
 
 class Cgroup:
@@ -170,7 +120,7 @@ class Daemon:
         self.addresses = {name: ("127.0.0.1", port) for name, port in self.ports.items()}
         self.config_path, self.log_path = self.directory / "ringfetchd.yaml", self.directory / "log"
         self.process, self.lives, self.config_lock = None, 0, threading.Lock()
-        self.principals = Principals(self.directory / "principals")
+        self.principals = Principals(self.directory / "principals", certificates)
         self.config = {
             **{name: {"listen": f"127.0.0.1:{port}"} for name, port in self.ports.items()},
             "engine": {"backend": "uring", "on_unavailable": "fail", "cores": 2, "memory_budget": BUDGET_BYTES,
@@ -184,7 +134,14 @@ class Daemon:
             "shutdown": {"lame_duck_ms": 200, "drain_timeout_ms": 8000},
         }
 
-    def client_context(self, *protocols):
+    def credential(self, by_certificate):
+        """What clients authenticate with now; without TLS all have a token."""
+        return self.principals.credential("certificate" if by_certificate and self.with_tls else "token")
+
+    def client_context(self, *protocols, credential=None):
+        if credential and credential.kind == "certificate":
+            # Also if the daemon has no TLS any more: never a request without a credential.
+            return self.certificates.context(*protocols, client=credential.value)
         return self.certificates.context(*protocols) if self.with_tls else None
 
     def write_config(self, config=None):
@@ -200,6 +157,8 @@ class Daemon:
     def start(self, environment=None, stderr=None, timeout_s=30):
         """Starts it and waits until it answers. `stderr`: an open file in place of the log."""
         self.write_config()
+        self.principals.with_certificates = self.with_tls
+        self.principals.write()
         command = [str(self.binary), "--config", str(self.config_path)]
         if self.cgroup:
             command = ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(self.cgroup.path / "cgroup.procs"), *command]
@@ -213,14 +172,15 @@ class Daemon:
                 raise RunFailed(f"ringfetchd did not start ({self.process.poll()}):\n{self.log_path.read_text()[-3000:]}")
             time.sleep(0.02)
 
-    def get(self, path, timeout_s=5.0, token=None):
-        """(status, body) of a GET over a connection of its own; without a `token` with the operator's."""
-        context = self.client_context()
+    def get(self, path, timeout_s=5.0, credential=None):
+        """(status, body) of a GET over a connection of its own; without a `credential` with the operator's token."""
+        credential = credential or Credential("token", self.principals.operator)
+        context = self.client_context(credential=credential)
         host, port = self.addresses["http"]
         connection = (http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context) if context
                       else http.client.HTTPConnection(host, port, timeout=timeout_s))
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {token or self.principals.operator}"})
+            connection.request("GET", path, headers=credential.headers())
             response = connection.getresponse()
             return response.status, response.read()
         finally:

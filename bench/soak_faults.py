@@ -408,55 +408,67 @@ def log_stall(soak, chance, until):
         os.close(read)
 
 
+@contextlib.contextmanager
+def over_tls(soak, chance, fault):
+    """The daemon has TLS, and after that half of the time none."""
+    if not soak.daemon.with_tls:
+        soak.restart(fault, how="term", with_tls=True)
+    yield
+    if chance.random() < 0.5:
+        soak.restart(fault, how="term", with_tls=False)
+
+
 @fault("certificates", restarts=True, needs=("openssl",))
 def certificates(soak, chance, until):
     """TLS on every port, with certificates that are replaced, and some that are not valid."""
     made = soak.daemon.certificates
-    if not soak.daemon.with_tls:
-        soak.restart("certificates", how="term", with_tls=True)
-    while sleep(until, chance.uniform(0.3, 1.5)):
-        with soak.daemon.config_lock:
-            good = made.path("server.pem").read_text(), made.path("server.key").read_text()
-            if chance.random() < 0.5:
-                made.make("server")
-                # Where it fails (a disk that does), the old one may stay for the time being.
-                reloaded = soak.reload()
+    with over_tls(soak, chance, "certificates"):
+        while sleep(until, chance.uniform(0.3, 1.5)):
+            with soak.daemon.config_lock:
+                good = made.path("server.pem").read_text(), made.path("server.key").read_text()
+                if chance.random() < 0.5:
+                    made.make("server")
+                    # Where it fails (a disk that does), the old one may stay for the time being.
+                    reloaded = soak.reload()
+                    with contextlib.suppress(OSError, ssl.SSLError):
+                        if reloaded and soak.daemon.presented_certificate() != made.server_certificate():
+                            soak.judge.violation("certificate", "the new one is not shown after a reload")
+                    continue
+                bad = chance.choice(["", "no PEM", good[0][:len(good[0]) // 2], made.path("ca.pem").read_text()])
+                shown = None
                 with contextlib.suppress(OSError, ssl.SSLError):
-                    if reloaded and soak.daemon.presented_certificate() != made.server_certificate():
-                        soak.judge.violation("certificate", "the new one is not shown after a reload")
-                continue
-            bad = chance.choice(["", "no PEM", good[0][:len(good[0]) // 2], made.path("ca.pem").read_text()])
-            shown = None
-            with contextlib.suppress(OSError, ssl.SSLError):
-                shown = soak.daemon.presented_certificate()
-            made.path("server.pem").write_text(bad)
-            begun = time.monotonic()
-            status, text = soak.daemon.reload()
-            if status == 0:
-                soak.judge.violation("mistake accepted", f"a certificate file of {bad[:40]!r}")
-            elif status not in (3, 9):
-                soak.admin_failed("Reload of a bad certificate", status, text, begun)
-            with contextlib.suppress(OSError, ssl.SSLError):
-                if shown and soak.daemon.presented_certificate() != shown:
-                    soak.judge.violation("certificate", "another one is shown after a refused reload")
-            made.path("server.pem").write_text(good[0])
-            soak.reload()
-    if chance.random() < 0.5:
-        soak.restart("certificates", how="term", with_tls=False)
+                    shown = soak.daemon.presented_certificate()
+                made.path("server.pem").write_text(bad)
+                begun = time.monotonic()
+                status, text = soak.daemon.reload()
+                if status == 0:
+                    soak.judge.violation("mistake accepted", f"a certificate file of {bad[:40]!r}")
+                elif status not in (3, 9):
+                    soak.admin_failed("Reload of a bad certificate", status, text, begun)
+                with contextlib.suppress(OSError, ssl.SSLError):
+                    if shown and soak.daemon.presented_certificate() != shown:
+                        soak.judge.violation("certificate", "another one is shown after a refused reload")
+                made.path("server.pem").write_text(good[0])
+                soak.reload()
 
 
 def refused_and_let_in(soak, refused, let_in):
-    """Whoever has the one token must not be let in any more, whoever has the other must."""
-    for token, expected in ((refused, 401), (let_in, 200)):
+    """Whoever has the one credential must not be let in any more, whoever has the other must."""
+    for credential, expected in ((refused, 401), (let_in, 200)):
         with contextlib.suppress(OSError, ssl.SSLError, http.client.HTTPException):
-            status, _ = soak.daemon.get("/v1/datasets", token=token)
+            status, _ = soak.daemon.get("/v1/datasets", credential=credential)
             # 503: it drains.
             if status not in (expected, 503):
-                soak.judge.violation("token", f"HTTP {status} to {token}, {expected} expected")
+                soak.judge.violation("credential", f"HTTP {status} to {credential}, {expected} expected")
+    if let_in.kind == "certificate":
+        with contextlib.suppress(OSError, ssl.SSLError, http.client.HTTPException):
+            forged = soak.daemon.certificates.forged(let_in.value)
+            status, _ = soak.daemon.get("/v1/datasets", credential=let_in._replace(value=forged))
+            soak.judge.violation("credential", f"HTTP {status} to a certificate of {let_in.value} by another authority")
 
 
-def _tokens_in_force(soak, until):
-    """Has the principals read. False: for now nobody knows which are in force."""
+def _in_force(soak, until):
+    """Has the principals read. False: for now nobody knows which credentials are in force."""
     while not soak.reload():
         if time.monotonic() > until + MARGIN_S + DEADLINE_S:
             return False
@@ -464,10 +476,10 @@ def _tokens_in_force(soak, until):
     return True
 
 
-@fault("tokens")
-def tokens(soak, chance, until):
-    """Tokens are rotated, or revoked while clients use them; files of principals with a mistake are refused."""
-    daemon, principals = soak.daemon, soak.daemon.principals
+def rotate(soak, chance, until, kind):
+    """Credentials of this kind are rotated, or revoked while clients use them; files of principals with a mistake are refused."""
+    daemon, principals, cut_off = soak.daemon, soak.daemon.principals, {"UNAUTHENTICATED", "PERMISSION_DENIED", "BROKEN"}
+    fault = {"token": "tokens", "certificate": "client-certificates"}[kind]
     while sleep(until, chance.uniform(0.1, 1.0)):
         with daemon.config_lock:
             if chance.random() < 0.3:
@@ -479,30 +491,40 @@ def tokens(soak, chance, until):
                 elif status not in (3, 9):
                     soak.admin_failed("Reload of bad principals", status, text, begun)
                 principals.write()
-                _tokens_in_force(soak, until)
+                _in_force(soak, until)
                 continue
-            old, new = principals.current, principals.make()
+            old, new = principals.credential(kind), principals.make(kind)
             if chance.random() < 0.5:
                 # Rotated: for a while both are accepted.
-                principals.accepted = [old, new]
-                principals.write()
-                if not _tokens_in_force(soak, until):
+                principals.accept(old, new)
+                if not _in_force(soak, until):
                     continue
-                principals.current = new
+                principals.use(new)
                 sleep(until, chance.uniform(0, 0.5))
             # What is under way with the old one is cut off.
-            with soak.faults.window("tokens", {"UNAUTHENTICATED", "PERMISSION_DENIED", "BROKEN"}, set(soak.datasets), after_s=1.0), \
-                    contextlib.ExitStack() as longer:
-                principals.accepted = [new]
-                principals.write()
-                known = _tokens_in_force(soak, until)
-                principals.current = new
+            with soak.faults.window(fault, cut_off, set(soak.datasets), after_s=1.0), contextlib.ExitStack() as longer:
+                principals.accept(new)
+                known = _in_force(soak, until)
+                principals.use(new)
+                soak.tell(f"{fault}: {old.value} is out, {new.value} in")
                 if known:
                     refused_and_let_in(soak, old, new)
                 else:
                     # It is read again every five seconds.
-                    longer.enter_context(soak.faults.window("tokens", {"UNAUTHENTICATED", "PERMISSION_DENIED", "BROKEN"},
-                                                            set(soak.datasets), after_s=8.0))
+                    longer.enter_context(soak.faults.window(fault, cut_off, set(soak.datasets), after_s=8.0))
+
+
+@fault("tokens")
+def tokens(soak, chance, until):
+    """Tokens are rotated, or revoked while clients use them; files of principals with a mistake are refused."""
+    rotate(soak, chance, until, "token")
+
+
+@fault("client-certificates", restarts=True, needs=("openssl",))
+def client_certificates(soak, chance, until):
+    """TLS, and clients' certificates are rotated, or revoked while clients use them; another authority's are refused."""
+    with over_tls(soak, chance, "client-certificates"):
+        rotate(soak, chance, until, "certificate")
 
 
 def smoke(seed, names, phase_seconds):

@@ -143,17 +143,18 @@ class GrpcClient:
 
     transport = "grpc"
 
-    def __init__(self, daemon, pipelined=False):
-        self.principals, self.token = daemon.principals, daemon.principals.current
-        self.connection = soak_wire.Connection(daemon.addresses["grpc"], daemon.client_context("h2"), token=lambda: self.token)
+    def __init__(self, daemon, by_certificate, pipelined=False):
+        self.principals, self.credential = daemon.principals, daemon.credential(by_certificate)
+        context = daemon.client_context("h2", credential=self.credential)
+        self.connection = soak_wire.Connection(daemon.addresses["grpc"], context, token=self.credential.token)
         self.made, self.pipelined, self.stream, self.next = self.connection.made, pipelined, None, 0
 
     def close(self):
         self.connection.close()
 
     def usable(self):
-        # A stream keeps the token that it began with.
-        return not self.connection.going and self.token == self.principals.current
+        # A stream keeps the token that it began with, a connection its certificate.
+        return not self.connection.going and self.principals.is_current(self.credential)
 
     def ask(self, ask):
         wait_s = DEADLINE_S + MARGIN_S
@@ -215,24 +216,24 @@ class HttpClient:
 
     transport = "http"
 
-    def __init__(self, daemon):
+    def __init__(self, daemon, by_certificate):
         host, port = daemon.addresses["http"]
-        context, wait_s = daemon.client_context(), DEADLINE_S + MARGIN_S
+        self.open, self.principals, self.credential = True, daemon.principals, daemon.credential(by_certificate)
+        context, wait_s = daemon.client_context(credential=self.credential), DEADLINE_S + MARGIN_S
         self.connection = (http.client.HTTPSConnection(host, port, timeout=wait_s, context=context) if context
                            else http.client.HTTPConnection(host, port, timeout=wait_s))
         self.made = time.monotonic()
         self.connection.connect()
-        self.open, self.principals, self.token = True, daemon.principals, daemon.principals.current
 
     def close(self):
         self.connection.close()
 
     def usable(self):
-        return self.open and self.token == self.principals.current
+        return self.open and self.principals.is_current(self.credential)
 
     def _exchange(self, method, path, body=None, headers=()):
         try:
-            self.connection.request(method, path, body, {**dict(headers), "Authorization": f"Bearer {self.token}"})
+            self.connection.request(method, path, body, {**dict(headers), **self.credential.headers()})
             response = self.connection.getresponse()
             data = response.read()
         except TimeoutError:
@@ -376,10 +377,10 @@ class Judge:
         if not fault:
             self.violation("unexplained error", f"{where} {dataset.name}: {'/'.join(sorted(codes))}: {detail[:300]}")
 
-    def answer(self, where, ask, answer, begun, ended):
+    def answer(self, where, ask, answer, begun, ended, by="token"):
         dataset = ask.dataset
         with self.lock:
-            self.counts["calls"] += 1
+            self.counts.update(("calls", f"calls by {by}"))
         if ended - begun > DEADLINE_S + MARGIN_S:
             self.error(where, dataset, {"LATE"}, begun, ended, f"{ask.how} took {ended - begun:.1f} s")
         if ask.condition and self._is_by_condition(where, ask, answer, begun, ended):
@@ -524,10 +525,10 @@ def difference(found, expected, every, possible):
 class Worker(threading.Thread):
     """Asks one kind of dataset over one kind of connection, until the soak ends; waits without a connection while it pauses."""
 
-    def __init__(self, soak, name, client, datasets, pause_s, calls_a_connection=None):
+    def __init__(self, soak, name, client, datasets, pause_s, calls_a_connection=None, by_certificate=False):
         super().__init__(name=name, daemon=True)
         self.soak, self.client_kind, self.datasets, self.pause_s = soak, client, datasets, pause_s
-        self.calls_a_connection = calls_a_connection
+        self.calls_a_connection, self.by_certificate = calls_a_connection, by_certificate
         self.chance = random.Random(f"{soak.options.seed}/{name}")
         self.client, self.idle = None, threading.Event()
 
@@ -566,8 +567,8 @@ class Worker(threading.Thread):
         if self.client is None:
             begun, self.calls = time.monotonic(), 0
             try:
-                self.client = (HttpClient(self.soak.daemon) if self.client_kind == "http"
-                               else GrpcClient(self.soak.daemon, self.client_kind == "stream"))
+                self.client = (HttpClient(self.soak.daemon, self.by_certificate) if self.client_kind == "http"
+                               else GrpcClient(self.soak.daemon, self.by_certificate, self.client_kind == "stream"))
             except (OSError, ssl.SSLError) as error:
                 judge.error(self.name, asks[0].dataset, {"CONNECT"}, begun, time.monotonic(), f"{type(error).__name__}: {error}")
                 self.soak.ended.wait(0.05)
@@ -592,7 +593,7 @@ class Worker(threading.Thread):
             return
         ended = time.monotonic()
         for ask, answer in zip(asks, answers, strict=True):
-            judge.answer(self.name, ask, answer, begun, ended)
+            judge.answer(self.name, ask, answer, begun, ended, self.client.credential.kind)
         self.calls += 1
         if not self.client.usable() or (self.calls_a_connection and self.calls >= self.calls_a_connection):
             self._drop()

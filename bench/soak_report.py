@@ -6,7 +6,10 @@ import itertools
 from plots import FAINT, INK, MISSED, OURS, svg, text
 from soak_daemon import memory_bound
 
-COLUMNS = ["at_s", "phase", "faults", "anonymous_bytes", "resident_bytes", "descriptors", "threads", "calls", "items", "bytes"]
+COLUMNS = ["at_s", "phase", "faults", "anonymous_bytes", "resident_bytes", "descriptors", "threads", "daemon_waits", "clients_wait",
+           "calls", "items", "bytes"]
+# How long before a violation its cause may be.
+STARVED_S = 8
 # Of each kind of violation, so many are listed.
 LISTED = 10
 INVARIANTS = [
@@ -15,7 +18,7 @@ INVARIANTS = [
     ("left behind", "phases that left descriptors, threads or mappings behind"),
     ("memory", "samples of resident memory above the documented bound"), ("metrics", "counters that are inconsistent"),
     ("mistake accepted", "configurations, certificates or principals with a mistake that were accepted"),
-    ("token", "tokens let in that are not in force, or refused that are"),
+    ("credential", "tokens and certificates let in that are not in force, or refused that are"),
     ("condition", "conditional requests answered against their condition, and ETags of two versions"),
     ("certificate", "certificates shown that are not those in force"), ("exit code", "ends with another code than 0"),
     ("shard failed", "shards that failed"), ("log", "panics and errors in the log"), ("the daemon is gone", "unexpected ends"),
@@ -44,7 +47,7 @@ class Report:
         highest = max((sample["anonymous_bytes"] for sample in soak.samples), default=0)
         lines += [
             f"{len(soak.phases)} of {len(self.planned)} phases in {soak.at() / 60:.1f} minutes, {soak.daemon.lives} starts; {counts['calls']:,} calls answered, "
-            f"{counts['items']:,} items of {counts['bytes'] / 2**30:.2f} GiB compared with the formula.", "",
+            f"{counts['calls by certificate']:,} of them to clients with certificates, {counts['items']:,} items of {counts['bytes'] / 2**30:.2f} GiB compared with the formula.", "",
             f"Resident memory without files at most {highest / 2**20:.0f} MiB; the documented bound is {memory_bound(256, False) / 2**20:.0f} MiB "
             f"({memory_bound(256, True) / 2**20:.0f} with TLS).", ""]
         if probes:
@@ -65,13 +68,21 @@ class Report:
             if seen[kind] == 1:
                 lines += ["", f"## {kind}", ""]
             if seen[kind] <= LISTED:
-                lines.append(f"- {at - soak.begun:.1f} s, phase {self._phase_at(at - soak.begun)}: {what}")
+                lines.append(f"- {at - soak.begun:.1f} s, phase {self._phase_at(at - soak.begun)}: {what}{self._starved(at - soak.begun)}")
         return "\n".join([*lines, "", "![memory and load over time](soak.svg)"]) + "\n"
 
     def _phase_at(self, at):
         """The phase and its faults of that moment, by the samples."""
         before = [sample for sample in self.soak.samples if sample["at_s"] <= at]
         return f"{before[-1]['phase'] + 1} ({before[-1]['faults'] or 'pause'})" if before else "0"
+
+    def _starved(self, at):
+        """Whether the machine had CPUs for the daemon and the clients in the seconds before."""
+        near = [sample for sample in self.soak.samples if at - STARVED_S <= sample["at_s"] <= at + 1]
+        if not near:
+            return ""
+        daemon, clients = (sum(sample[who] for sample in near) / len(near) for who in ("daemon_waits", "clients_wait"))
+        return f" (in the {STARVED_S} s before, some thread of the daemon waited for a CPU {daemon:.0%} of the time, some client {clients:.0%})"
 
     def plot(self):
         """Items a second and memory over time, with the violations."""

@@ -1,5 +1,6 @@
 """What the instrument concludes from runs, without running anything: python3 -m unittest discover bench"""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import cache
 import compare
 import peers
 import plots
+import ringfetch
 import rows
 import table
 from processes import RunFailed
@@ -148,6 +150,52 @@ class Runs(unittest.TestCase):
         self.assertEqual(result.verdict(), "met")
         self.assertIn("MiB resident 300.00, target <= 320: met", table.markdown(FACTS, [result], {"pairs": 1, "seconds": 1}, ""))
         xml.dom.minidom.parseString(plots.row_plot(result))
+
+
+class Variants(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.directory = pathlib.Path(temporary.name)
+
+    def started(self, **variant):
+        """A daemon that was not launched, and the configuration that it would have had."""
+        daemon = ringfetch.Daemon("data", {"backend": "auto"}, **variant)
+        (self.directory / "addresses.json").write_text('{"grpc": "127.0.0.1:1", "http": "127.0.0.1:2"}')
+        daemon.launch, daemon._check_read_path = lambda *_: None, lambda: None
+        daemon.start(self.directory)
+        return daemon, json.loads((self.directory / "ringfetchd.yaml").read_text())
+
+    def test_a_token_is_in_the_file_of_principals_and_with_the_client(self):
+        # Scenario: a daemon with principals, one without. Expected: the hash of the client's token may read; nothing of it.
+        daemon, config = self.started(principals=True)
+        _, credential, rights = pathlib.Path(config["access"]["principals"]).read_text().split()
+        token = daemon.token_file.read_bytes()
+        self.assertEqual((credential, rights), (f"sha256:{hashlib.sha256(token).hexdigest()}", "*,@metrics"))
+        self.assertEqual(daemon.client_arguments(), ["--token-file", daemon.token_file])
+        daemon, config = self.started()
+        self.assertEqual((daemon.client_arguments(), "access" in config, "access_log" in config), ([], False, False))
+
+    def test_an_access_log_that_lost_lines_is_no_measurement(self):
+        # Scenario: a log with lines, an empty one, one that lost some. Expected: only the first counts.
+        daemon, config = self.started(access_log=True)
+        self.assertEqual(config["access_log"], {"path": str(daemon.log_file)})
+        for text, dropped, is_good in (("{}", 0.0, True), ("", 0.0, False), ("{}", 3.0, False)):
+            daemon.log_file.write_text(text)
+            daemon._metric = lambda _, dropped=dropped: dropped
+            if is_good:
+                daemon.check_access_log()
+            else:
+                with self.assertRaises(RunFailed):
+                    daemon.check_access_log()
+
+    def test_rows_of_a_variant_differ_in_it_alone(self):
+        # Scenario: the rows of TLS, tokens and the access log. Expected: the peer is the same daemon without, under the same load.
+        every = rows.every(pathlib.Path("f"), pathlib.Path("w"), 1, 1 << 30, 1 << 30)
+        for name, variant in (("tls-64", "TLS"), ("token-1", "principals"), ("token-64", "principals"), ("log-64", "access log")):
+            row = every[name]
+            self.assertEqual(row.subject.server.describe(), f"{row.peer.server.describe()}, {variant}")
+            self.assertIs(row.subject.driver, row.peer.driver)
 
 
 class Peers(unittest.TestCase):

@@ -3,9 +3,12 @@
 import collections
 import contextlib
 import io
+import os
 import pathlib
 import random
+import shutil
 import socket
+import ssl
 import sys
 import tempfile
 import threading
@@ -17,12 +20,14 @@ import xml.dom.minidom
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import soak
+import soak_access
 import soak_daemon
 import soak_data
 import soak_faults
 import soak_load
 import soak_report
 import soak_wire
+from processes import run
 from soak_load import Answer, Ask, Judge
 
 EVERY = sorted(soak_faults.FAULTS)
@@ -146,7 +151,7 @@ class Judgement(unittest.TestCase):
     def test_what_the_daemon_before_answered_is_not_the_next_ones(self):
         ask, answer = Ask(self.blocks, "blocks", [3]), Answer("OK", [self.blocks.items(0, 3, 1)])
         self.judged(ask, answer)
-        self.assertEqual(self.judge.items, {"blocks": 1})
+        self.assertEqual((self.judge.items, self.judge.counts["calls by token"]), ({"blocks": 1}, 1))
         self.judge.new_life()
         self.judged(ask, answer, took=1.0)
         self.assertEqual((self.judge.items["blocks"], self.judge.counts["items"]), (0, 2))
@@ -237,26 +242,78 @@ class Judgement(unittest.TestCase):
                 soak_load.cut(b"aabbb", 3, lengths, None, errors)
 
 
-class Tokens(unittest.TestCase):
+class Machine(unittest.TestCase):
+    def test_the_thread_that_waited_longest_for_a_cpu_counts(self):
+        # Scenario: of three threads one waits for half of the time, one hardly, one is new. Expected: a half; of an idle process none.
+        starved = soak_daemon.Starved()
+        starved.share({"1": 10**9, "2": 0})
+        starved.at -= 2
+        self.assertEqual(starved.share({"1": 2 * 10**9, "2": 10**8, "3": 10**12}), 0.5)
+        self.assertIn(str(threading.get_native_id()), soak_daemon.waited_ns(os.getpid()))
+        self.assertEqual(soak_daemon.Starved().share({}), 0)
+
+
+class Credentials(unittest.TestCase):
     def test_the_file_has_what_is_accepted_and_mistakes_are_other_files(self):
+        # Scenario: principals with certificates, of a daemon without TLS, then with it. Expected: their lines are there with TLS only.
+        made = []
+        certificates = types.SimpleNamespace(make_client=made.append)
         with tempfile.TemporaryDirectory() as directory:
-            principals = soak_daemon.Principals(pathlib.Path(directory, "principals"))
+            principals = soak_access.Principals(pathlib.Path(directory, "principals"), certificates)
             self.assertEqual(principals.path.read_text(), principals.text())
-            names = [line.split()[0] for line in principals.text().splitlines()]
-            self.assertEqual(names, ["clients", "attacker", "operator"])
-            principals.accepted.append(principals.make())
-            self.assertEqual(principals.text().count("clients sha256:"), 2)
+
+            def owners():
+                return [line.split()[0] for line in principals.path.read_text().splitlines()]
+
+            self.assertEqual(owners(), ["clients", "attacker", "operator"])
+            self.assertTrue(any("certificate:" in text for text in principals.mistakes()))
+            principals.with_certificates = True
+            for kind, owner in (("token", "clients"), ("certificate", "holders")):
+                old, new = principals.credential(kind), principals.make(kind)
+                principals.accept(old, new)
+                self.assertEqual(owners().count(owner), 2)
+                self.assertTrue(principals.is_current(old))
+                principals.accept(new)
+                principals.use(new)
+                self.assertEqual((owners().count(owner), principals.is_current(old), principals.is_current(new)), (1, False, True))
+                self.assertIn(f"{owner} {new.in_file()} *\n", principals.path.read_text())
             self.assertNotIn(principals.text(), principals.mistakes())
+            self.assertIn(principals.credential("certificate").value, made)
+
+    def test_a_request_has_one_credential(self):
+        token, certificate = soak_access.Credential("token", "secret"), soak_access.Credential("certificate", "CN=a")
+        self.assertEqual((token.token(), token.headers()), ("secret", {"Authorization": "Bearer secret"}))
+        self.assertEqual((certificate.token(), certificate.headers(), certificate.in_file()), (None, {}, "certificate:CN=a"))
+
+    @unittest.skipUnless(shutil.which("openssl"), "needs openssl")
+    def test_certificates_have_their_names_and_forged_ones_another_authority(self):
+        with tempfile.TemporaryDirectory() as directory:
+            made = soak_access.Certificates(pathlib.Path(directory, "tls"))
+            for name, shown in (("a.soak", "DNS:a.soak"), ("spiffe://soak/a", "URI:spiffe://soak/a"), ("CN=a", "CN = a|CN=a")):
+                made.make_client(name)
+                file = made.path(soak_access.file_of(name) + ".pem")
+                text = run(["openssl", "x509", "-in", file, "-noout", "-subject", "-ext", "subjectAltName"])
+                self.assertRegex(text, shown)
+                self.assertIn("DNS:other.soak", text)
+                issuer = run(["openssl", "x509", "-in", made.path(made.forged(name) + ".pem"), "-noout", "-issuer"])
+                self.assertIn("another authority", issuer)
+                self.assertIsNot(made.context(client=name), made.context())
 
     def test_who_is_let_in_wrongly_is_a_violation(self):
         judge = Judge(soak_data.Faults())
-        for found, violations in (({"old": 401, "new": 200}, 0), ({"old": 200, "new": 200}, 1), ({"old": 401, "new": 401}, 1)):
-            def get(_, token, found=found):
-                return found[token], b""
-            run = types.SimpleNamespace(judge=judge, daemon=types.SimpleNamespace(get=get))
+        certificates = types.SimpleNamespace(forged=lambda name: f"forged {name}")
+        good = {"old": 401, "new": 200}
+        for kind, changes, violations in (("token", {}, 0), ("token", {"old": 200}, 1), ("token", {"new": 401}, 1), ("certificate", {}, 0),
+                                          ("certificate", {"old": 200}, 1), ("certificate", {"forged new": 401}, 1)):
+            def get(_, credential, found=good | changes):
+                if credential.value not in found:
+                    raise ssl.SSLError("unknown authority")
+                return found[credential.value], b""
+
+            run = types.SimpleNamespace(judge=judge, daemon=types.SimpleNamespace(get=get, certificates=certificates))
             judge.violations.clear()
-            soak_faults.refused_and_let_in(run, "old", "new")
-            self.assertEqual([kind for _, kind, _ in judge.violations], ["token"] * violations)
+            soak_faults.refused_and_let_in(run, *(soak_access.Credential(kind, value) for value in ("old", "new")))
+            self.assertEqual([kind for _, kind, _ in judge.violations], ["credential"] * violations)
 
 
 class Schedule(unittest.TestCase):
@@ -292,7 +349,7 @@ class Reporting(unittest.TestCase):
         judge = Judge(soak_data.Faults())
         judge.counts.update(calls=10, items=20, bytes=1 << 30)
         phase = soak_faults.Phase(0, ("kill", "flip"), 3)
-        samples = [dict(zip(soak_report.COLUMNS, (0.5 * n, 0, "kill+flip", 1 << 24, 1 << 25, 40, 9, n, 2 * n, n), strict=True))
+        samples = [dict(zip(soak_report.COLUMNS, (0.5 * n, 0, "kill+flip", 1 << 24, 1 << 25, 40, 9, 0.25, 0.75, n, 2 * n, n), strict=True))
                    for n in range(9)]
         run = types.SimpleNamespace(judge=judge, phases=[(phase, {})], samples=samples, probes=[(1, 0.001)], begun=0.0, at=lambda: 5.0,
                                     daemon=types.SimpleNamespace(lives=2))
@@ -308,6 +365,8 @@ class Reporting(unittest.TestCase):
             report.soak.judge.violation(kind, "<this & that>")
             self.assertFalse(report.held())
             self.assertIn(f"| no {what} | 1 | **does not hold** |", report.markdown())
+            report.soak.begun = report.soak.judge.violations[0][0] - 3
+            self.assertIn("waited for a CPU 25% of the time, some client 75%", report.markdown())
             xml.dom.minidom.parseString(report.plot())
 
     def test_a_run_that_was_broken_off_or_read_nothing_does_not_hold(self):

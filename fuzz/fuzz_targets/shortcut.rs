@@ -140,8 +140,8 @@ fn over_http(mut request: Request<Bytes>) -> Corpus {
     let answers = CONNECTIONS.with_borrow_mut(|connections| {
         world.block_on(async {
             let [fast, routed] = &mut connections.http;
-            let fast = send!(*fast, http1(ports.http[0]), sent());
-            (fast, send!(*routed, http1(ports.http[1]), sent()))
+            let fast = send!(*fast, http1(ports.http[0], None), sent());
+            (fast, send!(*routed, http1(ports.http[1], None), sent()))
         })
     });
     if let Some(expected) = check::resource(world, &path) {
@@ -166,8 +166,8 @@ fn over_grpc(mut call: Call) -> Corpus {
     let answers = CONNECTIONS.with_borrow_mut(|connections| {
         world.block_on(async {
             let [fast, routed] = &mut connections.grpc;
-            let fast = send!(*fast, http2(ports.grpc[0]), request());
-            (fast, send!(*routed, http2(ports.grpc[1]), request()))
+            let fast = send!(*fast, http2(ports.grpc[0], None), request());
+            (fast, send!(*routed, http2(ports.grpc[1], None), request()))
         })
     });
     call.check(world, &answers.0);

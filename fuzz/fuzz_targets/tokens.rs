@@ -2,8 +2,9 @@
 //! request gets the answer that this reading says, and a refusal repeats nothing of the file.
 //!
 //! An input is a byte that chooses the ports, a line for each request, an empty line, and the file. A request is a digit (what
-//! it asks for), and after each `|` a value of `Authorization`. In the file `$x` stands for the SHA-256 of the token `x`, any
-//! letter.
+//! it asks for), and after each `|` a value of `Authorization`. A line `!` is the certificate that clients show from there on,
+//! over TLS; after each `|` it has a letter (what kind of name) and a name. In the file `$x` stands for the SHA-256 of the token
+//! `x`, any letter.
 #![no_main]
 
 use bytes::Bytes;
@@ -11,22 +12,29 @@ use http::{HeaderValue, Request, header};
 use http_body_util::{BodyExt as _, Full};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use prost::Message as _;
+use ringfetch_fuzz::certificate::{Authority, Kind, Name};
 use ringfetch_fuzz::grpc::framed;
 use ringfetch_fuzz::principals::{Client, LIMITS, Line, client, hash, read};
 use ringfetch_fuzz::socket::{Body, Http1, Http2, http1, http2};
 use ringfetch_fuzz::{Answer, WORLD, World, send};
 use ringfetch_proto::v1;
 use ringfetch_server::access::Access;
-use ringfetch_server::config::{AccessConfig, Anonymous};
+use ringfetch_server::config::{AccessConfig, Anonymous, ClientCertificates, TlsConfig, TlsVersion};
 use ringfetch_server::http::is_operation;
 use ringfetch_server::listener::{ConnectionLimits, CorePool, FastPath, Listener, Port, Role, bind};
+use ringfetch_server::tls::Tls;
 use serde_json::Value;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
+use tokio_rustls::TlsConnector;
 
-const REQUESTS_MAX: usize = 8;
+const STEPS_MAX: usize = 8;
+/// Of an HTTP/1.1 request: hyper's limit.
+const HTTP1_HEADERS_MAX: usize = 100;
+/// Of a request: well below what HTTP/2 takes.
+const VALUES_MAX: usize = 120;
 const DATASETS: [&str; 3] = ["b", "o", "v"];
 
 /// All that can be said of a file, numbers being `N`: nothing of it is repeated.
@@ -60,9 +68,37 @@ struct Guarded {
     anonymous: bool,
     /// Whether the file may have certificates.
     with_certificates: bool,
+    plain: Ports,
+    /// Where clients may show certificates.
+    over_tls: Option<Ports>,
+}
+
+struct Ports {
     http: SocketAddr,
     grpc: SocketAddr,
     admin: SocketAddr,
+}
+
+/// Who signs the certificates of the ports and of clients.
+static AUTHORITY: LazyLock<Authority> = LazyLock::new(Authority::new);
+
+fn tls() -> Tls {
+    // As long as the process.
+    let directory = tempfile::tempdir().unwrap().keep();
+    let [ca, certificate, key] = ["ca", "certificate", "key"].map(|name| directory.join(name));
+    for (path, text) in [&ca, &certificate, &key].into_iter().zip(AUTHORITY.files()) {
+        std::fs::write(path, text).unwrap();
+    }
+    let config = TlsConfig {
+        certificate,
+        key,
+        client_ca: Some(ca),
+        client_certificates: ClientCertificates::Optional,
+        min_version: TlsVersion::Tls12,
+        ports: None,
+        handshakes: 64,
+    };
+    Tls::load(&config).unwrap()
 }
 
 /// Without anonymous clients, and with them and certificates.
@@ -92,34 +128,40 @@ impl Guarded {
         };
         let access = Access::load(&config, anonymous).unwrap().unwrap();
         let limits = ConnectionLimits::new(&world.limits, world.engine.config().connection_bytes);
-        let open = |transport, role, router: &axum::Router, fast_path: Option<Arc<dyn FastPath>>| {
-            let bound = bind("listen", "127.0.0.1:0".parse().unwrap()).unwrap();
-            let address = bound.address();
-            let port = Port {
-                transport,
-                bound,
-                http2_only: transport != "http",
-                router: router.clone(),
-                fast_path,
-                hosts: None,
-                tls: None,
-                access: Some(access.clone()),
-                role,
-                recorder: None,
+        let ports = |tls: Option<&Tls>| {
+            let open = |transport, role, router: &axum::Router, fast_path: Option<Arc<dyn FastPath>>| {
+                let bound = bind("listen", "127.0.0.1:0".parse().unwrap()).unwrap();
+                let address = bound.address();
+                let port = Port {
+                    transport,
+                    bound,
+                    http2_only: transport != "http",
+                    router: router.clone(),
+                    fast_path,
+                    hosts: None,
+                    tls: tls.cloned(),
+                    access: Some(access.clone()),
+                    role,
+                    recorder: None,
+                };
+                world.block_on(async {
+                    let listener = Listener::open_port(port, cores, &limits, &world.lifecycle).unwrap();
+                    tokio::spawn(listener.serve());
+                });
+                address
             };
-            world.block_on(async {
-                let listener = Listener::open_port(port, cores, &limits, &world.lifecycle).unwrap();
-                tokio::spawn(listener.serve());
-            });
-            address
+            let (fetcher, lifecycle, rpc) = (&world.fetcher, &world.lifecycle, &world.rpc);
+            let http = ringfetch_server::http::fast_path(fetcher.clone(), rpc.clone());
+            let grpc = ringfetch_server::grpc::fast_path(fetcher.clone(), lifecycle.clone(), rpc.clone());
+            Ports {
+                http: open("http", Role::DataAndProbes(is_operation), &world.http, Some(http)),
+                grpc: open("grpc", Role::Data, &world.grpc, Some(grpc)),
+                admin: open("admin", Role::Control, &world.grpc, None),
+            }
         };
-        let (fetcher, lifecycle, rpc) = (&world.fetcher, &world.lifecycle, &world.rpc);
-        let http = ringfetch_server::http::fast_path(fetcher.clone(), rpc.clone());
-        let grpc = ringfetch_server::grpc::fast_path(fetcher.clone(), lifecycle.clone(), rpc.clone());
         Self {
-            http: open("http", Role::DataAndProbes(is_operation), &world.http, Some(http)),
-            grpc: open("grpc", Role::Data, &world.grpc, Some(grpc)),
-            admin: open("admin", Role::Control, &world.grpc, None),
+            plain: ports(None),
+            over_tls: anonymous.then(|| ports(Some(&tls()))),
             file,
             access,
             anonymous,
@@ -162,9 +204,10 @@ impl Guarded {
     }
 }
 
-/// Connections, to be used again.
+/// Connections, to be used again: those of a certificate for the rest of the input, others for the rest of the process.
 #[derive(Default)]
 struct Connections {
+    tls: Option<[TlsConnector; 2]>,
     http: Option<Http1>,
     grpc: Option<Http2>,
     admin: Option<Http2>,
@@ -208,6 +251,8 @@ enum Verdict {
     LetIn,
     Forbidden,
     Unauthenticated,
+    /// It has more headers than are read.
+    TooManyHeaders,
 }
 
 fn expected(asked: Asked, client: Client<'_>, anonymous_read: bool) -> Verdict {
@@ -234,6 +279,7 @@ fn of_status(answer: &Answer) -> Verdict {
             Verdict::Unauthenticated
         }
         403 => Verdict::Forbidden,
+        431 => Verdict::TooManyHeaders,
         _ => Verdict::LetIn,
     }
 }
@@ -288,26 +334,47 @@ fn request(asked: Asked, values: &[Vec<u8>]) -> Request<Body> {
 }
 
 fn ask(guarded: &Guarded, connections: &mut Connections, asked: Asked, values: &[Vec<u8>]) -> Answer {
+    let Connections {
+        tls,
+        http,
+        grpc,
+        admin,
+    } = connections;
+    let (ports, [tls1, tls2]) = match tls {
+        None => (&guarded.plain, [None, None]),
+        Some(tls) => (guarded.over_tls.as_ref().unwrap(), tls.each_ref().map(Some)),
+    };
     WORLD.block_on(async {
         let request = || request(asked, values);
         match asked {
-            Asked::Call(_) => send!(connections.grpc, http2(guarded.grpc), request()),
-            Asked::Admin => send!(connections.admin, http2(guarded.admin), request()),
-            _ => send!(connections.http, http1(guarded.http), request()),
+            Asked::Call(_) => send!(*grpc, http2(ports.grpc, tls2), request()),
+            Asked::Admin => send!(*admin, http2(ports.admin, tls2), request()),
+            _ => send!(*http, http1(ports.http, tls1), request()),
         }
     })
 }
 
 /// Asks, and checks the answer.
-fn judge(guarded: &Guarded, connections: &mut Connections, lines: &[Line], asked: Asked, values: &[Vec<u8>]) {
-    let client = client(lines, values);
+fn judge(
+    guarded: &Guarded,
+    connections: &mut Connections,
+    asked: Asked,
+    values: &[Vec<u8>],
+    client: Client<'_>,
+) {
     let answer = ask(guarded, connections, asked, values);
     let verdict = match asked {
         Asked::Call(_) | Asked::Admin => of_code(&answer),
         _ => of_status(&answer),
     };
     let told = || format!("{asked:?} {client:?} {answer:?}");
-    assert_eq!(verdict, expected(asked, client, guarded.anonymous), "{}", told());
+    let expected = match asked {
+        Asked::Call(_) | Asked::Admin => expected(asked, client, guarded.anonymous),
+        // Host is one of them.
+        _ if values.len() + 1 > HTTP1_HEADERS_MAX => Verdict::TooManyHeaders,
+        _ => expected(asked, client, guarded.anonymous),
+    };
+    assert_eq!(verdict, expected, "{}", told());
     if verdict != Verdict::LetIn {
         return;
     }
@@ -332,17 +399,34 @@ fn judge(guarded: &Guarded, connections: &mut Connections, lines: &[Line], asked
     }
 }
 
-/// The requests of an input; `None` if a value cannot be in a header.
-fn requests(text: &[u8]) -> Option<Vec<(Asked, Vec<Vec<u8>>)>> {
-    let lines = text.split(|byte| *byte == b'\n').take(REQUESTS_MAX);
-    let request = |line: &[u8]| {
+/// A line of an input.
+enum Step {
+    Ask(Asked, Vec<Vec<u8>>),
+    /// Clients show a certificate with these names.
+    Show(Vec<Name>),
+}
+
+/// The lines of an input; `None` if one has no meaning, or a value that cannot be in a header.
+fn steps(text: &[u8]) -> Option<Vec<Step>> {
+    let lines = text.split(|byte| *byte == b'\n').take(STEPS_MAX);
+    let step = |line: &[u8]| {
         let mut parts = line.split(|byte| *byte == b'|');
         let selector = parts.next()?.first()?;
+        if *selector == b'!' {
+            let name = |part: &[u8]| {
+                let (letter, bytes) = part.split_first()?;
+                let kind = Kind::of(*letter)?;
+                let bytes = bytes.to_vec();
+                Some(Name { kind, bytes })
+            };
+            return parts.map(name).collect::<Option<_>>().map(Step::Show);
+        }
         let values: Vec<_> = parts.map(|value| value.trim_ascii().to_vec()).collect();
         let are_values = values.iter().all(|value| HeaderValue::from_bytes(value).is_ok());
-        are_values.then_some((ASKED[usize::from(*selector) % ASKED.len()], values))
+        (are_values && values.len() <= VALUES_MAX)
+            .then_some(Step::Ask(ASKED[usize::from(*selector) % ASKED.len()], values))
     };
-    lines.map(request).collect()
+    lines.map(step).collect()
 }
 
 /// The file, with hashes.
@@ -364,18 +448,36 @@ fn file(text: &[u8]) -> Bytes {
 fuzz_target!(|input: &[u8]| -> Corpus {
     let head = input.split_first().and_then(|(port, rest)| {
         let end = rest.windows(2).position(|pair| pair == b"\n\n")?;
-        Some((usize::from(port % 2), requests(&rest[..end])?, &rest[end + 2..]))
+        Some((usize::from(port % 2), steps(&rest[..end])?, &rest[end + 2..]))
     });
-    let Some((port, requests, text)) = head else {
+    let Some((port, steps, text)) = head else {
         return Corpus::Reject;
     };
     let guarded = &GUARDED[port];
+    if guarded.over_tls.is_none() && steps.iter().any(|step| matches!(step, Step::Show(_))) {
+        return Corpus::Reject;
+    }
     let Some(lines) = guarded.install(&file(text)) else {
         return Corpus::Keep;
     };
+    let (mut certificate, mut shown) = (Vec::new(), None);
     CONNECTIONS.with_borrow_mut(|connections| {
-        for (asked, values) in requests {
-            judge(guarded, &mut connections[port], &lines, asked, &values);
+        for step in steps {
+            match step {
+                Step::Show(names) => {
+                    let tls = ["http/1.1", "h2"].map(|protocol| AUTHORITY.client(&names, protocol));
+                    certificate = names;
+                    shown = Some(Connections {
+                        tls: Some(tls),
+                        ..Connections::default()
+                    });
+                }
+                Step::Ask(asked, values) => {
+                    let client = client(&lines, &values, &certificate);
+                    let connections = shown.as_mut().unwrap_or(&mut connections[port]);
+                    judge(guarded, connections, asked, &values, client);
+                }
+            }
         }
     });
     Corpus::Keep

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod certificate;
 pub mod check;
 pub mod grpc;
 pub mod principals;

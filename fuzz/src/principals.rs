@@ -1,5 +1,6 @@
-//! An independent reading of a file of principals and of `Authorization`, from docs/ACCESS.md.
+//! An independent reading of a file of principals, of `Authorization` and of certificates' names, from docs/ACCESS.md.
 
+use crate::certificate::{Kind, Name};
 use ring::digest::{SHA256, digest};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +10,20 @@ pub const LIMITS: [&str; 5] = ["requests", "memory", "requests/s", "bytes/s", "w
 /// Of a line without them.
 const NO_LIMITS: [u64; 5] = [u64::MAX, u64::MAX, u64::MAX, u64::MAX, 1];
 
+/// What a line recognises its principal by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Credential {
+    /// The SHA-256 of its token in small letters.
+    Token(String),
+    /// A name of its certificate.
+    Certificate(String),
+}
+
 /// A line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     pub name: String,
-    /// The SHA-256 of its token in small letters; `None`: its credential is a certificate.
-    pub hash: Option<String>,
+    pub credential: Credential,
     pub rights: BTreeSet<String>,
     /// [`LIMITS`], `u64::MAX` where there is none.
     pub limits: [u64; 5],
@@ -36,7 +45,7 @@ impl Line {
 #[derive(Debug, Clone, Copy)]
 pub enum Client<'a> {
     Principal(&'a Line),
-    /// It has no credential.
+    /// It has no credential, or a certificate that the file does not name.
     Anonymous,
     /// It has one that is not in force.
     Unknown,
@@ -108,15 +117,16 @@ fn rights(words: &str) -> Option<BTreeSet<String>> {
     words.split(',').map(right).collect()
 }
 
-/// The hash of a token, or nothing of a certificate. The outer `None`: it is neither.
-fn credential(word: &str, with_certificates: bool) -> Option<Option<String>> {
+fn credential(word: &str, with_certificates: bool) -> Option<Credential> {
     match word.split_once(':')? {
-        ("certificate", name) => (with_certificates && !name.is_empty()).then_some(None),
+        ("certificate", name) => {
+            (with_certificates && !name.is_empty()).then(|| Credential::Certificate(name.to_owned()))
+        }
         ("sha256", digits) => {
             let is_hash = digits.len() == 64 && digits.chars().all(|c| c.is_ascii_hexdigit());
             let hash_of = digits.to_ascii_lowercase();
             let is_empty = [&b""[..], b"\n"].iter().any(|none| hash_of == hash(none));
-            (is_hash && !is_empty).then_some(Some(hash_of))
+            (is_hash && !is_empty).then_some(Credential::Token(hash_of))
         }
         _ => None,
     }
@@ -138,11 +148,11 @@ pub fn read(file: &[u8], with_certificates: bool) -> Option<Vec<Line>> {
         };
         let line = Line {
             name: (are(name, "._-") && name.len() <= 64 && name != "anonymous").then(|| name.to_owned())?,
-            hash: credential(proof, with_certificates)?,
+            credential: credential(proof, with_certificates)?,
             rights: rights(may)?,
             limits: most.map_or(Some(NO_LIMITS), limits)?,
         };
-        let is_new = credentials.insert(line.hash.clone().unwrap_or_else(|| proof.to_owned()));
+        let is_new = credentials.insert(line.credential.clone());
         let agrees = (lines.iter().filter(|other| other.name == line.name))
             .all(|other| (&other.rights, other.limits) == (&line.rights, line.limits));
         if !is_new || !agrees {
@@ -153,10 +163,33 @@ pub fn read(file: &[u8], with_certificates: bool) -> Option<Vec<Line>> {
     (!lines.is_empty()).then_some(lines)
 }
 
-/// Who sent these values of `Authorization`, which have no blanks around them.
-pub fn client<'a>(lines: &'a [Line], values: &[Vec<u8>]) -> Client<'a> {
+/// Most names of a certificate that count.
+const NAMES_MAX: usize = 64;
+
+/// Names that the file may give a certificate: URIs and DNS names in UTF-8 that cannot be taken for a common name, in their
+/// order, then the common names after `CN=`.
+fn names(certificate: &[Name]) -> Vec<String> {
+    let text = |name: &Name| String::from_utf8(name.bytes.clone()).ok();
+    let alternatives = certificate.iter().filter_map(|name| match name.kind {
+        Kind::Uri | Kind::Dns => text(name).filter(|text| !text.starts_with("CN=")),
+        _ => None,
+    });
+    let common = certificate.iter().filter_map(|name| match name.kind {
+        Kind::Common | Kind::CommonPrintable => text(name).map(|text| format!("CN={text}")),
+        _ => None,
+    });
+    alternatives.chain(common).take(NAMES_MAX).collect()
+}
+
+/// Who sent these values of `Authorization`, which have no blanks around them, over a connection with this certificate.
+pub fn client<'a>(lines: &'a [Line], values: &[Vec<u8>], certificate: &[Name]) -> Client<'a> {
+    let line_of = |credential| lines.iter().find(|line| line.credential == credential);
     let token = match values {
-        [] => return Client::Anonymous,
+        [] => {
+            let mut found = names(certificate).into_iter();
+            let line = found.find_map(|name| line_of(Credential::Certificate(name)));
+            return line.map_or(Client::Anonymous, Client::Principal);
+        }
         [value] if value.len() > 7 && value[..7].eq_ignore_ascii_case(b"bearer ") => {
             let token = &value[7..];
             let blanks = token
@@ -167,7 +200,5 @@ pub fn client<'a>(lines: &'a [Line], values: &[Vec<u8>]) -> Client<'a> {
         }
         _ => return Client::Unknown,
     };
-    let hash_of = hash(token);
-    let found = lines.iter().find(|line| line.hash.as_deref() == Some(&hash_of));
-    found.map_or(Client::Unknown, Client::Principal)
+    line_of(Credential::Token(hash(token))).map_or(Client::Unknown, Client::Principal)
 }

@@ -6,7 +6,10 @@ use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 /// The body of a request.
 pub type Body = BoxBody<Bytes, Infallible>;
@@ -15,22 +18,31 @@ pub type Http1 = http1::SendRequest<Body>;
 /// A connection that speaks HTTP/2.
 pub type Http2 = http2::SendRequest<Body>;
 
-async fn connect(address: SocketAddr) -> TokioIo<TcpStream> {
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+async fn connect(address: SocketAddr, tls: Option<&TlsConnector>) -> TokioIo<Box<dyn Stream>> {
     let stream = TcpStream::connect(address).await.unwrap();
     stream.set_nodelay(true).unwrap();
-    TokioIo::new(stream)
+    TokioIo::new(match tls {
+        None => Box::new(stream),
+        Some(tls) => {
+            let server = ServerName::from(address.ip());
+            Box::new(tls.connect(server, stream).await.unwrap())
+        }
+    })
 }
 
 /// Connects.
-pub async fn http1(address: SocketAddr) -> Http1 {
-    let (sender, connection) = http1::handshake(connect(address).await).await.unwrap();
+pub async fn http1(address: SocketAddr, tls: Option<&TlsConnector>) -> Http1 {
+    let (sender, connection) = http1::handshake(connect(address, tls).await).await.unwrap();
     tokio::spawn(connection);
     sender
 }
 
-/// Connects, without TLS and without an upgrade.
-pub async fn http2(address: SocketAddr) -> Http2 {
-    let stream = connect(address).await;
+/// Connects, without an upgrade.
+pub async fn http2(address: SocketAddr, tls: Option<&TlsConnector>) -> Http2 {
+    let stream = connect(address, tls).await;
     let (sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     tokio::spawn(connection);
     sender
