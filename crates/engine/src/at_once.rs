@@ -274,6 +274,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_read_often_is_not_asked_about() {
+        // Eight reads of a file that was just written. Expectation: the ninth is trusted, and so is any other of its region.
+        let (file, _) = file();
+        let reads = each_backend().find(|reads| reads.1 == BackendKind::Auto).unwrap();
+        let dataset = dataset(file.path());
+        let open = &dataset.files()[0];
+        for block in 0..8 {
+            assert!(!trusted(open, 0, 4096, Tick::now()), "{block}");
+            assert!(ask(&reads, &dataset, &[(block * 4096, 4096)]).is_some());
+        }
+        assert!(trusted(open, 0, 4096, Tick::now()) && trusted(open, BLOCKS * 4096 - 1, 1, Tick::now()));
+        assert!(ask(&reads, &dataset, &[(20 * 4096, 4096)]).is_some());
+    }
+
+    #[test]
     fn what_was_cut_off_a_trusted_file_is_left_to_a_shard() {
         // As above, of a file that `auto` does not ask about: its mapping faults, or has zeros behind the new end.
         let (file, bytes) = file();
@@ -288,6 +303,32 @@ mod tests {
         }
         let fetched = ask(&reads, &dataset, &[(half - 4000, 4100)]).unwrap();
         assert!(fetched.data == bytes[half as usize - 4000..half as usize + 100]);
+    }
+
+    #[test]
+    fn a_truncation_beside_copies_of_a_trusted_file_leaves_no_zeros() {
+        // While blocks are read one by one, another thread cuts the file anywhere: what is answered is what it was.
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..100 {
+            let (file, bytes) = file();
+            let reads = each_backend().find(|reads| reads.1 == BackendKind::Auto).unwrap();
+            let dataset = dataset(file.path());
+            trust(&dataset.files()[0]);
+            let cut = random.u64(1..BLOCKS * 4096);
+            let near = cut / 4096 * 4096;
+            std::thread::scope(|scope| {
+                let cutting = scope.spawn(|| file.as_file().set_len(cut).unwrap());
+                let mut is_cut = false;
+                while !is_cut {
+                    is_cut = cutting.is_finished();
+                    if let Some(fetched) = ask(&reads, &dataset, &[(near, 4096)]) {
+                        let range = near as usize..near as usize + 4096;
+                        assert!(fetched.data == bytes[range], "cut at {cut}");
+                    }
+                }
+                assert!(ask(&reads, &dataset, &[(near, 4096)]).is_none());
+            });
+        }
     }
 
     #[test]

@@ -124,8 +124,10 @@ pub(crate) unsafe fn copy_resident(
         // SAFETY: as the caller promises.
         return unsafe { pread_no_wait(file, offset, destination, length) };
     }
+    let last = file.length_bytes().saturating_sub(1);
+    let is_end_resident = trusted(file, last, 1, Tick::now()) && !fills::is_filling(file.id, last, 1);
     // SAFETY: as the caller promises.
-    unsafe { copy_mapped(file, offset, destination, length) }
+    unsafe { copy_mapped(file, offset, destination, length, is_end_resident) }
 }
 
 impl Backend for AutoBackend {
