@@ -159,14 +159,6 @@ pub(crate) fn ask(file: &OpenFile, offset: u64, length: u32, now: Tick, region_q
     hit
 }
 
-/// Trusts all of a file, whatever is resident.
-#[cfg(test)]
-pub(crate) fn trust(file: &OpenFile) {
-    let regions = file.length_bytes().div_ceil(regions::REGION_BYTES);
-    (0..regions)
-        .for_each(|region| regions::settle(file.id, region * regions::REGION_BYTES, true, Tick::now()));
-}
-
 /// Records that bytes were not resident, whatever was known.
 pub(super) fn missed(file: &OpenFile, offset: u64, length: u32) {
     regions::learn(file.id, offset, length, false, Tick::now());
@@ -221,6 +213,14 @@ pub(super) fn cached_pages(file: BorrowedFd<'_>, offset: u64, length: u64) -> Re
             .raw_os_error()
             .unwrap_or(libc::EIO))
     }
+}
+
+/// Trusts all of a file, whatever is resident.
+#[cfg(test)]
+pub(crate) fn trust(file: &OpenFile) {
+    let regions = file.length_bytes().div_ceil(regions::REGION_BYTES);
+    (0..regions)
+        .for_each(|region| regions::settle(file.id, region * regions::REGION_BYTES, true, Tick::now()));
 }
 
 #[cfg(test)]

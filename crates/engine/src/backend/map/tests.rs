@@ -74,9 +74,10 @@ fn pages_are_aligned_outward() {
 fn the_last_page_tells_of_a_truncation() {
     // Scenario: a file of two and a half pages, whole and then cut inside page 0. Expectation: the last page tells of those
     // before it that they are whole, then that they may not be; of itself it tells nothing, nor of an empty file.
-    let page = rustix::param::page_size() as u64;
-    let length = 2 * page + page / 2;
-    let file = file_of(&pattern(length as usize));
+    let page_bytes = rustix::param::page_size();
+    let bytes = pattern(2 * page_bytes + page_bytes / 2);
+    let (page, length) = (page_bytes as u64, bytes.len() as u64);
+    let file = file_of(&bytes);
     let mapping = Mapping::new(file.as_fd(), length).expect("mapped");
     assert!(mapping.is_untruncated_before(1) && mapping.is_untruncated_before(2 * page));
     assert!(!mapping.is_untruncated_before(2 * page + 1));
