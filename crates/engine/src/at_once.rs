@@ -1,16 +1,18 @@
-//! Small requests answered by the core that submits them, when a mapping's backend serves their dataset and the page cache has
-//! their bytes: the way to a shard's thread and back takes longer than such a read.
+//! Small requests answered by the core that submits them, when `mmap` or `auto` serves their dataset and the page cache has
+//! their bytes: the way to a shard, even one on the same core, and back takes longer than such a read.
 //!
-//! Copied by preadv2(2) with RWF_NOWAIT, which neither waits for a device nor faults, so that a network thread stays free
-//! even if a page is evicted meanwhile. What it does not bring completely (not resident, truncated, a file system that
-//! always waits) goes to a shard, which finds the cause. A file of which hardly anything was resident lately is tried once in
-//! 16 reads, as `auto` asks.
+//! `mmap` copies by preadv2(2) with RWF_NOWAIT, which neither waits for a device nor faults, so that a network thread stays
+//! free even if a page is evicted meanwhile. `auto` copies as its shard would: from the mapping what is trusted or was found
+//! resident, since a failed preadv2 starts the read that it was asked about. What that does not bring completely (not
+//! resident, truncated, a file system that always waits) goes to a shard, which finds the cause. A file of which hardly
+//! anything was resident lately is tried once in 16 reads.
 
-use crate::backend::residency::{Residency, ResidencyHistories, pread_no_wait};
-use crate::batch::{Batch, Fetched, Lengths, Times};
+use crate::backend::auto::copy_resident;
+use crate::backend::residency::{Residency, ResidencyHistories, Tick, ask, pread_no_wait, trusted};
+use crate::batch::{Batch, Fetched, Lengths, Segment, Times};
 use crate::buffer::Arena;
 use crate::config::BackendKind;
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, OpenFile};
 use crate::metrics::{DatasetCounters, ShardMetrics, nanoseconds};
 use crate::share::Share;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -41,42 +43,44 @@ impl CoreReads {
     }
 
     /// Reads a batch of one small item, if that is possible without waiting.
+    ///
+    /// # Errors
+    /// What is known about its bytes, for the shard that reads it then.
     pub(crate) fn fetch(
         &self,
         batch: &Batch,
+        backend: BackendKind,
         arena: &Arena,
         share: Option<&Arc<Share>>,
         deadline: Option<Instant>,
-    ) -> Option<Fetched> {
+    ) -> Result<Fetched, Residency> {
         let ([_], [segment]) = (batch.items.as_slice(), batch.segments.as_slice()) else {
-            return None;
+            return Err(Residency::Ask);
         };
         let length = segment.length;
         let accepted = Instant::now();
         if length > BYTES_MAX || deadline.is_some_and(|deadline| deadline <= accepted) {
-            return None;
+            return Err(Residency::Ask);
         }
-        let file = batch.file(segment.file)?;
+        let file = batch.file(segment.file).ok_or(Residency::Ask)?;
         let mut state = self.lock();
-        let history = state.histories.of(file.id)?;
-        if history.guess() == Residency::Cold {
-            return None;
-        }
+        let copy = state.way(backend, file, segment)?;
         // A refusal is for the usual way to give.
-        let mut buffer = arena.reserve(length.into(), share).ok()?;
+        let mut buffer = arena.reserve(length.into(), share).map_err(|_| Residency::Ask)?;
         let place = buffer.place(0, length as usize);
         // SAFETY: the buffer is ours alone, `place` has checked the length, and the call has ended when it returns.
-        let read = unsafe { pread_no_wait(file, segment.offset, place, length) };
-        let is_whole = read == Ok(length);
-        history.learn(is_whole);
-        if !is_whole {
-            return None;
+        let is_whole = unsafe { copy(file, segment.offset, place, length) } == Ok(length);
+        if backend == BackendKind::Mmap {
+            state.learn(file, is_whole);
         }
-        let total_ns = nanoseconds(accepted.elapsed());
-        state.count(batch.dataset(), length, total_ns);
-        drop(state);
+        if !is_whole {
+            return Err(Residency::Ask);
+        }
         buffer.set_visible(0..length as usize);
-        Some(Fetched {
+        let total_ns = nanoseconds(accepted.elapsed());
+        state.count(batch.dataset(), backend, length, total_ns);
+        drop(state);
+        Ok(Fetched {
             data: buffer.into_bytes(),
             lengths: Lengths::of(&batch.items),
             errors: Vec::new(),
@@ -99,8 +103,42 @@ impl CoreReads {
     }
 }
 
+/// Copies bytes without waiting for the device.
+type Copy = unsafe fn(&OpenFile, u64, *mut u8, u32) -> Result<u32, i32>;
+
 impl State {
-    fn count(&mut self, dataset: &Arc<Dataset>, length: u32, total_ns: u64) {
+    /// How to copy a segment; otherwise what is known about its bytes.
+    fn way(&mut self, backend: BackendKind, file: &OpenFile, segment: &Segment) -> Result<Copy, Residency> {
+        let (offset, length, now) = (segment.offset, segment.length, Tick::now());
+        match backend {
+            BackendKind::Auto if trusted(file, offset, length, now) => return Ok(copy_resident),
+            BackendKind::Auto | BackendKind::Mmap => {}
+            BackendKind::Uring | BackendKind::Pread | BackendKind::Sim => return Err(Residency::Ask),
+        }
+        let history = self.histories.of(file.id).ok_or(Residency::Ask)?;
+        if history.guess() == Residency::Cold {
+            return Err(Residency::Cold);
+        }
+        if backend == BackendKind::Mmap {
+            return Ok(pread_no_wait);
+        }
+        // A read that is tried and fails would start the device: so ask.
+        let resident = ask(file, offset, length, now, &mut 1);
+        history.learn(resident);
+        if resident {
+            Ok(copy_resident)
+        } else {
+            Err(Residency::Missing)
+        }
+    }
+
+    fn learn(&mut self, file: &OpenFile, hit: bool) {
+        if let Some(history) = self.histories.of(file.id) {
+            history.learn(hit);
+        }
+    }
+
+    fn count(&mut self, dataset: &Arc<Dataset>, backend: BackendKind, length: u32, total_ns: u64) {
         let metrics = &self.metrics;
         let found = self.counters.iter().find(|(id, ..)| *id == dataset.id());
         let count = |counters: &DatasetCounters| {
@@ -110,7 +148,8 @@ impl State {
         match found {
             Some((_, _, counters)) => count(counters),
             None => {
-                let counters = metrics.dataset(dataset.name(), BackendKind::Mmap);
+                metrics.show(backend);
+                let counters = metrics.dataset(dataset.name(), backend);
                 count(&counters);
                 self.counters
                     .push((dataset.id(), Arc::downgrade(dataset), counters));
@@ -118,10 +157,7 @@ impl State {
         }
         metrics.batch_items.observe(1, 1);
         metrics.count_resident_reads(1);
-        metrics
-            .per_backend(BackendKind::Mmap)
-            .total_time
-            .observe(total_ns, 1);
+        metrics.per_backend(backend).total_time.observe(total_ns, 1);
     }
 }
 
@@ -129,6 +165,7 @@ impl State {
 #[expect(clippy::cast_possible_truncation, reason = "the files are small")]
 mod tests {
     use super::*;
+    use crate::backend::residency::trust;
     use crate::config::DirectIo;
     use crate::dataset::{DatasetSpec, KindSpec, PartialTail};
 
@@ -147,8 +184,13 @@ mod tests {
         Arc::new(Dataset::open(&spec).unwrap())
     }
 
-    fn reads() -> CoreReads {
-        CoreReads::new(ShardMetrics::new(0, BackendKind::Mmap, 0))
+    /// A core's reads, and the backend that they are of.
+    type Reads = (CoreReads, BackendKind);
+
+    fn each_backend() -> impl Iterator<Item = Reads> {
+        [BackendKind::Mmap, BackendKind::Auto]
+            .into_iter()
+            .map(|backend| (CoreReads::new(ShardMetrics::new(0, backend, 0)), backend))
     }
 
     /// A file below the target directory: on tmpfs nothing is ever evicted.
@@ -159,22 +201,17 @@ mod tests {
         (file, bytes)
     }
 
-    fn ask(reads: &CoreReads, dataset: &Arc<Dataset>, ranges: &[(u64, u64)]) -> Option<Fetched> {
+    fn ask(reads: &Reads, dataset: &Arc<Dataset>, ranges: &[(u64, u64)]) -> Option<Fetched> {
         let mut batch = Batch::new(Arc::clone(dataset), ranges.len());
         for (offset, length) in ranges {
             batch.push_range(*offset, *length);
         }
         let arena = Arena::new(1 << 20).unwrap();
-        reads.fetch(&batch, &arena, None, None)
+        reads.0.fetch(&batch, reads.1, &arena, None, None).ok()
     }
 
     /// The same of a range that the page cache has, or gets: the kernel may have taken a page away, or be writing it.
-    fn answered(
-        reads: &CoreReads,
-        dataset: &Arc<Dataset>,
-        path: &std::path::Path,
-        range: (u64, u64),
-    ) -> Fetched {
+    fn answered(reads: &Reads, dataset: &Arc<Dataset>, path: &std::path::Path, range: (u64, u64)) -> Fetched {
         let found = (0..1000).find_map(|_| {
             drop(std::fs::read(path).unwrap());
             ask(reads, dataset, &[range])
@@ -187,68 +224,132 @@ mod tests {
         // Blocks, and ranges that begin and end anywhere: their bytes. Several items, a long one, one outside, and one
         // whose deadline has passed: left to a shard.
         let (file, bytes) = file();
-        let (dataset, reads) = (dataset(file.path()), reads());
-        for (offset, length) in [
-            (0, 4096),
-            (4096, 4096),
-            (5, 1),
-            (4000, 9000),
-            (BLOCKS * 4096 - 7, 7),
-        ] {
-            let fetched = answered(&reads, &dataset, file.path(), (offset, length));
-            let range = offset as usize..(offset + length) as usize;
-            assert!(fetched.data == bytes[range] && fetched.errors.is_empty());
+        for reads in each_backend() {
+            let dataset = dataset(file.path());
+            for (offset, length) in [
+                (0, 4096),
+                (4096, 4096),
+                (5, 1),
+                (4000, 9000),
+                (BLOCKS * 4096 - 7, 7),
+            ] {
+                let fetched = answered(&reads, &dataset, file.path(), (offset, length));
+                let range = offset as usize..(offset + length) as usize;
+                assert!(fetched.data == bytes[range] && fetched.errors.is_empty());
+            }
+            assert!(ask(&reads, &dataset, &[(0, 4096), (4096, 4096)]).is_none());
+            assert!(ask(&reads, &dataset, &[(0, 16_385)]).is_none());
+            assert!(ask(&reads, &dataset, &[(BLOCKS * 4096, 1)]).is_none());
+            let mut late = Batch::new(Arc::clone(&dataset), 1);
+            late.push_block(1);
+            let arena = Arena::new(1 << 20).unwrap();
+            let deadline = Some(Instant::now());
+            assert!(reads.0.fetch(&late, reads.1, &arena, None, deadline).is_err());
+            let state = reads.0.lock();
+            assert_eq!(state.counters.len(), 1);
+            assert_eq!(
+                state.counters[0].2.ok.load(std::sync::atomic::Ordering::Relaxed),
+                5
+            );
+            drop(state);
+            drop((late, dataset));
+            reads.0.sweep();
+            assert!(reads.0.lock().counters.is_empty());
         }
-        assert!(ask(&reads, &dataset, &[(0, 4096), (4096, 4096)]).is_none());
-        assert!(ask(&reads, &dataset, &[(0, 16_385)]).is_none());
-        assert!(ask(&reads, &dataset, &[(BLOCKS * 4096, 1)]).is_none());
-        let mut late = Batch::new(Arc::clone(&dataset), 1);
-        late.push_block(1);
-        let arena = Arena::new(1 << 20).unwrap();
-        let deadline = Some(Instant::now());
-        assert!(reads.fetch(&late, &arena, None, deadline).is_none());
-        let state = reads.lock();
-        assert_eq!(state.counters.len(), 1);
-        assert_eq!(
-            state.counters[0].2.ok.load(std::sync::atomic::Ordering::Relaxed),
-            5
-        );
-        drop(state);
-        drop((late, dataset));
-        reads.sweep();
-        assert!(reads.lock().counters.is_empty());
     }
 
     #[test]
     fn what_was_cut_off_is_left_to_a_shard() {
         // The file loses its second half: what lies there, or reaches into it, is not answered here; the rest is.
+        for reads in each_backend() {
+            let (file, bytes) = file();
+            let dataset = dataset(file.path());
+            file.as_file().set_len(BLOCKS * 2048 + 100).unwrap();
+            let half = BLOCKS * 2048;
+            assert!(ask(&reads, &dataset, &[(half, 4096)]).is_none());
+            assert!(ask(&reads, &dataset, &[(half + 8192, 4096)]).is_none());
+            let fetched = answered(&reads, &dataset, file.path(), (half, 100));
+            assert!(fetched.data == bytes[half as usize..half as usize + 100]);
+        }
+    }
+
+    #[test]
+    fn what_is_read_often_is_not_asked_about() {
+        // Eight reads of a file that was just written. Expectation: the ninth is trusted, and so is any other of its region.
+        let (file, _) = file();
+        let reads = each_backend().find(|reads| reads.1 == BackendKind::Auto).unwrap();
+        let dataset = dataset(file.path());
+        let open = &dataset.files()[0];
+        for block in 0..8 {
+            assert!(!trusted(open, 0, 4096, Tick::now()), "{block}");
+            assert!(ask(&reads, &dataset, &[(block * 4096, 4096)]).is_some());
+        }
+        assert!(trusted(open, 0, 4096, Tick::now()) && trusted(open, BLOCKS * 4096 - 1, 1, Tick::now()));
+        assert!(ask(&reads, &dataset, &[(20 * 4096, 4096)]).is_some());
+    }
+
+    #[test]
+    fn what_was_cut_off_a_trusted_file_is_left_to_a_shard() {
+        // As above, of a file that `auto` does not ask about: its mapping faults, or has zeros behind the new end.
         let (file, bytes) = file();
-        let (dataset, reads) = (dataset(file.path()), reads());
-        file.as_file().set_len(BLOCKS * 2048 + 100).unwrap();
+        let reads = each_backend().find(|reads| reads.1 == BackendKind::Auto).unwrap();
+        let dataset = dataset(file.path());
+        trust(&dataset.files()[0]);
+        assert!(ask(&reads, &dataset, &[(BLOCKS * 4096 - 4096, 4096)]).is_some());
         let half = BLOCKS * 2048;
-        assert!(ask(&reads, &dataset, &[(half, 4096)]).is_none());
-        assert!(ask(&reads, &dataset, &[(half + 8192, 4096)]).is_none());
-        let fetched = answered(&reads, &dataset, file.path(), (half, 100));
-        assert!(fetched.data == bytes[half as usize..half as usize + 100]);
+        file.as_file().set_len(half + 100).unwrap();
+        for cut in [BLOCKS * 4096 - 4096, half + 4096, half + 90, half] {
+            assert!(ask(&reads, &dataset, &[(cut, 4096)]).is_none(), "{cut}");
+        }
+        let fetched = ask(&reads, &dataset, &[(half - 4000, 4100)]).unwrap();
+        assert!(fetched.data == bytes[half as usize - 4000..half as usize + 100]);
+    }
+
+    #[test]
+    fn a_truncation_beside_copies_of_a_trusted_file_leaves_no_zeros() {
+        // While blocks are read one by one, another thread cuts the file anywhere: what is answered is what it was.
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..100 {
+            let (file, bytes) = file();
+            let reads = each_backend().find(|reads| reads.1 == BackendKind::Auto).unwrap();
+            let dataset = dataset(file.path());
+            trust(&dataset.files()[0]);
+            let cut = random.u64(1..BLOCKS * 4096);
+            let near = cut / 4096 * 4096;
+            std::thread::scope(|scope| {
+                let cutting = scope.spawn(|| file.as_file().set_len(cut).unwrap());
+                let mut is_cut = false;
+                while !is_cut {
+                    is_cut = cutting.is_finished();
+                    if let Some(fetched) = ask(&reads, &dataset, &[(near, 4096)]) {
+                        let range = near as usize..near as usize + 4096;
+                        assert!(fetched.data == bytes[range], "cut at {cut}");
+                    }
+                }
+                assert!(ask(&reads, &dataset, &[(near, 4096)]).is_none());
+            });
+        }
     }
 
     #[test]
     fn a_cold_file_is_hardly_ever_tried() {
         // After many misses one read in 16 is tried; once those find their bytes, every read is again.
         let (file, _) = file();
-        let (dataset, reads) = (dataset(file.path()), reads());
-        let mut state = reads.lock();
-        let id = dataset.files()[0].id;
-        for _ in 0..1000 {
-            state.histories.of(id).unwrap().learn(false);
+        for reads in each_backend() {
+            let dataset = dataset(file.path());
+            let mut state = reads.0.lock();
+            let id = dataset.files()[0].id;
+            for _ in 0..1000 {
+                state.histories.of(id).unwrap().learn(false);
+            }
+            let history = state.histories.of(id).unwrap();
+            let tried = (0..160).filter(|_| history.guess() != Residency::Cold).count();
+            assert_eq!(tried, 10);
+            drop(state);
+            let answered = (0..1000)
+                .filter(|_| ask(&reads, &dataset, &[(0, 4096)]).is_some())
+                .count();
+            assert!(answered > 900, "{answered}");
         }
-        let history = state.histories.of(id).unwrap();
-        let tried = (0..160).filter(|_| history.guess() != Residency::Cold).count();
-        assert_eq!(tried, 10);
-        drop(state);
-        let answered = (0..1000)
-            .filter(|_| ask(&reads, &dataset, &[(0, 4096)]).is_some())
-            .count();
-        assert!(answered > 900, "{answered}");
     }
 }

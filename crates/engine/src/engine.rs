@@ -7,6 +7,7 @@ use self::switch::show;
 use self::ticket::Answer;
 pub use self::ticket::Ticket;
 use crate::at_once::CoreReads;
+use crate::backend::residency::Residency;
 use crate::batch::Batch;
 use crate::buffer::{Arena, PAGE_BYTES};
 use crate::config::{BackendKind, EngineConfig};
@@ -268,12 +269,23 @@ impl Engine {
         let routes = inner.routes.load();
         let route = routes.of(batch.dataset.name());
         let share = account.map(Account::memory);
+        let mut residency = Residency::Ask;
         if let Some(core) = cores::current()
             && let Some(reads) = route.group.at_once.get(core)
-            && let Some(fetched) = reads.fetch(&batch, &inner.arena, share, options.deadline)
         {
-            let answer = Answer::Made(Some(fetched));
-            return Ok(Ticket { answer });
+            match reads.fetch(
+                &batch,
+                route.status.backend,
+                &inner.arena,
+                share,
+                options.deadline,
+            ) {
+                Ok(fetched) => {
+                    let answer = Answer::Made(Some(fetched));
+                    return Ok(Ticket { answer });
+                }
+                Err(known) => residency = known,
+            }
         }
         let shard = inner.choose_shard(&route.group).ok_or(ReadError::ShardFailed)?;
         // Not `Overloaded`, which means that a retry makes sense: this memory would never be available.
@@ -315,6 +327,7 @@ impl Engine {
         } = batch;
         let work = PlannedBatch {
             backend: route.status.backend,
+            residency,
             dataset,
             origin: account.map(|account| (account.caller(), account.id())),
             weight: account.map_or(1, Account::weight),

@@ -4,6 +4,7 @@
 //! are made and what counts as finished.
 
 use crate::backend::Attempt;
+use crate::backend::residency::Residency;
 use crate::batch::{Fetched, Item, file_of};
 use crate::buffer::PooledBuffer;
 use crate::config::BackendKind;
@@ -34,6 +35,8 @@ pub(crate) enum Shortfall {
 pub(crate) struct PlannedBatch {
     /// The backend that it was accepted for.
     pub(crate) backend: BackendKind,
+    /// What is known about its bytes.
+    pub(crate) residency: Residency,
     pub(crate) dataset: Arc<Dataset>,
     /// Whose turn it takes: caller and connection.
     pub(crate) origin: Option<(u64, u64)>,
@@ -101,6 +104,7 @@ impl PlannedBatch {
             file,
             direct: read.direct,
             may_copy: self.backend == BackendKind::Auto,
+            residency: self.residency,
             offset: read.offset + u64::from(from),
             destination,
             length,

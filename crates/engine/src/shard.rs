@@ -235,7 +235,7 @@ impl<B: Backend> Shard<B> {
         };
         let (in_flight, metrics) = (&mut self.in_flight, &self.metrics);
         let left = active.batch.plan.reads.len() - active.next_read;
-        if !in_flight.is_empty() && left <= JOINED_AT_ONCE_MAX && active.shares(&self.backend) {
+        if !in_flight.is_empty() && left <= JOINED_AT_ONCE_MAX && self.backend.shares() {
             let mut reads = std::mem::take(&mut active.batch.plan.reads);
             let (before, mut waiting) = (reads.len(), active.next_read);
             reads.retain(|read| {
@@ -323,7 +323,7 @@ impl<B: Backend> Shard<B> {
         let allowance = u64::try_from(allowance).unwrap_or(0);
         let mut unqueued = active.drop_unwanted(now);
         let total = active.batch.plan.reads.len();
-        let shares = active.shares(&self.backend);
+        let shares = self.backend.shares();
         let mut taken_up = ReadCounts::default();
         let mut bytes = 0_u64;
         while bytes < allowance

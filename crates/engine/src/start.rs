@@ -130,7 +130,7 @@ pub(crate) struct ShardGroup {
     pub(crate) shards: Vec<ShardHandle>,
     /// Whether shard N runs on core N.
     pub(crate) on_cores: bool,
-    /// Of each core, for small requests whose bytes are resident: with `mmap`.
+    /// Of each core, for small requests whose bytes are resident: with `mmap` and `auto`.
     pub(crate) at_once: Vec<CoreReads>,
 }
 
@@ -229,14 +229,11 @@ impl Starter<'_> {
     ) -> ShardGroup {
         metrics.add_shards(self.shards.iter().map(|shard| Arc::clone(&shard.metrics)));
         threads.extend(self.threads);
-        let cores = if backend == BackendKind::Mmap {
-            self.config.cores.max(1)
-        } else {
-            0
-        };
+        // The shards of a ring serve `auto` too, now or later.
+        let copies = backend == BackendKind::Mmap || backend.uses_ring();
+        let cores = if copies { self.config.cores.max(1) } else { 0 };
         let at_once = self.shards.iter().cycle().zip(0..cores).map(|(shard, _)| {
             let counted = ShardMetrics::new(shard.metrics.shard, backend, 0);
-            counted.show(backend);
             metrics.add_core(Arc::clone(&counted));
             CoreReads::new(counted)
         });

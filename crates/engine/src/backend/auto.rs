@@ -1,19 +1,19 @@
 //! Backend `auto`: what the page cache holds is copied from a mapping, the rest is read through the ring.
 //!
 //! A resident 4 KiB page costs 0.5 us through a mapping and 1.3 us through a ring; querying residency (cachestat(2),
-//! kernel 6.5) costs 0.3 us (MEASURED). For cold files the query is pure cost, so each file is queried less often while
-//! it stays cold. What was queried and is not resident is read through the page cache, so that it is resident the next
+//! kernel 6.5) costs 0.3 to 1 us (MEASURED). So regions that were found completely resident are not queried for some
+//! seconds (`residency`), and a cold file is queried less often while it stays cold. What was queried and is not resident is read through the page cache, so that it is resident the next
 //! time: a partly warm file warms up as under a mapping; of a cold file one read in 16 fills the cache, which is enough
 //! for what is read often.
 //! A page that is still being read counts as resident. So ranges that a read is filling (`fills`) are copied with
 //! preadv2(2) and RWF_NOWAIT, which never waits; what it cannot copy goes to the ring.
-//! Invariant: only what was resident a moment ago is copied from the mapping, or is in a file that has been completely
-//! resident for long, until its first fault, so that a network thread hardly ever faults.
+//! Invariant: only what was resident a moment ago is copied from the mapping, or is in a region that was completely
+//! resident some seconds ago, until the first fault, so that a network thread hardly ever faults.
 
 mod fills;
 
-use super::mmap::{MmapBackend, major_faults};
-use super::residency::{Residency, ResidencyHistories, pread_no_wait, resident};
+use super::mmap::{MmapBackend, copy_mapped};
+use super::residency::{Residency, ResidencyHistories, Tick, ask, missed, pread_no_wait, trusted};
 use super::uring::UringBackend;
 use super::{Attempt, Backend, Completion, ReadSource};
 use crate::dataset::OpenFile;
@@ -21,14 +21,17 @@ use fills::Fills;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+/// Queries of whole regions between two looks at other work, of 20 us each.
+const REGION_QUERIES_MAX: u32 = 2;
+
 /// See the module. Every shard on a ring has it: an attempt says whether it may be copied, so that one ring serves
 /// `uring` and `auto`, and switching between them is free.
 pub(crate) struct AutoBackend {
     ring: UringBackend,
     mapped: MmapBackend,
     histories: ResidencyHistories,
-    /// Whether something was passed to the mapping without a query.
-    unasked: bool,
+    /// Queries of whole regions left in this turn.
+    region_queries: u32,
     fills: Fills,
     /// Copied without waiting, and not yet reported.
     read_at_once: Vec<Completion>,
@@ -45,27 +48,37 @@ impl AutoBackend {
             // Resident pages need no announcement.
             mapped: MmapBackend::new(false),
             histories: ResidencyHistories::default(),
-            unasked: false,
+            region_queries: REGION_QUERIES_MAX,
         }
     }
 
     /// Whether an attempt's bytes are resident; `None` if they were not queried.
     fn is_resident(&mut self, attempt: &Attempt) -> Option<bool> {
-        let history = self.histories.of(attempt.file.id)?;
-        match history.guess() {
-            Residency::Ask => {}
-            Residency::Resident => {
-                self.unasked = true;
-                return Some(true);
-            }
+        match attempt.residency {
+            Residency::Missing => return Some(false),
             Residency::Cold => return None,
+            Residency::Ask => {}
         }
-        let resident = resident(&attempt.file, attempt.offset, attempt.length);
+        let (file, now) = (&attempt.file, Tick::now());
+        if trusted(file, attempt.offset, attempt.length, now) {
+            return Some(true);
+        }
+        let history = self.histories.of(file.id)?;
+        if history.guess() == Residency::Cold {
+            return None;
+        }
+        let resident = ask(
+            file,
+            attempt.offset,
+            attempt.length,
+            now,
+            &mut self.region_queries,
+        );
         history.learn(resident);
         Some(resident)
     }
 
-    /// Copies an attempt's bytes if that does not wait for the device. Otherwise its file loses its trust.
+    /// Copies an attempt's bytes if that does not wait for the device.
     fn read_at_once(&mut self, attempt: &Attempt) -> bool {
         let wanted = attempt
             .file
@@ -87,13 +100,34 @@ impl AutoBackend {
             }
             // EAGAIN: it is being read. EOPNOTSUPP: the file system always waits.
             Ok(_) | Err(_) => {
-                if let Some(history) = self.histories.of(attempt.file.id) {
-                    history.learn(false);
-                }
+                missed(&attempt.file, attempt.offset, attempt.length);
                 false
             }
         }
     }
+}
+
+/// Copies resident bytes without waiting for the device, unless they are evicted meanwhile.
+///
+/// # Errors
+/// errno of preadv2 or statx; EFAULT: the mapping does not have them.
+///
+/// # Safety
+/// `destination` has `length` bytes, which nobody else touches.
+pub(crate) unsafe fn copy_resident(
+    file: &OpenFile,
+    offset: u64,
+    destination: *mut u8,
+    length: u32,
+) -> Result<u32, i32> {
+    if fills::is_filling(file.id, offset, length) {
+        // SAFETY: as the caller promises.
+        return unsafe { pread_no_wait(file, offset, destination, length) };
+    }
+    let last = file.length_bytes().saturating_sub(1);
+    let is_end_resident = trusted(file, last, 1, Tick::now()) && !fills::is_filling(file.id, last, 1);
+    // SAFETY: as the caller promises.
+    unsafe { copy_mapped(file, offset, destination, length, is_end_resident) }
 }
 
 impl Backend for AutoBackend {
@@ -136,16 +170,8 @@ impl Backend for AutoBackend {
     }
 
     fn poll_completions(&mut self, cx: &mut Context<'_>, finished: &mut Vec<Completion>) -> Poll<()> {
-        let faults = self.unasked.then(major_faults);
+        self.region_queries = REGION_QUERIES_MAX;
         let copied = self.mapped.poll_completions(cx, finished);
-        if copied.is_pending() {
-            // It makes some attempts at a time: until all are made, unqueried ones may be among them.
-            self.unasked = false;
-        }
-        if faults.is_some_and(|before| major_faults() > before) {
-            // Something trusted is no longer resident: query everything again.
-            self.histories.distrust();
-        }
         let from_ring = finished.len();
         let read = self.ring.poll_completions(cx, finished);
         for finished in finished.get(from_ring..).unwrap_or_default() {
@@ -160,10 +186,6 @@ impl Backend for AutoBackend {
         }
     }
 
-    fn shares(&self, file: u64, may_copy: bool) -> bool {
-        !(may_copy && self.histories.trusts(file))
-    }
-
     fn take_copied(&mut self) -> u64 {
         std::mem::take(&mut self.copied) + self.mapped.take_copied()
     }
@@ -171,23 +193,22 @@ impl Backend for AutoBackend {
 
 #[cfg(test)]
 mod tests {
-    use super::super::residency::TRUSTED_AFTER;
+    use super::super::residency::{resident, trust};
     use super::*;
     use crate::backend::uring::RingRuntime;
     use crate::config::DirectIo;
     use crate::dataset::OpenFile;
     use rustix::fs::{Advice, fadvise};
 
-    /// Makes the backend trust a file.
-    fn trust(backend: &mut AutoBackend, file: u64) {
-        for history in &mut backend.histories.0 {
-            (history.file, history.hits_per_mille) = (file, 1000);
-            history.hits_in_a_row = TRUSTED_AFTER;
+    /// Waits until this thread trusts a file no more, which it notices at the next tick.
+    fn await_distrust(file: &OpenFile) {
+        while trusted(file, 0, 4096, Tick::now()) {
+            std::thread::yield_now();
         }
     }
 
     /// A hundred reads of a trusted file at once, more than are copied in one go, of which the last one's page was
-    /// evicted: its fault is noticed too. Another file that shares the place is not trusted.
+    /// evicted: its fault is noticed too, and ends the trust in all files.
     #[test]
     #[ignore = "needs io_uring"]
     fn a_fault_behind_many_copies_ends_the_trust() {
@@ -200,18 +221,17 @@ mod tests {
         let ring = RingRuntime::new(128).unwrap();
         ring.block_on(async {
             let mut backend = AutoBackend::new(ring.handle().backend(128), 128);
-            trust(&mut backend, open.id);
+            trust(&open);
             let mut memory = vec![0_u8; 128 * PAGE as usize];
             let mut offsets: Vec<u64> = (0..99).map(|number| number * u64::from(PAGE)).collect();
             offsets.push(24 << 20);
             for (slot, offset) in (0_u32..).zip(offsets) {
-                // None of them is to be the one in 16 that is asked about.
-                backend.histories.0.iter_mut().for_each(|file| file.unasked = 0);
                 let route = backend.start(Attempt {
                     slot,
                     file: Arc::clone(&open),
                     direct: true,
                     may_copy: true,
+                    residency: Residency::Ask,
                     offset,
                     destination: memory[(slot * PAGE) as usize..].as_mut_ptr(),
                     length: PAGE,
@@ -223,16 +243,14 @@ mod tests {
                 std::future::poll_fn(|cx| backend.poll_completions(cx, &mut finished)).await;
             }
             assert!(finished.iter().all(|finished| finished.result == Ok(PAGE)));
-            assert!(backend.histories.0.iter().all(|file| file.hits_in_a_row == 0));
-            trust(&mut backend, open.id);
-            let mut shared = backend.histories.0[0];
-            shared.is_of(open.id + 64);
-            assert_eq!(shared.guess(), Residency::Ask);
+            await_distrust(&open);
+            trust(&open);
+            assert!(!trusted(&open, 0, PAGE, Tick::now()), "for some seconds");
         });
     }
 
     /// A resident page that lies where another shard fills the cache is copied without the mapping; one that is not there
-    /// goes to the ring, though the file was trusted, and ends the trust.
+    /// goes to the ring, though its region was trusted, and ends that.
     #[test]
     #[ignore = "needs io_uring"]
     fn where_the_cache_is_being_filled_nothing_waits() {
@@ -248,8 +266,7 @@ mod tests {
             let mut other = Fills::new(8);
             other.begin(0, open.id, 0, PAGE);
             other.begin(1, open.id, 24 << 20, PAGE);
-            trust(&mut backend, open.id);
-            backend.histories.0.iter_mut().for_each(|file| file.unasked = 0);
+            trust(&open);
             let mut memory = vec![0_u8; 2 * PAGE as usize];
             for (slot, offset, route) in [(0, 0, ReadSource::PageCache), (1, 24 << 20, ReadSource::Device)] {
                 let attempt = Attempt {
@@ -257,6 +274,7 @@ mod tests {
                     file: Arc::clone(&open),
                     direct: true,
                     may_copy: true,
+                    residency: Residency::Ask,
                     offset,
                     destination: memory[(slot * PAGE) as usize..].as_mut_ptr(),
                     length: PAGE,
@@ -264,7 +282,8 @@ mod tests {
                 assert_eq!(backend.start(attempt), route);
             }
             assert_eq!(backend.take_copied(), u64::from(PAGE));
-            assert!(backend.histories.0.iter().any(|file| file.hits_in_a_row == 0));
+            let now = Tick::now();
+            assert!(trusted(&open, 0, PAGE, now) && !trusted(&open, 24 << 20, PAGE, now));
             backend.flush();
             let mut finished = Vec::new();
             while finished.len() < 2 {
@@ -299,6 +318,7 @@ mod tests {
                     file: Arc::clone(&open),
                     direct: true,
                     may_copy: true,
+                    residency: Residency::Ask,
                     offset,
                     destination: memory[start..].as_mut_ptr(),
                     length: PAGE,
@@ -322,11 +342,11 @@ mod tests {
             let filled = (0..16_u64).filter(|number| resident(&open, (2 << 20) + number * (1 << 20), PAGE));
             assert_eq!(filled.count(), 1);
             // Trusted, and evicted all the same: read right, by a fault, which ends the trust.
-            trust(&mut backend, open.id);
+            trust(&open);
             fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
-            let trusted = read(&mut backend, 25 << 20).await;
-            assert!(backend.histories.0.iter().all(|file| file.hits_in_a_row == 0));
-            (first, second, trusted)
+            let unasked = read(&mut backend, 25 << 20).await;
+            await_distrust(&open);
+            (first, second, unasked)
         });
         assert_eq!(
             found,

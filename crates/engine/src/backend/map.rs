@@ -109,6 +109,31 @@ impl Mapping {
         Ok(length)
     }
 
+    /// Whether no byte that was just copied from before `end` can be a zero of a truncation, as far as that can be seen
+    /// without a system call; false if it may be one. The last page is touched, which blocks if it is not resident.
+    ///
+    /// A truncation sets the new length, unmaps the pages behind it on all CPUs, and only then zeroes the rest of the new
+    /// last page (`truncate_pagecache`; ext4, Btrfs, tmpfs, Linux 6.18). So while the mapping's last page can be read, no
+    /// earlier one was zeroed. Worked, of 10,000 bytes: pages 0 and 1 are judged by page 2, which begins at 8192; of bytes
+    /// from 8192 on it tells nothing.
+    pub(crate) fn is_untruncated_before(&self, end: u64) -> bool {
+        let Some(last) = self.length.checked_sub(1) else {
+            return false;
+        };
+        if end > (last - last % rustix::param::page_size()) as u64 {
+            return false;
+        }
+        // The copy's loads come before this one, also where TLBs are flushed without an interrupt (INVLPGB).
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every x86-64 CPU has the instruction.
+        unsafe {
+            core::arch::x86_64::_mm_lfence();
+        }
+        let mut byte = 0_u8;
+        // SAFETY: one byte, for one byte; `copy_out` keeps inside the mapping.
+        unsafe { self.copy_out(last as u64, &raw mut byte, 1) }.is_ok()
+    }
+
     /// The whole pages, as addresses (first, one past the last), that hold `length` bytes from `offset`; `None`
     /// where the mapping has none of them. With 4096-byte pages, 100 bytes from 4090 are pages 0 and 1: 0..8192.
     pub(crate) fn pages(&self, offset: u64, length: u32) -> Option<(usize, usize)> {

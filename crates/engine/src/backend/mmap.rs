@@ -189,13 +189,37 @@ impl Backend for MmapBackend {
         Poll::Ready(())
     }
 
-    fn shares(&self, _: u64, _: bool) -> bool {
+    fn shares(&self) -> bool {
         false
     }
 
     fn take_copied(&mut self) -> u64 {
         std::mem::take(&mut self.copied)
     }
+}
+
+/// Copies bytes from a file's mapping; a page that is not resident blocks the thread. Fewer than `length` where the file
+/// ends, for which the kernel is not asked if the last page is resident, as `is_end_resident` says, and there.
+///
+/// # Errors
+/// errno of statx; EFAULT: the mapping cannot be read there, or there is none.
+///
+/// # Safety
+/// `destination` has `length` bytes, which nobody else touches.
+pub(super) unsafe fn copy_mapped(
+    file: &OpenFile,
+    offset: u64,
+    destination: *mut u8,
+    length: u32,
+    is_end_resident: bool,
+) -> Result<u32, i32> {
+    let mapping = mapping_of(file).ok_or(libc::EFAULT)?;
+    // SAFETY: as the caller promises.
+    let copied = unsafe { mapping.copy_out(offset, destination, length) }.map_err(|_| libc::EFAULT)?;
+    if is_end_resident && mapping.is_untruncated_before(offset + u64::from(copied)) {
+        return Ok(copied);
+    }
+    file.kept_without_waiting(offset, copied)
 }
 
 /// How many of `length` bytes copied from `offset` are the file's, if it ends at `end`: 4096 from 8192 with an end of

@@ -3,6 +3,7 @@
 
 use crate::dataset::OpenFile;
 use crate::shard::IN_FLIGHT_BYTES_MAX;
+use residency::Residency;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -21,6 +22,8 @@ pub(crate) struct Attempt {
     pub(crate) direct: bool,
     /// Whether a ring's backend may copy it from the page cache instead: backend `auto`.
     pub(crate) may_copy: bool,
+    /// What is known about that.
+    pub(crate) residency: Residency,
     /// File offset.
     pub(crate) offset: u64,
     /// Where the bytes go.
@@ -69,10 +72,9 @@ pub(crate) trait Backend {
         IN_FLIGHT_BYTES_MAX
     }
 
-    /// Whether to share reads of a file that are in flight. Not if each is a copy from the page cache, which reads
-    /// every page once anyway. `may_copy` as in [`Attempt`].
-    fn shares(&self, file: u64, may_copy: bool) -> bool {
-        let _ = (file, may_copy);
+    /// Whether to share reads that are in flight. Not if each is a copy from the page cache, which reads every page once
+    /// anyway.
+    fn shares(&self) -> bool {
         true
     }
 

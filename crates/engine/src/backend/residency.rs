@@ -1,6 +1,10 @@
 //! What of a file the page cache holds: asked of the kernel (cachestat(2)), guessed from what was found lately, or found out
 //! by a read that does not wait (preadv2(2) with RWF_NOWAIT).
 
+mod regions;
+
+pub(crate) use regions::Tick;
+
 use crate::dataset::OpenFile;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +19,6 @@ const COLD_ASKS_ONE_IN: u32 = 16;
 /// against 1/20 of some 2 us).
 const COLD_HITS_PER_MILLE: u32 = 50;
 
-/// After so many hits in a row a file is trusted: it is queried once in [`TRUSTED_ASKS_ONE_IN`] reads, and the others
-/// are copied without. High, since an evicted page blocks a network thread for a device read: 65,536 copies take 33 ms,
-/// to which a fault of 2 ms on a slow disk adds 6 %; below it querying, at 0.3 us, is cheaper.
-pub(super) const TRUSTED_AFTER: u32 = 65_536;
-
-/// See [`TRUSTED_AFTER`].
-const TRUSTED_ASKS_ONE_IN: u32 = 16;
-
 /// The histories of the files read by one thread.
 #[derive(Debug)]
 pub(crate) struct ResidencyHistories(pub(super) Vec<ResidencyHistory>);
@@ -36,25 +32,9 @@ impl Default for ResidencyHistories {
 impl ResidencyHistories {
     /// The history of a file.
     pub(crate) fn of(&mut self, file: u64) -> Option<&mut ResidencyHistory> {
-        let history = self.0.get_mut(place_of(file))?;
-        history.is_of(file);
-        Some(history)
+        self.0
+            .get_mut(usize::try_from(file).unwrap_or(0) % REMEMBERED_FILES)
     }
-
-    /// Whether everything of a file was resident for long.
-    pub(super) fn trusts(&self, file: u64) -> bool {
-        let history = self.0.get(place_of(file));
-        history.is_some_and(|known| known.file == file && known.hits_in_a_row >= TRUSTED_AFTER)
-    }
-
-    /// Queries everything again.
-    pub(super) fn distrust(&mut self) {
-        self.0.iter_mut().for_each(|file| file.hits_in_a_row = 0);
-    }
-}
-
-fn place_of(file: u64) -> usize {
-    usize::try_from(file).unwrap_or(0) % REMEMBERED_FILES
 }
 
 /// How often a file was resident recently, and how often it is queried.
@@ -62,20 +42,17 @@ fn place_of(file: u64) -> usize {
 pub(crate) struct ResidencyHistory {
     /// Moving average over some 64 queries.
     pub(super) hits_per_mille: u32,
-    pub(super) hits_in_a_row: u32,
-    /// The file that the hits in a row are of: files that share an entry do not share trust.
-    pub(super) file: u64,
-    pub(super) unasked: u32,
+    unasked: u32,
 }
 
-/// What is known about a read without a query.
+/// What is known about a read's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Residency {
-    /// Not enough.
+    /// Not enough: ask.
     Ask,
-    /// Resident, like everything queried recently.
-    Resident,
-    /// Not resident, like nearly everything queried recently.
+    /// Not resident: they were asked about.
+    Missing,
+    /// Not resident, like nearly everything asked about recently.
     Cold,
 }
 
@@ -84,34 +61,20 @@ impl Default for ResidencyHistory {
         // Unknown files count as warm: a wrong guess costs a query, the opposite guess a disk read.
         Self {
             hits_per_mille: 1000,
-            hits_in_a_row: 0,
-            file: 0,
             unasked: 0,
         }
     }
 }
 
 impl ResidencyHistory {
-    /// Sets the file of the next attempts.
-    pub(super) fn is_of(&mut self, file: u64) {
-        if self.file != file {
-            self.file = file;
-            self.hits_in_a_row = 0;
-        }
-    }
-
     /// What to expect of the next read.
     pub(crate) fn guess(&mut self) -> Residency {
-        let (one_in, otherwise) = if self.hits_in_a_row >= TRUSTED_AFTER {
-            (TRUSTED_ASKS_ONE_IN, Residency::Resident)
-        } else if self.hits_per_mille < COLD_HITS_PER_MILLE {
-            (COLD_ASKS_ONE_IN, Residency::Cold)
-        } else {
+        if self.hits_per_mille >= COLD_HITS_PER_MILLE {
             return Residency::Ask;
-        };
+        }
         self.unasked += 1;
-        if self.unasked < one_in {
-            return otherwise;
+        if self.unasked < COLD_ASKS_ONE_IN {
+            return Residency::Cold;
         }
         self.unasked = 0;
         Residency::Ask
@@ -119,11 +82,6 @@ impl ResidencyHistory {
 
     /// Records whether a read's bytes were resident.
     pub(crate) fn learn(&mut self, hit: bool) {
-        self.hits_in_a_row = if hit {
-            self.hits_in_a_row.saturating_add(1)
-        } else {
-            0
-        };
         // Worked: at 1000, 190 misses in a row bring it below 50; from there one hit in 16 questions brings it back.
         self.hits_per_mille = if hit {
             self.hits_per_mille + (1000 - self.hits_per_mille).div_ceil(16)
@@ -181,6 +139,31 @@ struct Cachestat {
     recently_evicted_pages: u64,
 }
 
+/// Whether bytes may be copied from a mapping without a query: their regions were completely resident a few seconds ago.
+pub(crate) fn trusted(file: &OpenFile, offset: u64, length: u32, now: Tick) -> bool {
+    regions::trusts(file.id, offset, length, now)
+}
+
+/// Asks whether every page of the bytes is in the page cache; false if unknown. Asks about the whole region as well where
+/// that is worth it and `region_queries`, of 20 us each, are left.
+pub(crate) fn ask(file: &OpenFile, offset: u64, length: u32, now: Tick, region_queries: &mut u32) -> bool {
+    let hit = resident(file, offset, length);
+    if let Some(begin) = regions::learn(file.id, offset, length, hit, now)
+        && let Some(left) = region_queries.checked_sub(1)
+    {
+        *region_queries = left;
+        #[expect(clippy::cast_possible_truncation, reason = "2 MiB")]
+        let complete = resident(file, begin, regions::REGION_BYTES as u32);
+        regions::settle(file.id, begin, complete, now);
+    }
+    hit
+}
+
+/// Records that bytes were not resident, whatever was known.
+pub(super) fn missed(file: &OpenFile, offset: u64, length: u32) {
+    regions::learn(file.id, offset, length, false, Tick::now());
+}
+
 /// Whether every page of the bytes is in the page cache; false if unknown.
 pub(super) fn resident(file: &OpenFile, offset: u64, length: u32) -> bool {
     let end = file.length_bytes().min(offset + u64::from(length));
@@ -232,6 +215,14 @@ pub(super) fn cached_pages(file: BorrowedFd<'_>, offset: u64, length: u64) -> Re
     }
 }
 
+/// Trusts all of a file, whatever is resident.
+#[cfg(test)]
+pub(crate) fn trust(file: &OpenFile) {
+    let regions = file.length_bytes().div_ceil(regions::REGION_BYTES);
+    (0..regions)
+        .for_each(|region| regions::settle(file.id, region * regions::REGION_BYTES, true, Tick::now()));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,23 +248,6 @@ mod tests {
             !resident(&open, 2 * u64::from(HALF), 4096),
             "past the end is nowhere"
         );
-    }
-
-    /// A file of which everything was resident for long is asked about once in 16 reads; the first miss, or a fault, ends
-    /// that.
-    #[test]
-    fn what_was_always_resident_is_trusted() {
-        let mut history = ResidencyHistory::default();
-        for _ in 0..TRUSTED_AFTER {
-            assert_eq!(history.guess(), Residency::Ask);
-            history.learn(true);
-        }
-        let guesses: Vec<Residency> = (0..32).map(|_| history.guess()).collect();
-        let asked = guesses.iter().filter(|guess| **guess == Residency::Ask).count();
-        assert_eq!(asked, 2);
-        assert!(guesses.iter().all(|guess| *guess != Residency::Cold));
-        history.learn(false);
-        assert_eq!(history.guess(), Residency::Ask);
     }
 
     /// A cold file is asked about ever less, yet often enough that its warming up is noticed.

@@ -3,6 +3,7 @@
 
 use super::mmap::MmapBackend;
 use super::pread::PreadBackend;
+use super::residency::Residency;
 use super::sim::{SimBackend, SimControl};
 use super::{Attempt, Backend, Completion};
 use crate::config::DirectIo;
@@ -77,6 +78,7 @@ impl Read {
             file: Arc::clone(file),
             direct: false,
             may_copy: true,
+            residency: Residency::Ask,
             offset: self.offset,
             destination: self.memory.as_mut_ptr(),
             length: u32::try_from(self.memory.len()).expect("short"),

@@ -350,6 +350,7 @@ impl Backend for UringBackend {
             file,
             direct,
             may_copy: _,
+            residency: _,
             offset,
             destination,
             length,
@@ -458,6 +459,7 @@ impl Backend for UringBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::residency::Residency;
     use crate::buffer::Arena;
     use crate::config::DirectIo;
 
@@ -498,6 +500,7 @@ mod tests {
                 file,
                 direct: false,
                 may_copy: false,
+                residency: Residency::Ask,
                 offset: 0,
                 destination: bytes.as_mut_ptr(),
                 length: 4096,

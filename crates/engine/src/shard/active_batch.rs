@@ -1,8 +1,6 @@
 //! A batch that has reads to start or in flight.
 
 use super::in_flight::{FileAccess, InFlight, IndexKey, Joinable, JoinedRead};
-use crate::backend::Backend;
-use crate::config::BackendKind;
 use crate::metrics::{DatasetCounters, ShardMetrics, nanoseconds};
 use crate::plan::PlannedRead;
 use crate::planned_batch::PlannedBatch;
@@ -44,14 +42,6 @@ impl ActiveBatch {
             direct: read.direct,
         };
         Some(in_flight.index_key(access, read))
-    }
-
-    /// Whether to share its reads. Asked for the file of the next read: a batch rarely mixes files that are worth
-    /// sharing with others.
-    pub(super) fn shares<B: Backend>(&self, backend: &B) -> bool {
-        let read = self.batch.plan.reads.get(self.next_read);
-        let file = read.and_then(|read| self.batch.file_id(read));
-        file.is_some_and(|file| backend.shares(file, self.batch.backend == BackendKind::Auto))
     }
 
     /// Joins a read to one in flight that covers its bytes, if there is one.

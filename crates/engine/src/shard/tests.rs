@@ -1,6 +1,7 @@
 //! What needs a shard in hand, poll by poll, on the simulation.
 
 use super::*;
+use crate::backend::residency::Residency;
 use crate::backend::sim::{Fault, FaultPlan, SimBackend, SimControl};
 use crate::batch::Item;
 use crate::batch::{Batch, Fetched};
@@ -70,6 +71,7 @@ impl World {
         let buffer = self.arena.reserve(plan.data_bytes.into(), None).expect("memory");
         let mut batch = PlannedBatch {
             backend: BackendKind::Sim,
+            residency: Residency::Ask,
             dataset: batch.dataset,
             origin: None,
             weight: 1,

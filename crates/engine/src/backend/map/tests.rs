@@ -68,3 +68,21 @@ fn pages_are_aligned_outward() {
     );
     assert_eq!(mapping.pages(3 * page as u64, 1), None);
 }
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_last_page_tells_of_a_truncation() {
+    // Scenario: a file of two and a half pages, whole and then cut inside page 0. Expectation: the last page tells of those
+    // before it that they are whole, then that they may not be; of itself it tells nothing, nor of an empty file.
+    let page_bytes = rustix::param::page_size();
+    let bytes = pattern(2 * page_bytes + page_bytes / 2);
+    let (page, length) = (page_bytes as u64, bytes.len() as u64);
+    let file = file_of(&bytes);
+    let mapping = Mapping::new(file.as_fd(), length).expect("mapped");
+    assert!(mapping.is_untruncated_before(1) && mapping.is_untruncated_before(2 * page));
+    assert!(!mapping.is_untruncated_before(2 * page + 1));
+    file.set_len(page - 1).expect("truncate");
+    assert!(!mapping.is_untruncated_before(1));
+    let empty = Mapping::new(file_of(&[]).as_fd(), 0).expect("nothing to map");
+    assert!(!empty.is_untruncated_before(0));
+}
