@@ -168,7 +168,8 @@ pub(super) fn learn(file: u64, offset: u64, length: u32, hit: bool, now: Tick) -
     }
     word.hits = match word.hits {
         _ if !hit => SPOILED,
-        SPOILED => SPOILED,
+        // COMPLETE: of a thread that does not trust now.
+        known @ (SPOILED | COMPLETE) => known,
         hits => (hits + 1).min(HITS),
     };
     // Two threads at once: one count is lost.
@@ -208,6 +209,12 @@ mod tests {
             assert!(!trusts(file, begin, 4096, now));
         }
         settle(file, begin, true, now);
+        assert!(trusts(file, begin, 4096, now));
+        assert_eq!(
+            learn(file, begin, 4096, true, now),
+            None,
+            "of a thread without trust"
+        );
         assert!(trusts(file, begin, 4096, now));
         assert!(trusts(file, begin + REGION_BYTES - 4096, 4096, now));
         assert!(!trusts(file, begin + REGION_BYTES - 4096, 4097, now));
