@@ -42,6 +42,19 @@ HERDS = 5
 PAIRS = 5
 
 
+def halves_of_cpus():
+    """Words before the commands of a daemon and of its clients: a half of the CPUs each, or both share the only one."""
+    cpus = sorted(os.sched_getaffinity(0))
+    half = len(cpus) // 2
+    halves = (cpus[:half], cpus[half:]) if half else (cpus, cpus)
+    return [["taskset", "--cpu-list", ",".join(map(str, cpus))] for cpus in halves]
+
+
+def undisturbed(command):
+    """A client that others on its CPUs do not delay, as one on a machine of its own. Needs root."""
+    return ["chrt", "--rr", "1", *command] if os.geteuid() == 0 else command
+
+
 class Bench:
     """What all cases share: the binaries, the data, the time, and control runs that are made only once."""
 
@@ -153,11 +166,13 @@ class Bench:
         principals = {"modest": ("modest", "*"), "greedy": ("greedy", f"* {case.limits}".strip())}
         seconds = max(1.0, self.options.seconds / PAIRS)
         own_connections = case.attack[0] == "big-answers"
-        with Victimised(self.options.daemon, self.directory, self.data, {}, principals=principals) as daemon:
-            peak = self.command(daemon, 2, VICTIM, "big-answers", "--token", "modest", "--callers", 1, "--calls", 64,
+        of_daemon, of_clients = halves_of_cpus()
+        with Victimised(self.options.daemon, self.directory, self.data, {}, principals=principals, prefix=of_daemon) as daemon:
+            peak = of_clients + self.command(daemon, 2, VICTIM, "big-answers", "--token", "modest", "--callers", 1, "--calls", 64,
                                 "--answer-blocks", 1)
             rate = json.loads(run(peak))["answers"] / 2 / 2
-            paced = [*self.command(daemon, seconds, VICTIM, "paced", "--token", "modest"), "--rate", f"{rate:.0f}"]
+            paced = undisturbed([*of_clients, *self.command(daemon, seconds, VICTIM, "paced", "--token", "modest"), "--rate",
+                                 f"{rate:.0f}"])
             pairs = []
             for number in range(PAIRS):
                 found = {}
@@ -166,7 +181,7 @@ class Bench:
                         seen = json.loads(run(paced))
                     elif own_connections:
                         greedy = self.command(daemon, seconds + 2 * TAIL_SECONDS, source, *case.attack, "--token", case.token)
-                        process = subprocess.Popen(["nice", "-n", ATTACKERS_NICE, *greedy], stdout=subprocess.PIPE, text=True)
+                        process = subprocess.Popen(["nice", "-n", ATTACKERS_NICE, *of_clients, *greedy], stdout=subprocess.PIPE, text=True)
                         time.sleep(TAIL_SECONDS)
                         seen = json.loads(run(paced))
                         counts = json.loads(process.communicate(timeout=60)[0])
@@ -228,7 +243,8 @@ def markdown(rows, bench, facts):
         f"{facts['file_gib']} GiB on {facts['file_system']}; load average at the start {facts['load_at_start']:.2f}. "
         f"Daemon: {run([options.daemon, '--version']).strip()}, release build, default configuration with answers of up to 16 MiB.", "",
         f"Attacker, victim and daemon share these CPUs; the attacker runs at nice {ATTACKERS_NICE}, since a real one has a "
-        f"machine of its own. Each case {options.seconds:g} s, once with the attacker on another "
+        "machine of its own. Beside a greedy principal the daemon has half of the CPUs and its clients the others, the reader before "
+        "all others there. Each case {options.seconds:g} s, once with the attacker on another "
         "loopback address than the victim (other) and once on the same one. The victim is a reader of single blocks with "
         "one gRPC connection and without retries, a newcomer that connects for each read, and a probe of `/livez`. Its "
         "p99 is compared with the larger of two: alone, and beside as many well-behaved connections.", "",

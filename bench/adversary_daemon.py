@@ -47,8 +47,10 @@ class Heart:
 class Victimised(Server):
     """A daemon for one run: dataset `data`, and `slow` if there is a slow disk."""
 
-    def __init__(self, binary, directory, data, engine, slow=None, principals=None):
+    def __init__(self, binary, directory, data, engine, slow=None, principals=None, prefix=()):
         self.binary, self.directory, self.engine = binary, pathlib.Path(directory), engine
+        # Words before the command: where it runs.
+        self.prefix = list(prefix)
         # Name and line after the credential, by token.
         self.principals = principals or {}
         self.datasets = {"data": data} | ({"slow": slow} if slow else {})
@@ -76,7 +78,7 @@ class Victimised(Server):
         self.heart = Heart(notify)
         environment = {**os.environ, "NOTIFY_SOCKET": str(notify), "WATCHDOG_USEC": str(WATCHDOG_SECONDS * 1_000_000)}
         try:
-            self.launch([self.binary, "--config", file, "--addresses-file", self.file], self.directory / "log",
+            self.launch([*self.prefix, self.binary, "--config", file, "--addresses-file", self.file], self.directory / "log",
                         env=environment)
         except RunFailed:
             self.heart.close()

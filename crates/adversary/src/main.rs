@@ -352,10 +352,8 @@ fn main() -> anyhow::Result<()> {
         ..limits
     };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).context("limit of open files")?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
+    // As many threads as CPUs that it may use.
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let counts = runtime.block_on(run(arguments))?;
     // Tasks of connections that are still being closed are not waited for.
     runtime.shutdown_background();

@@ -167,6 +167,8 @@ struct Member<Q> {
     part: i64,
     queue: Q,
     is_early: bool,
+    /// It was served before the round reached it: what it used was the part of the round before.
+    went_early: bool,
 }
 
 impl<Q> Member<Q> {
@@ -198,6 +200,7 @@ impl<Q: Queue> Circle<Q> {
                 part,
                 queue: self.spare.pop().unwrap_or_default(),
                 is_early: false,
+                went_early: false,
             }
         });
         member.part = part;
@@ -216,7 +219,8 @@ impl<Q: Queue> Circle<Q> {
         if self.waiting == 0 {
             return None;
         }
-        let alone = self.waiting == 1;
+        // The round goes on over members that have nothing queued, until it has passed them.
+        let alone = self.members.len() == 1;
         let key = loop {
             if let Some(&key) = self.early.front() {
                 match self.members.get_mut(&key) {
@@ -240,10 +244,14 @@ impl<Q: Queue> Circle<Q> {
                 self.round.pop_front();
                 continue;
             };
+            let went_early = std::mem::take(&mut member.went_early);
             if !member.queue.is_empty() && (member.balance > 0 || alone && !member.is_heavy()) {
                 break key;
             }
             member.balance = member.balance.saturating_add(member.part);
+            if went_early && !member.queue.is_empty() && member.balance > 0 {
+                break key;
+            }
             if member.queue.is_empty() && member.balance > 0 {
                 self.round.pop_front();
                 self.remove(key);
@@ -264,11 +272,13 @@ impl<Q: Queue> Circle<Q> {
     /// Charges a member for what it started, and its queue by `charge`. A member alone is not charged, unless it is heavy: else
     /// others would wait for all its part whenever they have used theirs.
     fn charge(&mut self, key: u64, bytes: i64, charge: impl FnOnce(&mut Q)) {
+        let alone = self.members.len() == 1;
         let Some(member) = self.members.get_mut(&key) else {
             return;
         };
         charge(&mut member.queue);
-        if self.waiting > 1 || member.is_heavy() {
+        member.went_early |= self.round.front() != Some(&key);
+        if !alone || member.is_heavy() {
             member.balance = after(member.balance, bytes);
         }
         if !member.queue.is_empty() {
@@ -518,6 +528,24 @@ mod tests {
             }
         }
         assert_even(&started, 2 << 20);
+    }
+
+    #[test]
+    fn who_has_one_read_at_a_time_gets_no_less_than_its_part() {
+        // Caller 0 has one block at a time, and the next as soon as that is started; caller 1 has blocks waiting.
+        let mut turns = Turns::default();
+        turns.push(origin(1, 0), 1);
+        turns.push(origin(0, 0), 0);
+        let mut started = [0_u64; 2];
+        for _ in 0..5000 {
+            let turn = turns.next().expect("somebody waits");
+            started[turn.batch] += 4096;
+            turns.took(&turn, 4096, turn.batch == 0);
+            if turn.batch == 0 {
+                turns.push(origin(0, 0), 0);
+            }
+        }
+        assert_even(&started, 128 << 10);
     }
 
     #[test]
