@@ -54,6 +54,10 @@ impl CoreReads {
         share: Option<&Arc<Share>>,
         deadline: Option<Instant>,
     ) -> Result<Fetched, Residency> {
+        // First, since the shards of a ring have these for `auto` alone.
+        if !matches!(backend, BackendKind::Mmap | BackendKind::Auto) {
+            return Err(Residency::Ask);
+        }
         let ([_], [segment]) = (batch.items.as_slice(), batch.segments.as_slice()) else {
             return Err(Residency::Ask);
         };
@@ -110,10 +114,8 @@ impl State {
     /// How to copy a segment; otherwise what is known about its bytes.
     fn way(&mut self, backend: BackendKind, file: &OpenFile, segment: &Segment) -> Result<Copy, Residency> {
         let (offset, length, now) = (segment.offset, segment.length, Tick::now());
-        match backend {
-            BackendKind::Auto if trusted(file, offset, length, now) => return Ok(copy_resident),
-            BackendKind::Auto | BackendKind::Mmap => {}
-            BackendKind::Uring | BackendKind::Pread | BackendKind::Sim => return Err(Residency::Ask),
+        if backend == BackendKind::Auto && trusted(file, offset, length, now) {
+            return Ok(copy_resident);
         }
         let history = self.histories.of(file.id).ok_or(Residency::Ask)?;
         if history.guess() == Residency::Cold {
