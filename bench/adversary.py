@@ -244,7 +244,7 @@ def markdown(rows, bench, facts):
         f"Daemon: {run([options.daemon, '--version']).strip()}, release build, default configuration with answers of up to 16 MiB.", "",
         f"Attacker, victim and daemon share these CPUs; the attacker runs at nice {ATTACKERS_NICE}, since a real one has a "
         "machine of its own. Beside a greedy principal the daemon has half of the CPUs and its clients the others, the reader before "
-        "all others there. Each case {options.seconds:g} s, once with the attacker on another "
+        f"all others there. Each case {options.seconds:g} s, once with the attacker on another "
         "loopback address than the victim (other) and once on the same one. The victim is a reader of single blocks with "
         "one gRPC connection and without retries, a newcomer that connects for each read, and a probe of `/livez`. Its "
         "p99 is compared with the larger of two: alone, and beside as many well-behaved connections.", "",

@@ -511,41 +511,67 @@ mod tests {
         }
     }
 
-    #[test]
-    fn who_comes_back_at_once_gets_no_more_than_its_part() {
-        // Caller 0 has one read of 1 MiB at a time, and the next as soon as that is started; caller 1 has blocks waiting.
+    /// What callers 0 and 1 have started after 5000 turns: caller 0 has one read of so many bytes at a time, and the next as soon
+    /// as that is started; caller 1 has blocks waiting.
+    fn beside_a_long_queue(bytes: u64) -> [u64; 2] {
         let mut turns = Turns::default();
         turns.push(origin(1, 0), 1);
         turns.push(origin(0, 0), 0);
         let mut started = [0_u64; 2];
         for _ in 0..5000 {
             let turn = turns.next().expect("somebody waits");
-            let bytes = [1 << 20, 4096][turn.batch];
-            started[turn.batch] += bytes;
-            turns.took(&turn, bytes, turn.batch == 0);
+            let taken = [bytes, 4096][turn.batch];
+            started[turn.batch] += taken;
+            turns.took(&turn, taken, turn.batch == 0);
             if turn.batch == 0 {
                 turns.push(origin(0, 0), 0);
             }
         }
-        assert_even(&started, 2 << 20);
+        started
+    }
+
+    #[test]
+    fn who_comes_back_at_once_gets_no_more_than_its_part() {
+        // One read of 1 MiB at a time.
+        assert_even(&beside_a_long_queue(1 << 20), 2 << 20);
     }
 
     #[test]
     fn who_has_one_read_at_a_time_gets_no_less_than_its_part() {
-        // Caller 0 has one block at a time, and the next as soon as that is started; caller 1 has blocks waiting.
+        // One block at a time.
+        assert_even(&beside_a_long_queue(4096), 128 << 10);
+    }
+
+    #[test]
+    fn what_was_used_is_forgotten_while_another_is_alone() {
+        // Beside caller 1, caller 0 starts twice its part and leaves; caller 1 goes on alone, for a hundred parts; caller 0 comes
+        // back with a block. Expectation: that is next but one at the latest.
         let mut turns = Turns::default();
         turns.push(origin(1, 0), 1);
         turns.push(origin(0, 0), 0);
-        let mut started = [0_u64; 2];
-        for _ in 0..5000 {
+        let mut left = false;
+        let mut alone = 0_u64;
+        while alone < 100 << 20 {
             let turn = turns.next().expect("somebody waits");
-            started[turn.batch] += 4096;
-            turns.took(&turn, 4096, turn.batch == 0);
             if turn.batch == 0 {
-                turns.push(origin(0, 0), 0);
+                left = true;
+                turns.took(&turn, 2 << 20, true);
+            } else {
+                alone += if left { 4096 } else { 0 };
+                turns.took(&turn, 4096, false);
             }
         }
-        assert_even(&started, 128 << 10);
+        turns.push(origin(0, 0), 0);
+        let mut before = 0;
+        loop {
+            let turn = turns.next().expect("somebody waits");
+            if turn.batch == 0 {
+                break;
+            }
+            before += 1;
+            turns.took(&turn, 4096, false);
+        }
+        assert!(before <= 1, "{before} turns of the other one");
     }
 
     #[test]
