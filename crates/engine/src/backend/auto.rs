@@ -1,10 +1,11 @@
 //! Backend `auto`: what the page cache holds is copied from a mapping, the rest is read through the ring.
 //!
-//! A resident 4 KiB page costs 0.5 us through a mapping and 1.3 us through a ring; querying residency (cachestat(2),
-//! kernel 6.5) costs 0.3 to 1 us (MEASURED). So regions that were found completely resident are not queried for some
-//! seconds (`residency`), and a cold file is queried less often while it stays cold. What was queried and is not resident is read through the page cache, so that it is resident the next
-//! time: a partly warm file warms up as under a mapping; of a cold file one read in 16 fills the cache, which is enough
-//! for what is read often.
+//! A resident 4 KiB page costs 0.5 us through a mapping and 1.3 us through a ring; querying residency
+//! (cachestat(2), kernel 6.5) costs 0.3 to 1 us (MEASURED). So regions that were found completely resident are not
+//! queried for some seconds (`residency`), and a cold file is queried less often while it stays cold. What was
+//! queried and is not resident is read through the page cache, so that it is resident the next time: a partly warm
+//! file warms up as under a mapping; of a cold file one read in 16 fills the cache, which is enough for what is
+//! read often.
 //! A page that is still being read counts as resident. So ranges that a read is filling (`fills`) are copied with
 //! preadv2(2) and RWF_NOWAIT, which never waits; what it cannot copy goes to the ring.
 //! Invariant: only what was resident a moment ago is copied from the mapping, or is in a region that was completely
