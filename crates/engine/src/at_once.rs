@@ -113,8 +113,8 @@ type Copy = unsafe fn(&OpenFile, u64, *mut u8, u32) -> Result<u32, i32>;
 impl State {
     /// How to copy a segment; otherwise what is known about its bytes.
     fn way(&mut self, backend: BackendKind, file: &OpenFile, segment: &Segment) -> Result<Copy, Residency> {
-        let (offset, length, now) = (segment.offset, segment.length, Tick::now());
-        if backend == BackendKind::Auto && trusted(file, offset, length, now) {
+        let (offset, length) = (segment.offset, segment.length);
+        if backend == BackendKind::Auto && trusted(file, offset, length, Tick::now()) {
             return Ok(copy_resident);
         }
         let history = self.histories.of(file.id).ok_or(Residency::Ask)?;
@@ -125,7 +125,7 @@ impl State {
             return Ok(pread_no_wait);
         }
         // A read that is tried and fails would start the device: so ask.
-        let resident = ask(file, offset, length, now, &mut 1);
+        let resident = ask(file, offset, length, Tick::now(), &mut 1);
         history.learn(resident);
         if resident {
             Ok(copy_resident)
