@@ -216,8 +216,8 @@ def delay(soak, chance, until):
     # that starts again has the backends of its configuration.
     apart = not any(name in {"flip", "reload", "bad-reload"} or FAULTS[name].restarts for name in soak.phase.faults)
     if apart:
-        for name in ("slow", "slow-objects"):
-            soak.admin_call("SetBackend", field(1, BACKENDS["uring"]) + field(2, name))
+        # In the configuration, since a reload, which other faults make, ends what was switched.
+        _slow_disk_backend(soak, "uring")
     with soak.faults.window("delay", {"DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "BROKEN", "UNAVAILABLE"},
                             {"slow", "slow-objects"} if apart else None, after_s=DEADLINE_S + MARGIN_S):
         while True:
@@ -233,6 +233,16 @@ def delay(soak, chance, until):
                 break
         soak.disk.ask("set latency 0")
         soak.disk.ask("set jitter none")
+    if apart:
+        _slow_disk_backend(soak, "inherit")
+
+
+def _slow_disk_backend(soak, backend):
+    with soak.daemon.config_lock:
+        for dataset in soak.daemon.config["datasets"]:
+            if dataset["name"] in ("slow", "slow-objects"):
+                dataset["backend"] = backend
+        soak.reload()
 
 
 def _attack(soak, window_bytes=65535, port="grpc"):
