@@ -11,12 +11,12 @@ use std::sync::{Arc, LazyLock};
 const FILE_BYTES: usize = 50_001;
 
 struct World {
-    _directory: tempfile::TempDir,
     dataset: Arc<Dataset>,
     model: Vec<u8>,
 }
 
-/// Two files that form one address space; the second ends off every alignment.
+/// Two files that form one address space; the second ends off every alignment. Open is enough: a static would leave their directory
+/// behind.
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     let directory = tempfile::tempdir().unwrap();
     let mut model = vec![0; FILE_BYTES];
@@ -35,7 +35,6 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     })
     .unwrap();
     World {
-        _directory: directory,
         dataset: Arc::new(dataset),
         model,
     }
