@@ -8,6 +8,8 @@ ARG RUST_VERSION=1.95.0
 ARG RUST_IMAGE=rust:${RUST_VERSION}-bookworm
 FROM ${RUST_IMAGE} AS build
 WORKDIR /src
+# Debug information does not go into the image, so none is made.
+ENV CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_SPLIT_DEBUGINFO=off CARGO_PROFILE_RELEASE_STRIP=debuginfo
 
 # Dependencies first, from manifests alone, so that a change of the code does not build them again.
 COPY Cargo.toml Cargo.lock ./
@@ -44,11 +46,10 @@ COPY crates crates
 RUN find crates -name '*.rs' -exec touch {} + \
  && cargo build --release --locked --package ringfetch-server --package ringfetch-cli
 
-# What the image is made of: the programs, without debug information, and what the loader would open for them (glibc has
-# the resolver in it since 2.34).
+# What the image is made of: the programs, and what the loader would open for them (glibc has the resolver in it since 2.34).
 RUN mkdir -p /out/usr/local/bin /demo \
  && for program in ringfetchd ringfetch; do \
-      objcopy --strip-debug "target/release/$program" "/out/usr/local/bin/$program" || exit 1; \
+      cp "target/release/$program" "/out/usr/local/bin/$program" || exit 1; \
       ldd "target/release/$program" >libraries || exit 1; \
       grep -o '/[^ ]*' libraries | xargs -I '{}' cp --dereference --parents '{}' /out || exit 1; \
     done
