@@ -7,11 +7,11 @@
 
 use crate::backend::Backend;
 use crate::backend::auto::AutoBackend;
-pub use crate::backend::uring::submit_left;
 use crate::backend::uring::{RingHandle, RingRuntime, UringBackend};
+pub use crate::backend::uring::{count_parks, parks, submit_left};
 use crate::metrics::ShardMetrics;
 use crate::shard::{Inbox, Shard};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Context;
 use std::thread;
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 /// What is run on a core: made there, so that it need not be `Send`.
@@ -39,6 +40,26 @@ pub(crate) enum CoreCommand {
 
 thread_local! {
     static CURRENT_CORE: Cell<Option<usize>> = const { Cell::new(None) };
+    static CHARGES: RefCell<Vec<(u64, Duration)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Callers (`share::Account::caller`) whose charges are kept until they are taken.
+const CHARGED_MAX: usize = 256;
+
+/// Charges a caller for time that this core's shard spent on its reads.
+pub(crate) fn charge(caller: u64, time: Duration) {
+    CHARGES.with_borrow_mut(|charges| {
+        if let Some((_, charged)) = charges.iter_mut().find(|(charged, _)| *charged == caller) {
+            *charged += time;
+        } else if charges.len() < CHARGED_MAX {
+            charges.push((caller, time));
+        }
+    });
+}
+
+/// Hands over what callers were charged since the last call, as long as several shared this core's shard.
+pub fn take_charges(mut take: impl FnMut(u64, Duration)) {
+    CHARGES.with_borrow_mut(|charges| charges.drain(..).for_each(|(caller, time)| take(caller, time)));
 }
 
 /// The number of the core that this thread is, if any.
@@ -276,7 +297,10 @@ fn on_plain(
     if started.send(Ok(None)).is_err() {
         return;
     }
-    tokio::task::LocalSet::new().block_on(&runtime, main);
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        count_parks();
+        main.await;
+    });
 }
 
 #[cfg(test)]

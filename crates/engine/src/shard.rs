@@ -21,7 +21,7 @@ mod turns;
 pub(crate) use inbox::{Control, Inbox, Mailbox, SendError, inbox};
 
 use crate::backend::{Attempt, Backend, Completion, ReadSource};
-use crate::cores::give_way;
+use crate::cores::{self, give_way};
 use crate::metrics::{DeviceTimes, RESULT_ABANDONED, ShardMetrics};
 use crate::planned_batch::{PlannedBatch, Shortfall};
 use active_batch::{ActiveBatch, ReadCounts};
@@ -62,6 +62,10 @@ const JOINED_AT_ONCE_MAX: usize = 16;
 /// Bytes copied in one turn: some 100 us of a core.
 pub(crate) const TURN_COPY_BYTES: u64 = 1 << 20;
 
+/// The same while several callers have reads: each of the others waits for such turns several times, and for the answers that
+/// they complete to be sent.
+const SHARED_TURN_COPY_BYTES: u64 = 128 << 10;
+
 /// Batches taken from the inbox in one turn.
 const ADMITTED_MAX: usize = 256;
 
@@ -87,12 +91,17 @@ pub(crate) struct Shard<B: Backend> {
     /// The last connection that asked, and until when it counts as having company.
     last_origin: Option<(u64, u64)>,
     contended_until: Instant,
+    /// Until when its caller counts as having company, and what is copied in a turn.
+    shared_until: Instant,
+    turn_copy_bytes: u64,
     in_flight: InFlight,
     attempts: Vec<Attempt>,
     finished: Vec<Completion>,
     copy_tasks: VecDeque<CopyTask>,
     /// Bytes copied since the thread's other tasks had their turn.
     copied: u64,
+    /// While several callers share a core: whose reads finished in this turn, and their bytes.
+    served: Vec<(u64, u64)>,
     known: KnownDatasets,
     took: DeviceTimes,
 }
@@ -117,10 +126,13 @@ impl<B: Backend> Shard<B> {
             turn: None,
             last_origin: None,
             contended_until: Instant::now(),
+            shared_until: Instant::now(),
+            turn_copy_bytes: TURN_COPY_BYTES,
             attempts: Vec::with_capacity(depth as usize),
             finished: Vec::with_capacity(depth as usize),
             copy_tasks: VecDeque::new(),
             copied: 0,
+            served: Vec::new(),
             known: KnownDatasets::default(),
             took: DeviceTimes::default(),
         }
@@ -181,7 +193,7 @@ impl<B: Backend> Shard<B> {
             self.unqueue(reads);
             return self.answer(active, now);
         }
-        self.bound_in_flight(active.batch.origin, now);
+        self.bound_turns(active.batch.origin, now);
         let key = self.free_actives.pop().unwrap_or_else(|| {
             self.actives.push(None);
             self.actives.len() - 1
@@ -196,11 +208,23 @@ impl<B: Backend> Shard<B> {
         }
     }
 
-    /// Sets the limit of bytes in flight by whether others would have to wait behind them.
-    fn bound_in_flight(&mut self, origin: Option<(u64, u64)>, now: Instant) {
+    /// Sets the limits of bytes in flight and of copies by whether others would have to wait for them.
+    fn bound_turns(&mut self, origin: Option<(u64, u64)>, now: Instant) {
         if origin != self.last_origin {
+            let caller = |origin: Option<(u64, u64)>| origin.map(|(caller, _)| caller);
+            if caller(origin) != caller(self.last_origin) {
+                self.shared_until = now + ALONE_AFTER;
+            }
             self.last_origin = origin;
             self.contended_until = now + ALONE_AFTER;
+        }
+        let copies = if self.shared_until <= now {
+            TURN_COPY_BYTES
+        } else {
+            SHARED_TURN_COPY_BYTES
+        };
+        if copies != std::mem::replace(&mut self.turn_copy_bytes, copies) {
+            self.backend.bound_copies(copies);
         }
         let alone = self.contended_until <= now;
         let factor = if alone { ALONE_FACTOR } else { 1 };
@@ -445,6 +469,15 @@ impl<B: Backend> Shard<B> {
             return;
         };
         active.outstanding -= 1;
+        if self.turn_copy_bytes == SHARED_TURN_COPY_BYTES
+            && let Some((caller, _)) = active.batch.origin
+        {
+            let bytes = u64::from(tracked.read.length);
+            match self.served.last_mut() {
+                Some((last, served)) if *last == caller => *served += bytes,
+                Some(_) | None => self.served.push((caller, bytes)),
+            }
+        }
         if errno.is_some() && tracked.read.pieces > 1 {
             // A merged read failed as a whole, but perhaps only one item's bytes are bad: read each on its own, so
             // that every backend fails the same items.
@@ -483,7 +516,7 @@ impl<B: Backend> Shard<B> {
         // Counted before it is answered: whoever has the answer finds it in the metrics.
         self.took.tell(&self.metrics);
         let mut reply = Reply::new(active.batch, active.counters, active.expired);
-        let (copied, ready) = reply.advance(TURN_COPY_BYTES.saturating_sub(self.copied));
+        let (copied, ready) = reply.advance(self.turn_copy_bytes.saturating_sub(self.copied));
         self.copied += copied;
         if ready {
             reply.send(&self.metrics, now);
@@ -505,6 +538,31 @@ impl<B: Backend> Future for Shard<B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let shard = &mut *self;
+        let is_shared = shard.turn_copy_bytes == SHARED_TURN_COPY_BYTES && cores::current().is_some();
+        let begun = is_shared.then(Instant::now);
+        let polled = shard.take_turn(cx);
+        if let Some(begun) = begun {
+            shard.charge(begun.elapsed());
+        }
+        shard.served.clear();
+        polled
+    }
+}
+
+impl<B: Backend> Shard<B> {
+    /// Charges the time of a turn to those whose reads finished in it, by bytes.
+    fn charge(&self, time: Duration) {
+        let bytes: u64 = self.served.iter().map(|(_, bytes)| bytes).sum();
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        for (caller, served) in &self.served {
+            // A turn is well below the 4 s in which its product with these bytes would not fit.
+            let share = nanoseconds.saturating_mul(*served) / bytes.max(1);
+            cores::charge(*caller, Duration::from_nanos(share));
+        }
+    }
+
+    fn take_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let shard = self;
         shard.copied = 0;
         loop {
             shard.obey();
@@ -540,7 +598,7 @@ impl<B: Backend> Future for Shard<B> {
                     Poll::Pending
                 };
             }
-            if more || shard.copied >= TURN_COPY_BYTES {
+            if more || shard.copied >= shard.turn_copy_bytes {
                 // The thread's other tasks first, and control messages again.
                 give_way(cx);
                 return Poll::Pending;

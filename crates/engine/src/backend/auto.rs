@@ -187,6 +187,10 @@ impl Backend for AutoBackend {
         }
     }
 
+    fn bound_copies(&mut self, bytes: u64) {
+        self.mapped.bound_copies(bytes);
+    }
+
     fn take_copied(&mut self) -> u64 {
         std::mem::take(&mut self.copied) + self.mapped.take_copied()
     }

@@ -43,8 +43,9 @@ pub(crate) struct MmapBackend {
     /// Started and not yet made, oldest first.
     waiting: VecDeque<Attempt>,
     made: Vec<FinishedCopy>,
-    /// Bytes made since the shard asked.
+    /// Bytes made since the shard asked, and the most in one go.
     copied: u64,
+    copies_max: u64,
     /// Each file's length after this turn's copies; kept between turns for its memory only.
     lengths: HashMap<u64, Result<u64, i32>>,
 }
@@ -77,6 +78,7 @@ impl MmapBackend {
             waiting: VecDeque::new(),
             made: Vec::new(),
             copied: 0,
+            copies_max: TURN_COPY_BYTES,
             lengths: HashMap::new(),
         }
     }
@@ -154,7 +156,7 @@ impl Backend for MmapBackend {
             } else {
                 self.make(attempt);
             }
-            if bytes >= TURN_COPY_BYTES || (number % MADE_PER_LOOK == 0 && began.elapsed() >= MADE_FOR) {
+            if bytes >= self.copies_max || (number % MADE_PER_LOOK == 0 && began.elapsed() >= MADE_FOR) {
                 break;
             }
         }
@@ -191,6 +193,10 @@ impl Backend for MmapBackend {
 
     fn shares(&self) -> bool {
         false
+    }
+
+    fn bound_copies(&mut self, bytes: u64) {
+        self.copies_max = bytes;
     }
 
     fn take_copied(&mut self) -> u64 {

@@ -78,6 +78,11 @@ pub(crate) trait Backend {
         true
     }
 
+    /// Copies at most so many bytes on the calling thread in one `poll_completions`, but for the read that exceeds them.
+    fn bound_copies(&mut self, bytes: u64) {
+        let _ = bytes;
+    }
+
     /// Bytes that this backend has copied on the calling thread since the last call.
     fn take_copied(&mut self) -> u64 {
         0

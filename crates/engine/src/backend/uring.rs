@@ -52,8 +52,7 @@ impl RingRuntime {
             Err(error) => return Err(error),
         };
         let ring = runtime.block_on(async {
-            let metrics = tokio::runtime::Handle::current().metrics();
-            PARKS.with(|parks| drop(parks.set(metrics)));
+            count_parks();
             own_ring().await
         });
         if ring.is_none() {
@@ -155,7 +154,14 @@ thread_local! {
     static LEFT: Cell<Option<(RawFd, u64)>> = const { Cell::new(None) };
 }
 
-fn parks() -> Option<u64> {
+/// Counts from now on how often the runtime that this is called in parks its thread, which is this one.
+pub fn count_parks() {
+    let metrics = tokio::runtime::Handle::current().metrics();
+    PARKS.with(|parks| drop(parks.set(metrics)));
+}
+
+/// How often this thread's runtime has had nothing to do, and waited; `None`: that is not counted here.
+pub fn parks() -> Option<u64> {
     PARKS.with(|parks| parks.get().map(|metrics| metrics.worker_park_count(0)))
 }
 

@@ -1,9 +1,9 @@
 //! Copies done in parts, so that the thread can serve others in between: bytes of a shared read for its joiners, and
 //! gaps left by failed items.
 
+use super::Shard;
 use super::in_flight::{JoinedRead, TrackedRead};
 use super::reply::Reply;
-use super::{Shard, TURN_COPY_BYTES};
 use crate::backend::Backend;
 use crate::planned_batch::Shortfall;
 use std::time::Instant;
@@ -29,7 +29,7 @@ impl<B: Backend> Shard<B> {
             return;
         }
         let now = Instant::now();
-        while self.copied < TURN_COPY_BYTES
+        while self.copied < self.turn_copy_bytes
             && let Some(task) = self.copy_tasks.pop_front()
         {
             match task {
@@ -42,7 +42,7 @@ impl<B: Backend> Shard<B> {
                     }
                 }
                 CopyTask::Reply(mut reply) => {
-                    let (copied, ready) = reply.advance(TURN_COPY_BYTES - self.copied);
+                    let (copied, ready) = reply.advance(self.turn_copy_bytes - self.copied);
                     self.copied += copied;
                     if ready {
                         reply.send(&self.metrics, now);

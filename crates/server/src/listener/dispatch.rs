@@ -21,6 +21,7 @@ use tower::Service as _;
 
 use super::Role;
 use super::bodies::{AnswerBody, RequestBody};
+use super::core_turns;
 use super::hosts::{AllowedHosts, HostError};
 use super::progress::{Exchange, Progress};
 use super::response_future::ResponseFuture;
@@ -111,6 +112,7 @@ impl RequestDispatcher {
             None => connection,
             Some(access) => match self.admitted(access, &mut request, connection, progress) {
                 Ok(as_principal) => {
+                    core_turns::work_for(as_principal.account());
                     admitted = as_principal;
                     &admitted
                 }

@@ -10,6 +10,7 @@ use super::bodies::ResponseOrStall;
 use super::close::{CloseCounters, CloseDecision};
 use super::coalesce::CoalescingIo;
 use super::connection_limits::ConnectionLimits;
+use super::core_turns::{self, InTurn};
 use super::dispatch::RequestDispatcher;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
 use super::timeouts::{TimeoutTracker, WatchGuard};
@@ -48,9 +49,9 @@ pub(super) struct AcceptedConnection {
     pub(super) guard: ConnectionGuard,
 }
 
-/// Runs the streams of HTTP/2 connections among the core's local tasks, as connections and shards are. With
-/// `tokio::spawn` they would be in the runtime's own queue, and it polls epoll at every change from one queue to the other:
-/// twice a read.
+/// Runs the streams of HTTP/2 connections among the core's local tasks, as connections and shards are, in turn by the caller whose
+/// request it is. With `tokio::spawn` they would be in the runtime's own queue, and it polls epoll at every change from one queue
+/// to the other: twice a read.
 #[derive(Debug, Clone, Copy)]
 struct LocalExecutor;
 
@@ -59,7 +60,10 @@ where
     F: Future<Output: 'static> + 'static,
 {
     fn execute(&self, stream: F) {
-        drop(tokio::task::spawn_local(stream));
+        match core_turns::current() {
+            Some(caller) => drop(tokio::task::spawn_local(InTurn::new(caller, stream))),
+            None => drop(tokio::task::spawn_local(stream)),
+        }
     }
 }
 
@@ -79,6 +83,7 @@ impl PortServer {
         stream: AcceptedStream,
         accepted: AcceptedConnection,
     ) -> impl Future<Output = ()> {
+        let turns = core_turns::caller(accepted.connection.account());
         let caller = accepted.connection.address();
         let stream = stream.arrive(&accepted.progress);
         let watch = TimeoutTracker::new(accepted.guard.number());
@@ -89,7 +94,7 @@ impl PortServer {
             caller,
             &self.connection_limits,
         );
-        async move {
+        InTurn::new(turns, async move {
             let Ok(stream) = stream else { return };
             // Captured completely, so that both live to the end.
             let (accepted, _watched) = (&accepted, &watched);
@@ -189,7 +194,7 @@ impl PortServer {
             if let Some(decision) = decision.await {
                 count(decision);
             }
-        }
+        })
     }
 
     fn protocol(&self) -> auto::Builder<LocalExecutor> {

@@ -1,0 +1,417 @@
+//! Turns of callers on a core.
+//!
+//! The runtime polls what is ready in the order of arrival, so that a caller with 64 connections gets 64 turns to another's one,
+//! and does not look at its sockets before. While tasks of several callers run on a core, each caller may use it for [`PART_NS`],
+//! its weight times that, between two looks at the sockets. What is ready beyond that waits, in the order of arrival among
+//! the caller's own, and is let on one by one. While one caller is alone, nothing is timed and nobody waits.
+//!
+//! A task works for the caller of the requests that it dispatches ([`work_for`]), or of the task that spawned it. A connection with
+//! requests of several callers works for the address that it came from.
+
+use ringfetch_engine::cores::{give_way, parks, take_charges};
+use ringfetch_engine::share::Account;
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+#[cfg(test)]
+mod tests;
+
+/// A caller's nanoseconds between two looks at the sockets. Twice as many brought no more: a poll that writes an answer takes some
+/// 80 us, and is made whole.
+const PART_NS: i64 = 50_000;
+
+/// The most that a caller which uses less keeps for later: what arrives at once, for instance since this thread had no CPU for a
+/// while, is served at once.
+const CREDIT_NS_MAX: i64 = 20 * PART_NS;
+
+/// The most that is subtracted later from a caller whose tasks took longer.
+const DEBT_NS_MAX: i64 = 20 * PART_NS;
+
+/// The most that one poll counts: those that take longer were mostly interrupted by another process.
+const POLL_NS_MAX: i64 = 4 * PART_NS;
+
+/// How long a core counts as shared after tasks of two callers have met.
+const SHARED_FOR: Duration = Duration::from_secs(1);
+
+/// Callers remembered before those that have no tasks are forgotten.
+const CALLERS_MIN: usize = 64;
+
+thread_local! {
+    static CORE: Core = Core::default();
+}
+
+/// Who takes turns on this thread.
+#[derive(Default)]
+struct Core {
+    callers: RefCell<HashMap<u64, Weak<Caller>>>,
+    /// Those that have used time, or wait.
+    busy: RefCell<Vec<Rc<Caller>>>,
+    /// For whom the task that is polled now works.
+    current: RefCell<Option<Rc<Caller>>>,
+    /// The caller of the last poll, and until when others count as being there.
+    last: Cell<Option<u64>>,
+    shared_until: Cell<Option<Instant>>,
+    /// How often the core has had nothing to do.
+    parks: Cell<Option<u64>>,
+    rounds: Cell<RoundState>,
+    waker: RefCell<Option<Waker>>,
+}
+
+/// What the task that begins the rounds does.
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum RoundState {
+    /// There is none yet.
+    #[default]
+    None,
+    /// Nobody waits.
+    Asleep,
+    /// It is to be polled once before the core looks at its sockets.
+    Woken,
+    /// It is polled next after that.
+    Due,
+}
+
+/// A caller on this thread.
+#[derive(Debug)]
+pub(super) struct Caller {
+    id: u64,
+    /// Nanoseconds that each round adds.
+    part: Cell<i64>,
+    /// Nanoseconds that it may use; negative: to be subtracted from later rounds.
+    balance: Cell<i64>,
+    is_busy: Cell<bool>,
+    waiting: RefCell<VecDeque<Rc<Ticket>>>,
+}
+
+/// A task that waits.
+#[derive(Debug)]
+struct Ticket {
+    waker: RefCell<Waker>,
+    state: Cell<TicketState>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TicketState {
+    Waits,
+    MayRun,
+    Gone,
+}
+
+/// The caller of an account, on this thread.
+pub(super) fn caller(account: &Account) -> Rc<Caller> {
+    CORE.with(|core| core.caller(account.caller(), account.weight()))
+}
+
+/// From now on the task that is polled works for this account, and so does what it spawns.
+pub(super) fn work_for(account: &Account) {
+    CORE.with(|core| core.work_for(account.caller(), account.weight()));
+}
+
+/// For whom the task that is polled now works.
+pub(super) fn current() -> Option<Rc<Caller>> {
+    CORE.with(|core| core.current.borrow().clone())
+}
+
+impl Core {
+    fn caller(&self, id: u64, weight: u32) -> Rc<Caller> {
+        let mut callers = self.callers.borrow_mut();
+        let part = PART_NS * i64::from(weight);
+        if let Some(caller) = callers.get(&id).and_then(Weak::upgrade) {
+            caller.part.set(part);
+            return caller;
+        }
+        if callers.len() >= CALLERS_MIN && callers.len() == callers.capacity() {
+            callers.retain(|_, caller| caller.strong_count() > 0);
+        }
+        let caller = Rc::new(Caller {
+            id,
+            part: Cell::new(part),
+            balance: Cell::new(CREDIT_NS_MAX.max(part)),
+            is_busy: Cell::default(),
+            waiting: RefCell::default(),
+        });
+        callers.insert(id, Rc::downgrade(&caller));
+        caller
+    }
+
+    fn work_for(&self, id: u64, weight: u32) {
+        let mut current = self.current.borrow_mut();
+        if let Some(caller) = current.as_mut().filter(|caller| caller.id != id) {
+            *caller = self.caller(id, weight);
+        }
+    }
+
+    /// Notes that a task of this caller is polled; returns the time if the core is shared.
+    fn shared_now(&self, caller: &Caller) -> Option<Instant> {
+        let last = self.last.replace(Some(caller.id));
+        let is_other = last.is_some_and(|last| last != caller.id);
+        if !is_other && self.shared_until.get().is_none() {
+            return None;
+        }
+        let now = Instant::now();
+        if is_other {
+            self.shared_until.set(Some(now + SHARED_FOR));
+        } else if self.shared_until.get().is_some_and(|until| until <= now) {
+            self.end_turns();
+            return None;
+        }
+        let parks = parks();
+        if parks != self.parks.replace(parks) {
+            self.forgive();
+        }
+        Some(now)
+    }
+
+    /// The core has had nothing to do: what was used until then was nobody else's.
+    fn forgive(&self) {
+        self.busy.borrow_mut().retain(|caller| {
+            let waits = !caller.waiting.borrow().is_empty();
+            if !waits {
+                caller.balance.set(caller.full());
+            }
+            caller.is_busy.set(waits);
+            waits
+        });
+    }
+
+    /// One caller has been alone for a while: nobody waits any more.
+    fn end_turns(&self) {
+        self.shared_until.set(None);
+        take_charges(|_, _| {});
+        for caller in self.busy.borrow_mut().drain(..) {
+            caller.is_busy.set(false);
+            caller.balance.set(caller.full());
+            for ticket in caller.waiting.borrow_mut().drain(..) {
+                ticket.let_on();
+            }
+        }
+    }
+
+    /// Whether a task may be polled; else it gets a ticket, or keeps the one it has.
+    fn admits(&self, caller: &Rc<Caller>, ticket: &mut Option<Rc<Ticket>>, cx: &mut Context<'_>) -> bool {
+        if let Some(waiting) = ticket {
+            if waiting.state.get() == TicketState::MayRun {
+                *ticket = None;
+                return true;
+            }
+            waiting.waker.borrow_mut().clone_from(cx.waker());
+            return false;
+        }
+        if caller.has_time() && caller.waiting.borrow().is_empty() {
+            return true;
+        }
+        let new = Rc::new(Ticket {
+            waker: RefCell::new(cx.waker().clone()),
+            state: Cell::new(TicketState::Waits),
+        });
+        caller.waiting.borrow_mut().push_back(Rc::clone(&new));
+        *ticket = Some(new);
+        self.note_busy(caller);
+        self.want_round();
+        false
+    }
+
+    fn note_busy(&self, caller: &Rc<Caller>) {
+        if !caller.is_busy.replace(true) {
+            self.busy.borrow_mut().push(Rc::clone(caller));
+        }
+    }
+
+    /// Somebody waits.
+    fn want_round(&self) {
+        match self.rounds.get() {
+            RoundState::None => {
+                self.rounds.set(RoundState::Woken);
+                drop(tokio::task::spawn_local(Rounds));
+            }
+            RoundState::Asleep => {
+                self.rounds.set(RoundState::Woken);
+                if let Some(waker) = self.waker.borrow_mut().take() {
+                    waker.wake();
+                }
+            }
+            RoundState::Woken | RoundState::Due => {}
+        }
+    }
+
+    fn took(&self, caller: &Rc<Caller>, time: Duration) {
+        caller.charge(time);
+        self.note_busy(caller);
+        if caller.has_time() {
+            caller.let_on();
+        }
+    }
+
+    /// The core has looked at its sockets. Returns whether somebody waits.
+    fn begin_round(&self) -> bool {
+        let mut waits = false;
+        take_charges(|id, time| {
+            if let Some(caller) = self.callers.borrow().get(&id).and_then(Weak::upgrade) {
+                caller.charge(time);
+                self.note_busy(&caller);
+            }
+        });
+        self.busy.borrow_mut().retain(|caller| {
+            let full = caller.full();
+            caller
+                .balance
+                .set((caller.balance.get() + caller.part.get()).min(full));
+            if caller.has_time() {
+                caller.let_on();
+            }
+            let has_waiting = !caller.waiting.borrow().is_empty();
+            waits |= has_waiting;
+            let stays = has_waiting || caller.balance.get() < full;
+            caller.is_busy.set(stays);
+            stays
+        });
+        waits
+    }
+}
+
+impl Caller {
+    fn has_time(&self) -> bool {
+        self.balance.get() > 0
+    }
+
+    fn charge(&self, time: Duration) {
+        let nanoseconds = i64::try_from(time.as_nanos()).map_or(POLL_NS_MAX, |time| time.min(POLL_NS_MAX));
+        self.balance
+            .set(self.balance.get().saturating_sub(nanoseconds).max(-DEBT_NS_MAX));
+    }
+
+    /// Lets the next task that waits on.
+    fn let_on(&self) {
+        let mut waiting = self.waiting.borrow_mut();
+        while let Some(ticket) = waiting.pop_front() {
+            if ticket.let_on() {
+                return;
+            }
+        }
+    }
+
+    /// The most that it may have saved.
+    fn full(&self) -> i64 {
+        CREDIT_NS_MAX.max(self.part.get())
+    }
+}
+
+impl Ticket {
+    /// Wakes its task, unless that is gone.
+    fn let_on(&self) -> bool {
+        let waits = self.state.get() == TicketState::Waits;
+        if waits {
+            self.state.set(TicketState::MayRun);
+            self.waker.borrow().wake_by_ref();
+        }
+        waits
+    }
+}
+
+/// Begins a round whenever the core has looked at its sockets, while somebody waits.
+struct Rounds;
+
+impl Future for Rounds {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        CORE.with(|core| {
+            if core.rounds.get() == RoundState::Due && !core.begin_round() {
+                *core.waker.borrow_mut() = Some(cx.waker().clone());
+                core.rounds.set(RoundState::Asleep);
+                return;
+            }
+            core.rounds.set(RoundState::Due);
+            give_way(cx);
+        });
+        Poll::Pending
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A task whose polls take turns.
+    pub(super) struct InTurn<F> {
+        #[pin]
+        task: F,
+        turns: TaskTurns,
+    }
+}
+
+/// For whom a task works, and its ticket while it waits.
+struct TaskTurns {
+    caller: Rc<Caller>,
+    ticket: Option<Rc<Ticket>>,
+    /// The caller that it began with.
+    own: Rc<Caller>,
+    /// It has worked for several others, and works for its own from then on.
+    serves_several: bool,
+}
+
+impl TaskTurns {
+    fn worked_for(&mut self, caller: Rc<Caller>) {
+        if caller.id == self.caller.id || self.serves_several {
+            return;
+        }
+        self.serves_several = self.caller.id != self.own.id;
+        self.caller = if self.serves_several {
+            Rc::clone(&self.own)
+        } else {
+            caller
+        };
+    }
+}
+
+impl Drop for TaskTurns {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take()
+            && ticket.state.replace(TicketState::Gone) == TicketState::MayRun
+        {
+            self.caller.let_on();
+        }
+    }
+}
+
+impl<F> InTurn<F> {
+    pub(super) fn new(caller: Rc<Caller>, task: F) -> Self {
+        Self {
+            task,
+            turns: TaskTurns {
+                own: Rc::clone(&caller),
+                caller,
+                ticket: None,
+                serves_several: false,
+            },
+        }
+    }
+}
+
+impl<F: Future> Future for InTurn<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        CORE.with(|core| {
+            let turns = this.turns;
+            let begun = core.shared_now(&turns.caller);
+            if begun.is_some() && !core.admits(&turns.caller, &mut turns.ticket, cx) {
+                return Poll::Pending;
+            }
+            turns.ticket = None;
+            let outer = core.current.replace(Some(Rc::clone(&turns.caller)));
+            let polled = this.task.poll(cx);
+            let worked_for = core.current.replace(outer);
+            if let Some(begun) = begun {
+                core.took(&turns.caller, begun.elapsed());
+            }
+            if let Some(worked_for) = worked_for {
+                turns.worked_for(worked_for);
+            }
+            polled
+        })
+    }
+}

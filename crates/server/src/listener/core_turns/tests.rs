@@ -1,0 +1,257 @@
+use super::*;
+use ringfetch_engine::cores::count_parks;
+use std::future::poll_fn;
+use tokio::task::{LocalSet, yield_now};
+
+/// What one poll takes: a part, and half of one.
+const WORK: Duration = Duration::from_micros(75);
+
+fn of(id: u64, weight: u32) -> Rc<Caller> {
+    CORE.with(|core| core.caller(id, weight))
+}
+
+fn work() {
+    let begun = Instant::now();
+    while begun.elapsed() < WORK {
+        std::hint::spin_loop();
+    }
+}
+
+/// Runs a test on a core: a thread of its own, since what takes turns is a thread's.
+fn on_a_core<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+    let core = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .expect("a runtime");
+        LocalSet::new().block_on(&runtime, async { test().await });
+    });
+    core.join().expect("no panic");
+}
+
+/// Polls of `greedy` tasks between two of another caller, at most: each is ready again at once, and so is the other one.
+async fn polls_between(greedy: usize, weight: u32) -> u32 {
+    let polled = Rc::new(Cell::new(0_u32));
+    for _ in 0..greedy {
+        let polled = Rc::clone(&polled);
+        let task = async move {
+            loop {
+                work();
+                polled.set(polled.get() + 1);
+                yield_now().await;
+            }
+        };
+        drop(tokio::task::spawn_local(InTurn::new(of(1, weight), task)));
+    }
+    let modest = async move {
+        let mut most = 0;
+        // In the first turns the core does not know yet that it is shared.
+        for turn in 0..200 {
+            if turn >= 20 {
+                most = most.max(polled.get());
+            }
+            polled.set(0);
+            yield_now().await;
+        }
+        most
+    };
+    let modest = tokio::task::spawn_local(InTurn::new(of(2, 1), modest));
+    modest.await.expect("no panic")
+}
+
+#[test]
+fn a_caller_with_many_tasks_has_its_part_of_time_between_two_turns_of_another() {
+    // 64 tasks of one caller and one of another. Expectation: one poll, which is longer than the part of a round; with nine times
+    // the weight six to seven. Without turns there are 64.
+    for (weight, polls) in [(1, 1..=1), (9, 1..=7)] {
+        on_a_core(move || async move {
+            let most = polls_between(64, weight).await;
+            assert!(polls.contains(&most), "weight {weight}: {most}");
+        });
+    }
+}
+
+#[test]
+fn all_tasks_of_a_caller_are_served_in_the_order_of_arrival() {
+    // 16 tasks of one caller that are always ready, and another caller. Expectation: none has many turns more than another.
+    on_a_core(|| async {
+        let turns = Rc::new(RefCell::new([0_u32; 16]));
+        for number in 0..16 {
+            let turns = Rc::clone(&turns);
+            let task = async move {
+                loop {
+                    work();
+                    turns.borrow_mut()[number] += 1;
+                    yield_now().await;
+                }
+            };
+            drop(tokio::task::spawn_local(InTurn::new(of(1, 1), task)));
+        }
+        let until = async {
+            while turns.borrow().iter().sum::<u32>() < 1600 {
+                yield_now().await;
+            }
+        };
+        InTurn::new(of(2, 1), until).await;
+        let turns = turns.borrow();
+        let (least, most) = (turns.iter().min().expect("16"), turns.iter().max().expect("16"));
+        assert!(*most - *least <= 3, "{turns:?}");
+    });
+}
+
+#[test]
+fn a_caller_alone_waits_for_nobody() {
+    // 64 tasks of one caller, each polled ten times. Expectation: all go round in the order of arrival, and the core is not shared.
+    on_a_core(|| async {
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let tasks: Vec<_> = (0..64)
+            .map(|number| {
+                let order = Rc::clone(&order);
+                let task = async move {
+                    for _ in 0..10 {
+                        order.borrow_mut().push(number);
+                        let mut is_second = false;
+                        poll_fn(|cx| {
+                            if std::mem::replace(&mut is_second, true) {
+                                return Poll::Ready(());
+                            }
+                            cx.waker().wake_by_ref();
+                            Poll::Pending
+                        })
+                        .await;
+                    }
+                };
+                tokio::task::spawn_local(InTurn::new(of(1, 1), task))
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+        let expected: Vec<_> = (0..10).flat_map(|_| 0..64).collect();
+        assert_eq!(*order.borrow(), expected);
+        assert!(CORE.with(|core| core.rounds.get() == RoundState::None));
+    });
+}
+
+#[test]
+fn tasks_that_are_dropped_while_they_wait_hold_nobody_up() {
+    // 30 tasks of one caller wait, every other one is dropped, some of them when they may run. Expectation: the others end.
+    on_a_core(|| async {
+        let ended = Rc::new(Cell::new(0));
+        drop(tokio::task::spawn_local(InTurn::new(of(2, 1), async {
+            loop {
+                yield_now().await;
+            }
+        })));
+        let mut tasks = Vec::new();
+        for number in 0..30 {
+            let ended = Rc::clone(&ended);
+            let task = async move {
+                for _ in 0..3 {
+                    work();
+                    yield_now().await;
+                }
+                ended.set(ended.get() + 1);
+            };
+            let task = tokio::task::spawn_local(InTurn::new(of(1, 1), task));
+            tasks.push((number, task));
+        }
+        yield_now().await;
+        for (number, task) in tasks {
+            if number % 2 == 0 {
+                task.abort();
+            } else {
+                task.await.expect("no panic");
+            }
+        }
+        assert!(ended.get() >= 15, "{}", ended.get());
+    });
+}
+
+#[test]
+fn a_connection_works_for_its_requests_callers_or_for_its_own() {
+    // A connection's task dispatches requests of one caller, and then also of another one. Expectation: it works for the first, and
+    // then for the caller that it began with; what it spawns works for the caller of the request.
+    on_a_core(|| async {
+        let spawned_for = Rc::new(RefCell::new(Vec::new()));
+        let seen = Rc::clone(&spawned_for);
+        let mut connection = Box::pin(InTurn::new(of(1, 1), async move {
+            for requests in [vec![7], vec![7], vec![7, 8, 7], vec![8]] {
+                for id in requests {
+                    CORE.with(|core| core.work_for(id, 1));
+                    seen.borrow_mut().push(current().expect("a task is polled").id);
+                }
+                yield_now().await;
+            }
+        }));
+        let mut worked_for = Vec::new();
+        for _ in 0..4 {
+            poll_fn(|cx| {
+                assert!(connection.as_mut().poll(cx).is_pending());
+                Poll::Ready(())
+            })
+            .await;
+            worked_for.push(connection.turns.caller.id);
+        }
+        assert_eq!(worked_for, [7, 7, 7, 1]);
+        assert_eq!(*spawned_for.borrow(), [7, 7, 7, 8, 7, 8]);
+        assert!(current().is_none());
+    });
+}
+
+#[test]
+fn turns_end_when_one_caller_has_been_alone_for_a_while() {
+    // 16 tasks of a caller that are always ready, and another caller once. Expectation: after a while nothing is timed, nobody waits
+    // and nothing is owed, though tasks waited all the time before.
+    on_a_core(|| async {
+        for _ in 0..16 {
+            let task = async {
+                loop {
+                    work();
+                    yield_now().await;
+                }
+            };
+            drop(tokio::task::spawn_local(InTurn::new(of(1, 1), task)));
+        }
+        yield_now().await;
+        InTurn::new(of(2, 1), yield_now()).await;
+        let deadline = Instant::now() + 10 * SHARED_FOR;
+        let (mut turns, mut waited) = (0, 0);
+        while CORE.with(|core| core.shared_until.get().is_some()) {
+            assert!(Instant::now() < deadline, "still shared");
+            turns += 1;
+            waited += u32::from(!of(1, 1).waiting.borrow().is_empty());
+            yield_now().await;
+        }
+        assert!(waited > turns / 2, "{waited} of {turns}");
+        yield_now().await;
+        let caller = of(1, 1);
+        assert!(caller.waiting.borrow().is_empty() && caller.balance.get() == caller.full());
+        assert!(CORE.with(|core| core.busy.borrow().is_empty()));
+    });
+}
+
+#[test]
+fn what_is_used_while_the_core_has_nothing_else_to_do_is_not_counted() {
+    // Two callers, of which one works for longer than all its credit in polls between which the core is idle. Expectation: it never
+    // waits, so that nobody looks at sockets more often for it.
+    on_a_core(|| async {
+        count_parks();
+        for id in [1, 2, 1, 2] {
+            InTurn::new(of(id, 1), async {}).await;
+        }
+        let task = async {
+            for _ in 0..40 {
+                work();
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                assert!(
+                    CORE.with(|core| core.shared_until.get().is_some()),
+                    "the core is shared"
+                );
+            }
+        };
+        InTurn::new(of(1, 1), task).await;
+        assert!(40 * WORK.as_nanos() > 2 * u128::try_from(CREDIT_NS_MAX).expect("positive"));
+        assert!(CORE.with(|core| core.rounds.get() == RoundState::None));
+    });
+}
