@@ -162,15 +162,15 @@ class Bench:
         return adversary_cases.Seen(None, None, found, counts, alive, disk=report)
 
     def principals(self, case, source):
-        """A principal at half of what its connection can take, alone and beside a greedy one, in turn."""
-        principals = {"modest": ("modest", "*"), "greedy": ("greedy", f"* {case.limits}".strip())}
+        """A principal at a part of what its connection can take, alone and beside a greedy one, in turn."""
+        principals = {"modest": ("modest", f"* weight={case.weight}"), "greedy": ("greedy", f"* {case.limits}".strip())}
         seconds = max(1.0, self.options.seconds / PAIRS)
         own_connections = case.attack[0] == "big-answers"
         of_daemon, of_clients = halves_of_cpus()
         with Victimised(self.options.daemon, self.directory, self.data, {}, principals=principals, prefix=of_daemon) as daemon:
             peak = of_clients + self.command(daemon, 2, VICTIM, "big-answers", "--token", "modest", "--callers", 1, "--calls", 64,
                                 "--answer-blocks", 1)
-            rate = json.loads(run(peak))["answers"] / 2 / 2
+            rate = json.loads(run(peak))["answers"] / 2 * case.load
             paced = undisturbed([*of_clients, *self.command(daemon, seconds, VICTIM, "paced", "--token", "modest"), "--rate",
                                  f"{rate:.0f}"])
             pairs = []

@@ -182,6 +182,10 @@ class Case:
     engine: dict | None = None
     # Of the greedy principal, and the token that it sends.
     limits: str = ""
+    # Of the reader.
+    weight: int = 1
+    # Of the rate that the reader reaches alone.
+    load: float = 0.5
     token: str = "greedy"
 
     def judge(self, seen):
@@ -193,10 +197,10 @@ def stalled(name, title, manner):
                 [nobody_refused, p99_within(2), memory], 256)
 
 
-def greedy(name, title, *attack, limits="", token="greedy"):
-    """A principal reads as much as it can beside one at half of the load that its connection can take."""
+def greedy(name, title, *attack, token="greedy", **settings):
+    """A principal reads as much as it can beside one at half of the load that its connection can take, or another part of it."""
     return Case(name, title, list(attack), [paired_p99_within(1.5), nobody_of_pairs_refused, survives], runner="principals",
-                limits=limits, token=token)
+                token=token, **settings)
 
 
 def flood(kind, title, *more):
@@ -233,7 +237,11 @@ CASES = [
     flood("http-headers", "an HTTP/1.1 head without end", connections_closed),
     greedy("greedy-principal", "a principal with 64 connections, 64 scattered reads a call, without limits",
            "big-answers", "--callers", 64, "--answer-blocks", 64, "--scattered"),
-    greedy("greedy-principal-limited", "the same, limited to 16 MiB a second",
+    greedy("greedy-principal-third", "the same, the reader at a third of the load that its connection can take",
+           "big-answers", "--callers", 64, "--answer-blocks", 64, "--scattered", load=1 / 3),
+    greedy("greedy-principal-weight", "the same as the first, the reader of weight 4",
+           "big-answers", "--callers", 64, "--answer-blocks", 64, "--scattered", weight=4),
+    greedy("greedy-principal-limited", "the same as the first, limited to 16 MiB a second",
            "big-answers", "--callers", 64, "--answer-blocks", 64, "--scattered", limits="bytes/s=16MiB"),
     greedy("greedy-principal-one-connection", "a principal with 64 calls of 64 scattered reads on the other's connection",
            "--beside-calls", 64, "--beside-blocks", 64),
