@@ -21,7 +21,6 @@ fn work() {
 fn on_a_core<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
     let core = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
             .build()
             .expect("a runtime");
         LocalSet::new().block_on(&runtime, async { test().await });
@@ -243,7 +242,11 @@ fn what_is_used_while_the_core_has_nothing_else_to_do_is_not_counted() {
         let task = async {
             for _ in 0..40 {
                 work();
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                let before = parks();
+                while parks() == before {
+                    // The core has nothing to do until another thread has done this.
+                    tokio::task::spawn_blocking(|| ()).await.expect("no panic");
+                }
                 assert!(
                     CORE.with(|core| core.shared_until.get().is_some()),
                     "the core is shared"
