@@ -27,16 +27,17 @@ COPY crates/lab/Cargo.toml crates/lab/
 COPY crates/baselines/Cargo.toml crates/baselines/
 COPY crates/slowdisk/Cargo.toml crates/slowdisk/
 COPY crates/adversary/Cargo.toml crates/adversary/
+COPY crates/pieces/Cargo.toml crates/pieces/
 # A stand-in for each target that a manifest names.
 RUN mkdir -p crates/proto/src crates/command/src crates/host/src crates/engine/src crates/pattern/src crates/pace/src crates/score/src \
-    crates/server/src crates/client/src crates/cli/src crates/lab/src crates/baselines/src crates/slowdisk/src crates/adversary/src crates/engine/benches crates/engine/tests/contract \
-    crates/server/benches \
- && touch crates/engine/benches/pieces.rs crates/server/benches/pieces.rs crates/engine/tests/contract/main.rs \
+    crates/server/src crates/client/src crates/cli/src crates/lab/src crates/baselines/src crates/slowdisk/src crates/adversary/src crates/pieces/src \
+    crates/engine/tests/contract \
+ && touch crates/engine/tests/contract/main.rs \
  && touch crates/proto/src/lib.rs crates/command/src/lib.rs crates/host/src/lib.rs crates/engine/src/lib.rs \
     crates/pattern/src/lib.rs crates/pace/src/lib.rs crates/score/src/lib.rs crates/server/src/lib.rs crates/client/src/lib.rs crates/lab/src/lib.rs crates/baselines/src/lib.rs \
     crates/slowdisk/src/lib.rs crates/adversary/src/lib.rs \
  && echo 'fn main() {}' | tee crates/proto/build.rs crates/server/src/main.rs crates/slowdisk/src/main.rs \
-    crates/adversary/src/main.rs >crates/cli/src/main.rs \
+    crates/adversary/src/main.rs crates/pieces/src/main.rs >crates/cli/src/main.rs \
  && cargo build --release --locked --package ringfetch-server --package ringfetch-cli
 
 COPY proto proto

@@ -38,6 +38,8 @@ const UNKNOWN: i32 = 2;
 const INTERNAL: i32 = 13;
 const UNAVAILABLE: i32 = 14;
 const DATA_LOSS: i32 = 15;
+/// Pieces of a body.
+const PIECES_MAX: usize = 64;
 
 /// A call.
 #[derive(Debug, Clone)]
@@ -82,12 +84,14 @@ impl Call {
         request.body(body).ok()
     }
 
-    /// The body in its pieces.
+    /// The body in its pieces, of which more than a hundred or so that nobody has read yet would end the connection: h2 bounds what
+    /// small frames cost (its `too_many_data_frames`).
     pub fn pieces(&self) -> impl http_body::Body<Data = Bytes, Error = Infallible> + Send + Sync + 'static {
         let mut rest = self.body.clone();
+        let piece_bytes = self.piece_bytes.max(rest.len().div_ceil(PIECES_MAX));
         let mut pieces = Vec::new();
         while !rest.is_empty() {
-            pieces.push(Ok(Frame::data(rest.split_to(self.piece_bytes.min(rest.len())))));
+            pieces.push(Ok(Frame::data(rest.split_to(piece_bytes.min(rest.len())))));
         }
         StreamBody::new(futures_util::stream::iter(pieces))
     }

@@ -1,5 +1,5 @@
-//! Private pieces for the micro-benchmarks (`benches/pieces.rs`) and the fuzz targets, only with feature `bench`, which this crate's
-//! dev-dependency enables. No logic, and not a public API.
+//! Private pieces for the micro-benchmarks (`crates/pieces`) and the fuzz targets, only with feature `bench`, which those enable.
+//! No logic, and not a public API.
 
 use crate::batch::Batch;
 use crate::config::BackendKind;

@@ -189,6 +189,8 @@ impl PerBackend {
 pub(crate) struct ShardMetrics {
     pub(crate) shard: u32,
     pub(crate) queue_depth: u32,
+    /// The most reads in flight at present: less than `queue_depth` while several callers share it.
+    pub(crate) depth_limit: AtomicU32,
     /// The backends that it serves; a batch says by which of them it is to be read.
     backends: [PerBackend; 2],
     pub(crate) in_flight: AtomicU32,
@@ -216,6 +218,7 @@ impl ShardMetrics {
         Arc::new(Self {
             shard,
             queue_depth,
+            depth_limit: AtomicU32::new(queue_depth),
             backends: backends.map(PerBackend::new),
             in_flight: AtomicU32::new(0),
             queued: AtomicI64::new(0),

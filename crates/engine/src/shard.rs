@@ -212,7 +212,7 @@ impl<B: Backend> Shard<B> {
     fn bound_turns(&mut self, origin: Option<(u64, u64)>, now: Instant) {
         if origin != self.last_origin {
             let caller = |origin: Option<(u64, u64)>| origin.map(|(caller, _)| caller);
-            if caller(origin) != caller(self.last_origin) {
+            if self.last_origin.is_some() && caller(origin) != caller(self.last_origin) {
                 self.shared_until = now + ALONE_AFTER;
             }
             self.last_origin = origin;
@@ -225,6 +225,15 @@ impl<B: Backend> Shard<B> {
         };
         if copies != std::mem::replace(&mut self.turn_copy_bytes, copies) {
             self.backend.bound_copies(copies);
+            let depth = self.metrics.queue_depth.max(1);
+            let is_shared = copies == SHARED_TURN_COPY_BYTES;
+            let most = if is_shared {
+                self.backend.shared_depth(depth)
+            } else {
+                depth
+            };
+            self.in_flight.set_reads_max(most);
+            self.metrics.depth_limit.store(most, Ordering::Relaxed);
         }
         let alone = self.contended_until <= now;
         let factor = if alone { ALONE_FACTOR } else { 1 };

@@ -191,6 +191,11 @@ impl Backend for MmapBackend {
         Poll::Ready(())
     }
 
+    fn shared_depth(&self, depth: u32) -> u32 {
+        // They wait for this thread, and only their pages for the device.
+        depth
+    }
+
     fn shares(&self) -> bool {
         false
     }

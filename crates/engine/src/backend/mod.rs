@@ -72,6 +72,13 @@ pub(crate) trait Backend {
         IN_FLIGHT_BYTES_MAX
     }
 
+    /// Reads in flight, of at most `depth`, while several callers have some. Each of the others waits at the device for what is there,
+    /// whatever its turn. A quarter of the depth costs a fast device a fifth of its reads, since it is idle until the core's next
+    /// turn (ADR 0013).
+    fn shared_depth(&self, depth: u32) -> u32 {
+        depth.div_ceil(2)
+    }
+
     /// Whether to share reads that are in flight. Not if each is a copy from the page cache, which reads every page once
     /// anyway.
     fn shares(&self) -> bool {

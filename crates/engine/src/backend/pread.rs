@@ -92,6 +92,11 @@ fn serve(pool: &Handoff<SendAttempt, Completion>) {
 
 impl Backend for PreadBackend {
     /// One shard has all threads; the usual bound would leave most of them idle when reads are long.
+    fn shared_depth(&self, depth: u32) -> u32 {
+        // One a thread, which there are for a slow disk.
+        depth
+    }
+
     fn in_flight_bytes_max(&self) -> u64 {
         IN_FLIGHT_BYTES_MAX.max(self.threads.len() as u64 * THREAD_BYTES)
     }

@@ -335,7 +335,7 @@ impl Collector for EngineCollector {
             let number = shard.shard.to_string();
             let labels = [("shard", number.as_str())];
             in_flight.gauge(&labels, f64::from(shard.in_flight.load(Ordering::Relaxed)));
-            limit.gauge(&labels, f64::from(shard.queue_depth));
+            limit.gauge(&labels, f64::from(shard.depth_limit.load(Ordering::Relaxed)));
             let waiting = u64::try_from(shard.queued.load(Ordering::Relaxed)).unwrap_or(0);
             queued.gauge(&labels, float(waiting));
             let mut seen = HistogramTotal::default();

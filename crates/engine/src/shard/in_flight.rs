@@ -86,6 +86,8 @@ pub(super) enum Joinable {
 pub(super) struct InFlight {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// How many may be in flight: at most as many as there are slots.
+    reads_max: u32,
     bytes: u64,
     bytes_max: u64,
     /// The limit of bytes was reached, and less than half of it is free.
@@ -164,6 +166,7 @@ impl InFlight {
         Self {
             slots: (0..depth).map(|_| Slot::free()).collect(),
             free: (0..depth).rev().collect(),
+            reads_max: depth,
             bytes: 0,
             bytes_max,
             is_full: false,
@@ -187,7 +190,12 @@ impl InFlight {
     /// would take a system call each.
     pub(super) fn has_room(&mut self) -> bool {
         self.is_full &= self.bytes > self.bytes_max / 2;
-        !self.free.is_empty() && !self.is_full
+        self.len() < self.reads_max && !self.is_full
+    }
+
+    /// Sets the limit of reads in flight, at most one a slot.
+    pub(super) fn set_reads_max(&mut self, reads_max: u32) {
+        self.reads_max = reads_max.min(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
     }
 
     /// Sets the limit of bytes in flight.

@@ -214,6 +214,39 @@ fn reads_are_started_by_the_weights_of_their_callers() {
 }
 
 #[test]
+fn callers_that_share_a_device_fill_half_of_its_queue() {
+    // A caller with forty reads for a queue of 64; then a second one, too. Expectation: alone it has all of them in flight; together
+    // they have 32; all are answered.
+    let mut world = World::new(64, 100_000);
+    world.control.hold();
+    let mut answers = Vec::new();
+    let mut send = |world: &World, caller: u64| {
+        for number in 0..40 {
+            let range = (number * 1000 + caller * 200, 100);
+            answers.push(world.send(&[range], |batch| batch.origin = Some((caller, 0))));
+        }
+    };
+    send(&world, 1);
+    assert!(world.poll().is_pending());
+    assert_eq!(world.control.in_flight(), 40);
+    send(&world, 2);
+    assert!(world.poll().is_pending());
+    assert_eq!(world.control.in_flight(), 40);
+    for released in [5, 20, 7] {
+        world.control.release(released);
+        assert!(world.poll().is_pending());
+    }
+    assert_eq!(world.control.in_flight(), 32);
+    assert_eq!(world.metrics.depth_limit.load(Ordering::Relaxed), 32);
+    for _ in 0..4 {
+        world.control.release_all();
+        assert!(world.poll().is_pending());
+    }
+    let read = answers.iter_mut().filter_map(|answer| answer.try_recv().ok());
+    assert_eq!(read.filter(Result::is_ok).count(), 80);
+}
+
+#[test]
 fn short_attempts_that_bring_nothing_new_are_not_the_end_of_the_file() {
     // Scenario: attempts at a read that begin at the alignment again and end before, or where, the one before did. Worked: 700
     // bytes arrive, and from 512 another 100, or 188. Expectation: the bytes, in one attempt more than there were short ones.

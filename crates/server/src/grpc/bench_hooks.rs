@@ -1,4 +1,4 @@
-//! Private pieces within reach of the micro-benchmarks (`benches/pieces.rs`), and of nothing else: only with feature
+//! Private pieces within reach of the micro-benchmarks (`crates/pieces`), and of nothing else: only with feature
 //! `bench`. No logic of its own, and no promise to anybody.
 
 use super::encode::EncodedMessage;

@@ -3,7 +3,7 @@
 use super::tree::{Source, hold};
 
 /// Our crates, and the crates of ours that each may stand on.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("ringfetch-proto", &[]),
     ("ringfetch-command", &[]),
     ("ringfetch-host", &[]),
@@ -54,6 +54,11 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("ringfetch-slowdisk", &[]),
     // Clients for tests: the same.
     ("ringfetch-adversary", &["ringfetch-client", "ringfetch-proto"]),
+    // Pieces of the path of a read, to be measured.
+    (
+        "ringfetch-pieces",
+        &["ringfetch-engine", "ringfetch-proto", "ringfetch-server"],
+    ),
 ];
 
 /// What the data plane must know nothing of.

@@ -1,13 +1,8 @@
 //! The gRPC transport's pieces on the path of every call: the request's message in, the answer's envelope out; and
 //! what prost itself takes for the answer, which copies the payload.
-//! `cargo bench -p ringfetch-server --bench pieces`; instructions: `bench/instructions.py` (docs/BENCHMARKING.md).
-#![forbid(unsafe_code)]
 
-#[path = "../../engine/benches/harness/mod.rs"]
-mod harness;
-
+use crate::harness::Piece;
 use bytes::Bytes;
-use harness::Piece;
 use prost::Message as _;
 use ringfetch_proto::v1::{FetchBlocksRequest, FetchBlocksResponse};
 use ringfetch_server::grpc::bench_hooks::{stream_head_bytes, unary_head_bytes};
@@ -15,7 +10,7 @@ use std::hint::black_box;
 
 const BATCH: u64 = 64;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn pieces() -> Vec<Piece> {
     let request = FetchBlocksRequest {
         dataset: "data".to_owned(),
         // Spread over a file of 10 GiB, so that most need three or four bytes.
@@ -38,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..uniform.clone()
     };
     let (for_lengths, for_stream, of_stream) = (data.clone(), data.clone(), uniform.clone());
-    harness::main(vec![
+    vec![
         Piece::new("request-decode-64", move || {
             FetchBlocksRequest::decode(black_box(request.clone())).map_or(0, |request| request.indices.len())
         }),
@@ -52,5 +47,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             stream_head_bytes(black_box(7), black_box(&of_stream), for_stream.clone())
         }),
         Piece::new("prost-encode-64", move || black_box(&whole).encode_to_vec().len()),
-    ])
+    ]
 }

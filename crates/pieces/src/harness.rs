@@ -1,10 +1,4 @@
-//! Runs named pieces of code: timed, or a given number of times for `bench/instructions.py`, which counts the
-//! instructions of N and of 2 N runs under valgrind. Shared with the server's pieces.
-//!
-//!   (nothing)          times every piece
-//!   NAME               times the pieces whose name contains it
-//!   --list             their names
-//!   --exactly NAME N   runs one of them N times and prints nothing
+//! Runs named pieces of code.
 
 use std::hint::black_box;
 use std::io::Write as _;
@@ -47,12 +41,9 @@ impl Piece {
     }
 }
 
-/// Does what the command line says. `cargo bench` adds `--bench`, which says nothing.
+/// Does what the command line says.
 pub(crate) fn main(mut pieces: Vec<Piece>) -> Result<(), Box<dyn std::error::Error>> {
-    let arguments: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|word| word != "--bench")
-        .collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
     let mut out = std::io::stdout().lock();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--list"] => {

@@ -1,9 +1,6 @@
 //! The engine's pieces on the path of every read: geometry, batch, plan, response memory, counters.
-//! `cargo bench -p ringfetch-engine --bench pieces`; instructions: `bench/instructions.py` (docs/BENCHMARKING.md).
 
-mod harness;
-
-use harness::Piece;
+use crate::harness::Piece;
 use ringfetch_engine::batch::Batch;
 use ringfetch_engine::bench_hooks::{Counters, plan_reads};
 use ringfetch_engine::buffer::Arena;
@@ -16,9 +13,10 @@ use std::sync::Arc;
 const BATCH: usize = 64;
 const FILE_BYTES: u64 = 1 << 30;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Beside the build and not in a directory for temporary files: those may be in memory, where no read is direct.
-    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR"))?;
+pub(crate) fn pieces() -> Result<Vec<Piece>, Box<dyn std::error::Error>> {
+    // Beside the program and not in a directory for temporary files: those may be in memory, where no read is direct.
+    let program = std::env::current_exe()?;
+    let file = tempfile::NamedTempFile::new_in(program.parent().ok_or("a program without a directory")?)?;
     file.as_file().set_len(FILE_BYTES)?;
     let dataset = Arc::new(Dataset::open(&DatasetSpec {
         name: "data".to_owned(),
@@ -59,7 +57,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let length = |extent: Option<Extent>| extent.map_or(0, |extent| extent.length);
     let geometry_blocks = blocks.clone();
 
-    harness::main(vec![
+    Ok(vec![
         Piece::new("geometry-block-64", move || {
             let extent = |&index: &u64| block_extent(black_box(index), 4096, 1 << 20).ok();
             to_usize(geometry_blocks.iter().map(|index| length(extent(index))).sum())
