@@ -53,7 +53,7 @@ def counted(executable, piece, runs):
 
 
 def pieces(source=ROOT, target=None):
-    """(name, instructions a run) of every piece of a source tree, one after the other."""
+    """(name, instructions a run) of every piece of a source tree; as many processes count at a time as there are CPUs."""
     executable = built(source, target)
     names = subprocess.run([executable, "--list"], capture_output=True, text=True, check=True).stdout.split()
     # Each run is a process of one thread.
