@@ -2,7 +2,8 @@
 
 use crate::daemon::setups;
 use crate::data::{Everything, Space, Unit, everything};
-use crate::wire::{self, Http, Wire, escaped};
+use crate::http_client::Http;
+use crate::wire::{self, Wire, escaped};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;

@@ -3,7 +3,8 @@
 
 use crate::daemon::{Daemon, Setup, backends, setups};
 use crate::data::everything;
-use crate::wire::{Answer, Http, curl};
+use crate::http_client::Http;
+use crate::wire::{Answer, curl};
 use http::Method;
 
 #[tokio::test]

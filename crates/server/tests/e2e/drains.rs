@@ -4,7 +4,8 @@
 use crate::backlog::{batch, slow};
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends, eventually, eventually_async};
 use crate::data::plain_blocks;
-use crate::wire::{self, Http, Narrow, channel};
+use crate::http_client::Http;
+use crate::wire::{self, Narrow, channel};
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
@@ -13,10 +14,10 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-use tonic::Code;
-use tonic_health::pb::HealthCheckRequest;
+use tonic::{Code, Streaming};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 const COUNT: u64 = 512;
 
@@ -139,17 +140,24 @@ async fn eventually_ends(http: &Http) {
     .await;
 }
 
-async fn watch(daemon: &Daemon, answered: &AtomicU64) {
+/// A watch of the daemon's health, which is SERVING.
+async fn watch(daemon: &Daemon) -> Streaming<HealthCheckResponse> {
     let mut health = HealthClient::new(channel(daemon.grpc).await);
     let request = HealthCheckRequest {
         service: "ringfetch.v1.FetchService".to_owned(),
     };
     let mut changes = health.watch(request).await.unwrap().into_inner();
-    let mut next = async || changes.message().await.unwrap().map(|answer| answer.status());
-    assert_eq!(next().await, Some(ServingStatus::Serving));
-    answered.fetch_add(1, Ordering::Relaxed);
-    assert_eq!(next().await, Some(ServingStatus::NotServing));
-    assert_eq!(next().await, None);
+    assert_eq!(next(&mut changes).await, Some(ServingStatus::Serving));
+    changes
+}
+
+async fn next(changes: &mut Streaming<HealthCheckResponse>) -> Option<ServingStatus> {
+    changes.message().await.unwrap().map(|answer| answer.status())
+}
+
+async fn watched_to_the_end(mut changes: Streaming<HealthCheckResponse>) {
+    assert_eq!(next(&mut changes).await, Some(ServingStatus::NotServing));
+    assert_eq!(next(&mut changes).await, None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,6 +171,8 @@ async fn a_drain_under_load_breaks_no_answer() {
         let mut daemon = setup.set("shutdown.drain_timeout_ms", "60000").start();
         let (answered, signalled) = (AtomicU64::new(0), AtomicU64::new(0));
         let http = || daemon.http_client();
+        // Opened before the others may get their answers: the signal comes when they have.
+        let changes = watch(&daemon).await;
         let stopper = async {
             eventually_async("the load is under way", async || {
                 (answered.load(Ordering::Relaxed) > 300).then_some(())
@@ -180,7 +190,7 @@ async fn a_drain_under_load_breaks_no_answer() {
             over_http(http(), &bytes, &answered),
             over_http(http(), &bytes, &answered),
             readiness(http(), &signalled),
-            watch(&daemon, &answered),
+            watched_to_the_end(changes),
         );
         let status = daemon.ended().await;
         assert_eq!(status.code(), Some(0), "{backend}: {}", daemon.log().join("\n"));

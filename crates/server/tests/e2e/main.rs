@@ -15,6 +15,7 @@
 mod daemon;
 mod data;
 mod exposition;
+mod http_client;
 mod readers;
 mod wire;
 
