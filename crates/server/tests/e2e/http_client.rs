@@ -12,9 +12,13 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use std::error::Error;
+use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::JoinHandle;
 
 type Request = http::Request<Full<Bytes>>;
 
@@ -23,7 +27,14 @@ type Request = http::Request<Full<Bytes>>;
 pub(crate) struct Http {
     address: SocketAddr,
     from: IpAddr,
-    idle: Arc<Mutex<Vec<Connection>>>,
+    idle: Arc<Mutex<Vec<Idle>>>,
+}
+
+/// A connection that waits for its next request, `None` once it has ended or is used, and the task that closes it with the daemon.
+#[derive(Debug)]
+struct Idle {
+    connection: Arc<Mutex<Option<Connection>>>,
+    watch: JoinHandle<()>,
 }
 
 /// A connection, and what has to be polled for it.
@@ -104,7 +115,8 @@ impl Http {
         loop {
             let idle = self.idle.lock().expect("connections").pop();
             let Some(idle) = idle else { break };
-            match self.ask(idle, request.clone()).await {
+            let Some(connection) = idle.take() else { continue };
+            match self.ask(connection, request.clone()).await {
                 Err(error) if error.is_canceled() || error.is_closed() => {}
                 answer => return Ok(answer?),
             }
@@ -153,9 +165,34 @@ impl Http {
             }
         };
         if let (Ok(_), Some(driver)) = (&answer, driver) {
-            let connection = Connection { sender, driver };
-            self.idle.lock().expect("connections").push(connection);
+            let idle = Idle::new(Connection { sender, driver });
+            self.idle.lock().expect("connections").push(idle);
         }
         answer
+    }
+}
+
+impl Idle {
+    fn new(connection: Connection) -> Self {
+        let connection = Arc::new(Mutex::new(Some(connection)));
+        let watched = Arc::clone(&connection);
+        let watch = tokio::spawn(poll_fn(move |cx| {
+            let mut connection = watched.lock().expect("a connection");
+            let Some(open) = &mut *connection else {
+                return Poll::Ready(());
+            };
+            Pin::new(&mut open.driver).poll(cx).map(|_| *connection = None)
+        }));
+        Self { connection, watch }
+    }
+
+    fn take(&self) -> Option<Connection> {
+        self.connection.lock().expect("a connection").take()
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        self.watch.abort();
     }
 }
