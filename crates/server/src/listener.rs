@@ -53,6 +53,7 @@ use tls_stream::{AcceptedStream, Handshakes};
 pub use bind::{Addresses, BindError, BoundSocket, bind};
 pub use bodies::{AnswerBody, RequestBody};
 pub use connection_limits::ConnectionLimits;
+pub(crate) use core_turns::note_refusal;
 pub use dispatch::FastPath;
 pub use frame_parts::FrameParts;
 pub use hosts::AllowedHosts;

@@ -86,6 +86,11 @@ impl MmapBackend {
 
 impl MmapBackend {
     fn make(&mut self, attempt: Attempt) {
+        if let Some(next) = self.waiting.front()
+            && let Some(mapping) = mapping_of(&next.file)
+        {
+            mapping.prefetch(next.offset);
+        }
         let copied = mapping_of(&attempt.file).and_then(|mapping| {
             // SAFETY: the shard keeps the attempt's memory for us until it is reported.
             unsafe { mapping.copy_out(attempt.offset, attempt.destination, attempt.length) }.ok()

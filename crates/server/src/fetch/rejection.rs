@@ -2,6 +2,7 @@
 
 use super::request::{FetchError, RateLimit};
 use crate::caller::Connection;
+use crate::listener::note_refusal;
 use prometheus::{IntCounter, IntCounterVec, Opts};
 use ringfetch_engine::error::{ReadError, Resource};
 use std::sync::Arc;
@@ -140,6 +141,9 @@ impl RejectionCounters {
             return;
         };
         self.children[reason as usize].inc();
+        if matches!(reason, Rejection::RequestsPerSecond | Rejection::BytesPerSecond) {
+            note_refusal();
+        }
         if let Some(principal) = connection.and_then(|connection| connection.principal()) {
             principal.count_rejection(reason);
         }

@@ -5,6 +5,9 @@
 //! its weight times that, between two looks at the sockets. What is ready beyond that waits, in the order of arrival among
 //! the caller's own, and is let on one by one. While one caller is alone, nothing is timed and nobody waits.
 //!
+//! A poll that refuses a request, for its credential or its rate, counts as the longest there is: who goes on asking for what it does
+//! not get uses less than its part.
+//!
 //! A task works for the caller of the requests that it dispatches ([`work_for`]), or of the task that spawned it. A connection with
 //! requests of several callers works for the address that it came from.
 
@@ -60,6 +63,8 @@ struct Core {
     parks: Cell<Option<u64>>,
     rounds: Cell<RoundState>,
     waker: RefCell<Option<Waker>>,
+    /// Whether the task that is polled now has refused a request.
+    refuses: Cell<bool>,
 }
 
 /// What the task that begins the rounds does.
@@ -110,6 +115,11 @@ pub(super) fn caller(account: &Account) -> Rc<Caller> {
 /// From now on the task that is polled works for this account, and so does what it spawns.
 pub(super) fn work_for(account: &Account) {
     CORE.with(|core| core.work_for(account.caller(), account.weight()));
+}
+
+/// The task that is polled now refuses a request that its caller need not have sent.
+pub(crate) fn note_refusal() {
+    CORE.with(|core| core.refuses.set(true));
 }
 
 /// For whom the task that is polled now works.
@@ -403,10 +413,20 @@ impl<F: Future> Future for InTurn<F> {
             }
             turns.ticket = None;
             let outer = core.current.replace(Some(Rc::clone(&turns.caller)));
+            core.refuses.set(false);
             let polled = this.task.poll(cx);
             let worked_for = core.current.replace(outer);
             if let Some(begun) = begun {
-                core.took(&turns.caller, begun.elapsed());
+                // Requests of others on the same connection are not to wait for it.
+                let is_refusal = core.refuses.take() && !turns.serves_several;
+                core.took(
+                    &turns.caller,
+                    if is_refusal {
+                        Duration::MAX
+                    } else {
+                        begun.elapsed()
+                    },
+                );
             }
             if let Some(worked_for) = worked_for {
                 turns.worked_for(worked_for);

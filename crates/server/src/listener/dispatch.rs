@@ -184,6 +184,7 @@ impl RequestDispatcher {
             ),
         };
         counter.inc();
+        core_turns::note_refusal();
         if is_grpc(request) {
             return refused_call(code, slug, detail).into_http();
         }

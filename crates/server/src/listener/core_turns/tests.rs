@@ -71,6 +71,43 @@ fn a_caller_with_many_tasks_has_its_part_of_time_between_two_turns_of_another() 
 }
 
 #[test]
+fn who_is_refused_has_less_than_its_part() {
+    // A task of one caller that is always ready and refuses a request in each poll, in no time, and one of another caller. Expectation:
+    // it has a poll for every four turns of the other one's, as if each took four parts of a round; on a connection that
+    // has served several callers, one for each.
+    for (serves_several, polls) in [(false, 1..=60), (true, 150..=250)] {
+        on_a_core(move || async move {
+            let polled = Rc::new(Cell::new(0_u32));
+            let seen = Rc::clone(&polled);
+            let refusing = async move {
+                for id in [7, 8, 1].iter().filter(|_| serves_several) {
+                    CORE.with(|core| core.work_for(*id, 1));
+                    yield_now().await;
+                }
+                loop {
+                    note_refusal();
+                    seen.set(seen.get() + 1);
+                    yield_now().await;
+                }
+            };
+            drop(tokio::task::spawn_local(InTurn::new(of(1, 1), refusing)));
+            let other = async move {
+                for turn in 0..220 {
+                    // Until its credit is used up.
+                    if turn == 20 {
+                        polled.set(0);
+                    }
+                    yield_now().await;
+                }
+                polled.get()
+            };
+            let polled = InTurn::new(of(2, 1), other).await;
+            assert!(polls.contains(&polled), "{polled}");
+        });
+    }
+}
+
+#[test]
 fn all_tasks_of_a_caller_are_served_in_the_order_of_arrival() {
     // 16 tasks of one caller that are always ready, and another caller. Expectation: none has many turns more than another.
     on_a_core(|| async {
