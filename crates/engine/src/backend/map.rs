@@ -139,12 +139,10 @@ impl Mapping {
     pub(crate) fn prefetch(&self, offset: u64) {
         #[cfg(target_arch = "x86_64")]
         if let Some((start, _)) = self.clamp(offset, 1) {
-            // SAFETY: every x86-64 CPU has the instruction, which reads nothing as far as the program can tell; `clamp` keeps `start`
-            // inside the mapping.
-            unsafe {
-                use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().add(start).cast::<i8>());
-            }
+            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let address = self.base.as_ptr().wrapping_add(start).cast::<i8>();
+            // SAFETY: every x86-64 CPU has the instruction, which may be given any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address) };
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = offset;

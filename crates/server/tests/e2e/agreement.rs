@@ -2,8 +2,7 @@
 
 use crate::daemon::setups;
 use crate::data::{Everything, Space, Unit, everything};
-use crate::http_client::Http;
-use crate::wire::{self, Wire, escaped};
+use crate::wire::{self, Http, Wire, escaped};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;

@@ -3,8 +3,7 @@
 
 use crate::daemon::{Daemon, Setup, backends, setups};
 use crate::data::everything;
-use crate::http_client::Http;
-use crate::wire::{Answer, curl};
+use crate::wire::{Answer, Http, curl};
 use http::Method;
 
 #[tokio::test]

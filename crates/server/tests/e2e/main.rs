@@ -15,7 +15,6 @@
 mod daemon;
 mod data;
 mod exposition;
-mod http_client;
 mod readers;
 mod wire;
 

@@ -3,8 +3,7 @@
 
 use crate::daemon::{Daemon, PATIENCE, Setup, any_backend, backends};
 use crate::data::{everything, plain_blocks};
-use crate::http_client::Http;
-use crate::wire::{self, Answer, Wire};
+use crate::wire::{self, Answer, Http, Wire};
 use http::Method;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;

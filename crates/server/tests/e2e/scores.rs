@@ -3,8 +3,7 @@
 
 use crate::daemon::{Setup, any_backend, backends_and_auto};
 use crate::data::{Space, Unit, everything};
-use crate::http_client::Http;
-use crate::wire::Wire;
+use crate::wire::{Http, Wire};
 use ringfetch_client::{Client, Metric, ScoreRequest};
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_service_client::FetchServiceClient;

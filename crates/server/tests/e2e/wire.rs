@@ -3,8 +3,10 @@
 use crate::daemon::Daemon;
 use crate::exposition::Scrape;
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::admin_service_client::AdminServiceClient;
@@ -39,7 +41,7 @@ pub(crate) fn guard(addresses: [SocketAddr; 3], is_guarded: bool) {
     }
 }
 
-pub(crate) fn authorization(address: SocketAddr) -> Option<String> {
+fn authorization(address: SocketAddr) -> Option<String> {
     let is_guarded = GUARDED.lock().expect("addresses").contains(&address);
     is_guarded.then(|| format!("Bearer {TOKEN}"))
 }
@@ -93,6 +95,24 @@ impl Daemon {
     /// A client of the admin service.
     pub(crate) async fn admin_client(&self) -> AdminServiceClient<Wire> {
         AdminServiceClient::new(channel(self.admin).await)
+    }
+
+    /// An HTTP client with connections of its own.
+    pub(crate) fn http_client(&self) -> Http {
+        Http {
+            client: Client::builder(TokioExecutor::new()).build_http(),
+            address: self.http,
+        }
+    }
+
+    /// An HTTP client with connections of its own, from this address.
+    pub(crate) fn http_client_from(&self, local: std::net::IpAddr) -> Http {
+        let mut connector = HttpConnector::new();
+        connector.set_local_address(Some(local));
+        Http {
+            client: Client::builder(TokioExecutor::new()).build(connector),
+            address: self.http,
+        }
     }
 
     /// The metrics as they are now.
@@ -216,6 +236,83 @@ impl Answer {
         for part in parts {
             assert!(detail.contains(part), "{part:?} is not in {detail:?}");
         }
+    }
+}
+
+/// An HTTP/1.1 client.
+#[derive(Debug, Clone)]
+pub(crate) struct Http {
+    client: Client<HttpConnector, Full<Bytes>>,
+    address: SocketAddr,
+}
+
+impl Http {
+    /// Sends a request and reads the answer whole.
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Answer {
+        let mut request = http::Request::builder()
+            .method(method)
+            .uri(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        if let Some(value) = authorization(self.address) {
+            request = request.header("authorization", value);
+        }
+        let request = request.body(Full::new(body.into())).expect("a request");
+        let (parts, body) = self
+            .client
+            .request(request)
+            .await
+            .expect("an answer")
+            .into_parts();
+        let body = body.collect().await.expect("a whole body").to_bytes();
+        Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body,
+        }
+    }
+
+    /// A GET of a daemon that may be going: `None` when there is no connection, or it was closed without a word. An
+    /// answer that breaks off is a failure.
+    pub(crate) async fn try_get(&self, path: &str, headers: &[(&str, &str)]) -> Option<Answer> {
+        let mut request = http::Request::get(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        if let Some(value) = authorization(self.address) {
+            request = request.header("authorization", value);
+        }
+        let request = request.body(Full::default()).expect("a request");
+        let (parts, body) = self.client.request(request).await.ok()?.into_parts();
+        let body = body.collect().await.expect("a whole body").to_bytes();
+        Some(Answer {
+            status: parts.status,
+            headers: parts.headers,
+            body,
+        })
+    }
+
+    /// A plain GET.
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(Method::GET, path, &[], "").await
+    }
+
+    /// A GET with headers.
+    pub(crate) async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.send(Method::GET, path, headers, "").await
+    }
+
+    /// A batch: JSON in, the form that `accept` names out.
+    pub(crate) async fn batch(&self, path: &str, body: &Value, accept: &str) -> Answer {
+        let headers = [("content-type", "application/json"), ("accept", accept)];
+        self.send(Method::POST, path, &headers, body.to_string()).await
     }
 }
 
