@@ -21,6 +21,7 @@ COLD_FRACTION_MAX = 0.005
 WARM_FRACTION_MIN = 0.999
 # What a buffered cold run may have filled by its end: the mean over the run is about half of it.
 COLD_END_FRACTION_MAX = 0.15
+READ_ONCE_BYTES = 8 << 20
 # Partly warm files: what is resident comes in pieces of this size.
 PIECE_BYTES = 2 << 20
 PART_ERROR_MAX = 0.01
@@ -68,6 +69,21 @@ def fill(path):
         raise RunFailed(f"only {fraction:.1%} of {path} are cached after it was read: too little free memory for a "
                         "warm row (--warm-size)")
     return fraction
+
+
+def read_once(path):
+    """Reads the whole file past the page cache, and returns how many bytes that were: a virtual disk may fetch a block from afar
+    when it is read for the first time since it was attached, which would slow down whichever side comes first."""
+    total, size = 0, os.path.getsize(path)
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        # Of whole pages, as O_DIRECT asks for.
+        with mmap.mmap(-1, READ_ONCE_BYTES) as buffer:
+            while total < size and (read := os.readv(file, [buffer])):
+                total += read
+    finally:
+        os.close(file)
+    return total
 
 
 def fill_part(path, fraction):

@@ -214,6 +214,9 @@ def main():
         facts = machine.facts(path)
         if facts["load_at_start"] > 0.5:
             say(f"note: load average {facts['load_at_start']:.1f}: others use this machine, and the figures will show it")
+        if not options.quick:
+            say("reading the file once, so that the disk has all of it")
+            cache.read_once(path)
         if any(row.temperature is cache.WARM for row in selected.values()):
             say(f"copying {options.warm_size} MiB beside the file for the warm rows")
             warm.make()

@@ -113,6 +113,18 @@ class Warm(unittest.TestCase):
             self.assertFalse(warm.path.exists())
 
 
+    def test_a_file_is_read_once_without_being_cached(self):
+        # Scenario: a file of several reads, and a part of a page, on a disk. Expected: all of it was read; none is cached.
+        with tempfile.TemporaryDirectory(dir=pathlib.Path(__file__).parent) as directory:
+            path = pathlib.Path(directory) / "file"
+            size = 2 * cache.READ_ONCE_BYTES + 4097
+            path.write_bytes(bytes(size))
+            os.sync()
+            cache.evict(path)
+            self.assertEqual(cache.read_once(path), size)
+            self.assertEqual(cache.resident_fraction(path), 0.0)
+
+
 class Runs(unittest.TestCase):
     def setUp(self):
         real = cache.resident_fraction
