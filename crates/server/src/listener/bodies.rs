@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, Response};
+use http::{HeaderMap, HeaderValue, Response, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -96,6 +96,11 @@ where
         let Ok(mut response) = ready!(within(record, || Pin::new(&mut this.answer).poll(cx)));
         if let Some(record) = record {
             record.answered(response.status(), response.headers_mut());
+        }
+        if this.exchange.closes_connection() {
+            response
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         this.exchange.has_answer();
         let exchange = Arc::clone(&this.exchange);

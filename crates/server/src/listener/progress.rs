@@ -335,6 +335,12 @@ impl Progress {
         }
     }
 
+    /// Whether the next response announces that the connection closes after it: HTTP/1, and its age is the reason.
+    pub(super) fn closes_by_response(&self) -> bool {
+        let decision = CloseDecision::of(self.decision.load(Ordering::Relaxed));
+        decision == Some(CloseDecision::GoAway(CloseReason::Age)) && !self.is_http2()
+    }
+
     /// Reacts to the state of the daemon.
     pub(super) fn set_state(&self, state: State) {
         let last = if self.is_late {
@@ -404,6 +410,11 @@ impl Exchange {
             self.progress.whole.fetch_add(1, Ordering::Relaxed);
             self.progress.open_whole.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Whether this response announces that the connection closes after it.
+    pub(super) fn closes_connection(&self) -> bool {
+        self.progress.closes_by_response()
     }
 
     /// The head of the response is ready. The rest of the request may now take any time, as in streams.

@@ -162,6 +162,10 @@ impl PortServer {
                         if decision.closes() {
                             return flusher.with_io(|io| io.inner_mut().say_goodbye());
                         }
+                        // Its next response says so: what is closed without a word may cross with a request.
+                        if progress.closes_by_response() {
+                            continue;
+                        }
                     }
                     Next::Event(ConnectionEvent::Drain) => drained = Some(Box::pin(progress.drained())),
                     Next::Drained => return flusher.with_io(|io| io.inner_mut().say_goodbye()),

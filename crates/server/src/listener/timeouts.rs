@@ -173,7 +173,13 @@ impl TimeoutTracker {
     ) -> Option<CloseDecision> {
         if progress.is_idle() && !progress.owes() {
             let quiet = *self.quiet.get_or_insert(now);
-            if is_over(now - quiet, GOODBYE) {
+            // Its client does not know yet.
+            let patience = if progress.closes_by_response() {
+                times.idle
+            } else {
+                GOODBYE
+            };
+            if is_over(now - quiet, patience) {
                 return Some(CloseDecision::Close(reason));
             }
         } else {
@@ -509,6 +515,28 @@ mod tests {
         ages.sort_unstable();
         ages.dedup();
         assert!(ages.len() > 10, "{ages:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_connection_of_http1_may_ask_again_until_it_is_idle() {
+        // Scenario: a connection that gets too old and then sends nothing, with HTTP/1 and with HTTP/2. Expectation: closed
+        // when it was idle for too long, and soon after the GOAWAY.
+        let times = Timeouts {
+            connection_age_grace: Duration::from_secs(300),
+            ..times()
+        };
+        for (beginning, seconds) in [(HEAD, 51), (PREFACE, 3)] {
+            let progress = Arc::new(Progress::default());
+            progress.read(beginning);
+            let mut watch = TimeoutTracker::new(0);
+            let request = progress.open(true);
+            let (_, decision) = until_decided(&mut watch, &times, &progress, 1200).await.unwrap();
+            assert_eq!(decision, CloseDecision::GoAway(CloseReason::Age));
+            progress.decide(decision);
+            drop(request);
+            let decided = until_decided(&mut watch, &times, &progress, 60).await;
+            assert_eq!(decided, Some((seconds, CloseDecision::Close(CloseReason::Age))));
+        }
     }
 
     #[tokio::test(start_paused = true)]

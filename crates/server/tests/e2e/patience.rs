@@ -162,6 +162,32 @@ async fn an_old_connection_is_told_to_go_away() {
 }
 
 #[tokio::test]
+async fn an_old_connection_of_http1_gets_one_more_answer() {
+    // Scenario: a connection of HTTP/1 that has been answered is idle when it gets too old, and then its client asks again.
+    // Expectation: it is answered, told that the connection closes, and closed.
+    let (setup, bytes) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup
+        .set("timeouts.connection_age_ms", "300")
+        .set("timeouts.connection_age_grace_ms", "60000")
+        .start();
+    let mut old = saying(daemon.http, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let mut answer = [0; 12];
+    old.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    // Asked by connections that are younger.
+    daemon.has_closed("http", "age").await;
+    old.write_all(b"GET /v1/datasets/blocks/blocks/1 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        .await
+        .unwrap();
+    let mut rest = Vec::new();
+    old.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.ends_with(&bytes[4096..8192]), "{} bytes", rest.len());
+    let told = String::from_utf8_lossy(&rest).to_lowercase();
+    assert!(told.contains("\r\nconnection: close\r\n"), "{told}");
+    daemon.stop().await;
+}
+
+#[tokio::test]
 async fn frames_without_a_purpose_close_their_connection() {
     // Scenario: pings, settings and frames of unknown types without end. Expectation: their connections are closed as
     // floods, or by the protocol itself, and others are served.
