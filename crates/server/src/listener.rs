@@ -475,7 +475,7 @@ impl DrainingPort {
 
 /// Passes the daemon's state to the connections of a port, until the end.
 async fn announce_state(connections: Arc<PortConnections>, lifecycle: Lifecycle) {
-    for state in [State::Draining, State::Ended] {
+    for state in [State::LameDuck, State::Draining, State::Ended] {
         lifecycle.reached(state).await;
         connections.set_state(state);
     }

@@ -71,6 +71,8 @@ pub(super) struct Progress {
     /// The decision to close the connection, and whether it has to drain. Its task is woken for either.
     decision: AtomicU8,
     drains: AtomicBool,
+    /// The daemon is about to drain.
+    is_lame: AtomicBool,
     waker: AtomicWaker,
     exchanges: Mutex<Slab<TrackedExchange>>,
 }
@@ -335,14 +337,23 @@ impl Progress {
         }
     }
 
-    /// Whether the next response announces that the connection closes after it: HTTP/1, and its age is the reason.
+    /// Whether a connection of HTTP/1 is too old, and closes after its next response.
     pub(super) fn closes_by_response(&self) -> bool {
         let decision = CloseDecision::of(self.decision.load(Ordering::Relaxed));
         decision == Some(CloseDecision::GoAway(CloseReason::Age)) && !self.is_http2()
     }
 
+    /// Whether a response announces that the connection closes after it: HTTP/1, and it is too old, or the daemon is about to
+    /// drain, which closes what is idle.
+    fn announces_close(&self) -> bool {
+        self.closes_by_response() || (self.is_lame.load(Ordering::Relaxed) && !self.is_http2())
+    }
+
     /// Reacts to the state of the daemon.
     pub(super) fn set_state(&self, state: State) {
+        if state >= State::LameDuck && !self.is_late {
+            self.is_lame.store(true, Ordering::Relaxed);
+        }
         let last = if self.is_late {
             State::Ended
         } else {
@@ -414,7 +425,7 @@ impl Exchange {
 
     /// Whether this response announces that the connection closes after it.
     pub(super) fn closes_connection(&self) -> bool {
-        self.progress.closes_by_response()
+        self.progress.announces_close()
     }
 
     /// The head of the response is ready. The rest of the request may now take any time, as in streams.

@@ -170,21 +170,64 @@ async fn an_old_connection_of_http1_gets_one_more_answer() {
         .set("timeouts.connection_age_ms", "300")
         .set("timeouts.connection_age_grace_ms", "60000")
         .start();
-    let mut old = saying(daemon.http, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
-    let mut answer = [0; 12];
-    old.read_exact(&mut answer).await.unwrap();
-    assert_eq!(&answer, b"HTTP/1.1 200");
+    let old = kept_alive(daemon.http).await;
     // Asked by connections that are younger.
     daemon.has_closed("http", "age").await;
-    old.write_all(b"GET /v1/datasets/blocks/blocks/1 HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        .await
-        .unwrap();
-    let mut rest = Vec::new();
-    old.read_to_end(&mut rest).await.unwrap();
-    assert!(rest.ends_with(&bytes[4096..8192]), "{} bytes", rest.len());
-    let told = String::from_utf8_lossy(&rest).to_lowercase();
-    assert!(told.contains("\r\nconnection: close\r\n"), "{told}");
+    gets_its_last_answer(old, &bytes[4096..8192]).await;
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_of_http1_gets_one_more_answer_before_a_drain() {
+    // Scenario: the daemon is about to drain, and a client asks on a connection that it had before, and on a new one.
+    // Expectation: both are answered, told that the connection closes, and closed.
+    let (setup, bytes) = plain_blocks(Setup::new("pread"), 16);
+    let daemon = setup.set("shutdown.lame_duck_ms", "600000").start();
+    let old = kept_alive(daemon.http).await;
+    daemon.signal(rustix::process::Signal::TERM);
+    eventually_async("it is not ready", async || {
+        (daemon.http_client().get("/readyz").await.status == 503).then_some(())
+    })
+    .await;
+    gets_its_last_answer(old, &bytes[4096..8192]).await;
+    let new = TcpStream::connect(daemon.http).await.unwrap();
+    gets_its_last_answer(new, &bytes[4096..8192]).await;
+}
+
+/// A connection of HTTP/1.1 that has been answered.
+async fn kept_alive(address: SocketAddr) -> TcpStream {
+    let mut stream = saying(address, b"HEAD /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let head = next_head(&mut stream).await;
+    assert!(
+        head.starts_with("http/1.1 200") && !head.contains("connection: close"),
+        "{head}"
+    );
+    stream
+}
+
+async fn next_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    String::from_utf8_lossy(&head).to_lowercase()
+}
+
+/// Asks for block 1 until an answer says that the connection closes; then it must be closed.
+async fn gets_its_last_answer(mut stream: TcpStream, block: &[u8]) {
+    eventually_async("an answer says that the connection closes", async || {
+        stream
+            .write_all(b"GET /v1/datasets/blocks/blocks/1 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            .await
+            .unwrap();
+        let head = next_head(&mut stream).await;
+        let mut answer = vec![0; block.len()];
+        stream.read_exact(&mut answer).await.unwrap();
+        assert!(answer == block, "{head}");
+        head.contains("\r\nconnection: close\r\n").then_some(())
+    })
+    .await;
+    assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
 }
 
 #[tokio::test]
