@@ -69,7 +69,7 @@ def pieces(source=ROOT, target=None):
     names = subprocess.run([executable, "--list"], capture_output=True, text=True, check=True).stdout.split()
     # Each run is a process of one thread.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as at_once:
-        yield from zip(names, at_once.map(lambda name: of_one_run(executable, name), names))
+        yield from zip(names, at_once.map(lambda name: of_one_run(executable, name), names), strict=True)
 
 
 def pieces_of(commit):
