@@ -1,7 +1,6 @@
 //! The command line: flags to configuration inputs. A flag that sets a key is only a name for that key; the configuration
 //! checks its value.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -82,11 +81,6 @@ pub(crate) enum Command {
 }
 
 impl Cli {
-    /// --http-listen, if it is an address; the configuration reports anything else.
-    pub(crate) fn http_listen(&self) -> Option<SocketAddr> {
-        self.http_listen.as_deref()?.parse().ok()
-    }
-
     /// The inputs of the configuration, including this process's environment.
     pub(crate) fn inputs(&self) -> Inputs {
         let mut flags: Vec<Flag> = self.set.iter().map(|setting| set(setting)).collect();

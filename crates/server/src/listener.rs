@@ -66,8 +66,12 @@ const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const TCP_KEEPALIVE_PROBES: u32 = 3;
 /// HTTP/2 windows for requests, which bound the memory of requests that are not read yet. Requests are small; the windows for
 /// responses are the clients'.
-const STREAM_WINDOW_BYTES: u32 = 64 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
+///
+/// h2 ends a connection (`too_many_data_frames`) when the frames that wait to be read are together half a connection's window
+/// short of 256 bytes each. gRPC's clients send a frame for each message of a stream, so a stream's window must be full before:
+/// of 22 bytes each, 745 fill one, and half of the connection's window is enough for six streams of them.
+const STREAM_WINDOW_BYTES: u32 = 16 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
 /// Longest list of headers, decoded (RFC 9113 6.5.2).
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 /// Pause after an `accept` that failed for lack of descriptors or memory.

@@ -10,7 +10,6 @@ mod manual;
 
 use std::fs::File;
 use std::io::Write;
-use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -63,7 +62,7 @@ fn main() -> ExitCode {
         Command::Run => run(&cli.inputs(), cli.addresses_file.as_deref()),
         Command::CheckConfig { open } => check_config(&cli.inputs(), open),
         Command::PrintConfig => print_config(&cli.inputs()),
-        Command::Healthcheck => check_health(&cli.inputs(), cli.http_listen()),
+        Command::Healthcheck => check_health(&cli.inputs()),
         Command::MakeDemo => demo::prepare(&cli.demo_dir).map_err(Into::into),
         Command::Completions { shell } => print(&manual::completions(shell)),
         Command::Man { directory } => manual::write_pages(&directory),
@@ -127,17 +126,23 @@ fn print_config(inputs: &Inputs) -> anyhow::Result<()> {
 }
 
 /// The daemon may run with an older configuration than the current file. A file that has become invalid does not make it
-/// unhealthy if it answers at --http-listen or on the default port.
-fn check_health(inputs: &Inputs, flag: Option<SocketAddr>) -> anyhow::Result<()> {
+/// unhealthy if it answers where what is valid of the file, the environment and the flags says.
+fn check_health(inputs: &Inputs) -> anyhow::Result<()> {
+    let ask = |config: Config| {
+        let tls = config.tls.filter(|tls| tls.covers("http"));
+        healthcheck::ask(config.http_listen, tls.as_ref())
+    };
     let line = match load(inputs) {
-        Ok(loaded) => {
-            let tls = loaded.config.tls.filter(|tls| tls.covers("http"));
-            healthcheck::ask(loaded.config.http_listen, tls.as_ref()).map_err(anyhow::Error::msg)?
+        Ok(loaded) => ask(loaded.config).map_err(anyhow::Error::msg)?,
+        Err(mistake) => {
+            let config = config::despite_mistakes(inputs).ok_or_else(|| anyhow::Error::msg(mistake.to_string()))?;
+            let invalid = format!("the configuration as it is now is not valid: {mistake}");
+            match ask(config) {
+                Ok(line) => format!("{line}, but {invalid}"),
+                // Not a mistake's exit code: orchestrators know only 0 and 1.
+                Err(nobody) => anyhow::bail!("{nobody}; {invalid}"),
+            }
         }
-        Err(mistake) => match healthcheck::ask(flag.unwrap_or(config::HTTP_LISTEN_DEFAULT), None) {
-            Ok(line) => format!("{line}, but the configuration as it is now is not valid: {mistake}"),
-            Err(_nobody) => return Err(mistake.into()),
-        },
     };
     print(&format!("{line}\n"))
 }

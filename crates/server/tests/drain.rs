@@ -313,21 +313,34 @@ fn a_missing_file_is_a_mistake_of_the_configuration() {
 
 #[test]
 fn a_configuration_that_became_invalid_makes_no_running_daemon_unhealthy() {
-    // Scenario: a key is misspelled in the file of a daemon that serves, then that daemon ends. Expectation: healthcheck
-    // finds it ready and says what is wrong with the file; with nobody there, exit 2 with the same.
+    // Scenario: a key is misspelled in the file of a daemon that serves, and a value is none of its words; then that daemon ends.
+    // Expectation: healthcheck finds it, by the address in the file or on the command line, and says what is wrong with the file;
+    // with nobody there, exit 1 with the same.
     let mut daemon = Daemon::start("mmap", 10_000);
     let address = daemon.http.to_string();
-    let broken = std::fs::read_to_string(daemon.config()).unwrap() + "engin: {}\n";
-    std::fs::write(daemon.config(), broken).unwrap();
-    let (output, _) = outcome(&daemon, &["healthcheck", "--http-listen", &address]);
-    let line = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{line}");
-    assert!(line.starts_with("ready: ") && line.contains("engin"), "{line}");
-
+    let valid = std::fs::read_to_string(daemon.config()).unwrap();
+    let with_address = valid.replace(
+        "http: { listen: 127.0.0.1:0",
+        &format!("http: {{ hots: [a], listen: \"{address}\""),
+    );
+    assert_ne!(valid, with_address);
+    for (broken, mistake, by_flag) in [
+        (valid.clone() + "engin: {}\n", "engin", true),
+        ("a: [".to_owned(), "YAML", true),
+        (with_address, "hots", false),
+    ] {
+        std::fs::write(daemon.config(), broken).unwrap();
+        let flag = ["healthcheck", "--http-listen", &address];
+        let (output, complaint) = outcome(&daemon, if by_flag { &flag } else { &flag[..1] });
+        let line = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{line}{complaint}");
+        assert!(line.starts_with("ready: ") && line.contains(mistake), "{line}");
+    }
+    std::fs::write(daemon.config(), valid + "engin: {}\n").unwrap();
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.end().code(), Some(0), "{}", daemon.log());
     let (output, complaint) = outcome(&daemon, &["healthcheck", "--http-listen", &address]);
-    assert_eq!(output.status.code(), Some(2), "{complaint}");
+    assert_eq!(output.status.code(), Some(1), "{complaint}");
     assert!(complaint.contains("engin"), "{complaint}");
 }
 

@@ -44,8 +44,6 @@ const FORMAT_WORDS: [(&str, LogFormat); 3] = [
 /// Default ports of the three listeners, on loopback, since clients are not authenticated by default.
 pub(crate) const GRPC_PORT: u16 = 7410;
 const HTTP_PORT: u16 = 7411;
-/// The default of `http.listen`.
-pub const HTTP_LISTEN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), HTTP_PORT);
 const ADMIN_PORT: u16 = 7412;
 const LOG_FILTER: &str = "info";
 const LAME_DUCK_MS: u64 = 1000;

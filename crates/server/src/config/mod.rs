@@ -25,7 +25,6 @@ use ringfetch_engine::dataset::DatasetSpec;
 pub use access::{AccessConfig, Anonymous};
 pub use access_log::{AccessLogConfig, AccessLogTarget};
 pub(crate) use keys::GRPC_PORT;
-pub use keys::HTTP_LISTEN_DEFAULT;
 pub use layers::{Base, ENVIRONMENT_PREFIX, Flag, Inputs};
 pub use print::to_yaml;
 pub use problem::{Problem, Problems, Source};
@@ -157,6 +156,19 @@ pub fn load(inputs: &Inputs) -> Result<Loaded, Problems> {
     } else {
         Err(Problems(problems))
     }
+}
+
+/// What can be told of a configuration with mistakes: a value with a mistake, and all of a file that is no YAML, has its default.
+/// A daemon that runs on an older configuration is likely to be found by it.
+pub fn despite_mistakes(inputs: &Inputs) -> Option<Config> {
+    let without_file = || {
+        keys::examine(&Inputs {
+            base: Base::Demo(".".into()),
+            ..inputs.clone()
+        })
+    };
+    let (_, config) = keys::examine(inputs).or_else(|_| without_file()).ok()?;
+    Some(config)
 }
 
 /// Every known key, without list indices: `engine.backend`, `datasets[].name`. Includes sections.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::bodies::ResponseOrStall;
-use super::close::{CloseCounters, CloseDecision};
+use super::close::{CloseCounters, CloseDecision, CloseReason};
 use super::coalesce::CoalescingIo;
 use super::connection_limits::ConnectionLimits;
 use super::core_turns::{self, InTurn};
@@ -174,6 +174,9 @@ impl PortServer {
             };
             drop(connection);
             if let Err(error) = ended {
+                if is_flood(error.as_ref()) {
+                    count(CloseDecision::Close(CloseReason::Flood));
+                }
                 // Mostly clients that went away.
                 tracing::debug!(
                     transport = self.transport,
@@ -224,6 +227,13 @@ impl PortServer {
             .max_send_buf_size(SEND_BUFFER_BYTES);
         builder
     }
+}
+
+/// Whether h2 ended the connection because of what its client sent: frames that wait to be read or resets, too many of them.
+fn is_flood(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source())
+        .filter_map(|error| error.downcast_ref::<h2::Error>())
+        .any(|error| error.is_library() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM))
 }
 
 /// Polls a future if there is one.

@@ -4,6 +4,8 @@ use crate::backlog::{Load, batch, slow};
 use crate::daemon::{Setup, backends, eventually_async, setups};
 use crate::data::everything;
 use crate::wire;
+use bytes::{BufMut as _, Bytes};
+use prost::Message as _;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
 use ringfetch_proto::v1::fetch_stream_response::Response;
@@ -230,4 +232,114 @@ async fn a_client_that_does_not_read_holds_its_share_and_no_more() {
         .await;
         daemon.stop().await;
     }
+}
+
+#[tokio::test]
+async fn a_burst_of_small_requests_waits_and_ends_no_connection() {
+    // Scenario: four streams of one connection, each with 2,000 requests in a frame each, as gRPC's clients send them; all that
+    // the windows allow is sent before the client reads. Expectation: every request is answered. (h2 ends a connection on which
+    // too many small frames wait: the window has to stop the client before that.)
+    const REQUESTS: u64 = 2000;
+    let (setup, bytes) = crate::data::plain_blocks(Setup::new("mmap"), 256);
+    let daemon = setup.start();
+    let stream = tokio::net::TcpStream::connect(daemon.grpc).await.unwrap();
+    let (sender, mut connection) = h2::client::handshake(stream).await.unwrap();
+    let mut pings = connection.ping_pong().unwrap();
+    let connection = tokio::spawn(connection);
+    let mut calls = Vec::new();
+    for _ in 0..4 {
+        let request = http::Request::post("http://localhost/ringfetch.v1.FetchService/FetchStream")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        let mut sender = sender.clone().ready().await.unwrap();
+        let (response, mut body) = sender.send_request(request.body(()).unwrap(), false).unwrap();
+        for id in 0..REQUESTS {
+            let message = v1::FetchStreamRequest {
+                id,
+                request: Some(Request::Blocks(wire::blocks("blocks", &[id % 256]))),
+                deadline_ms: 0,
+            };
+            let mut frame = vec![0];
+            frame.put_u32(u32::try_from(message.encoded_len()).unwrap());
+            message.encode(&mut frame).unwrap();
+            body.send_data(Bytes::from(frame), id + 1 == REQUESTS).unwrap();
+        }
+        calls.push(response);
+    }
+    // What the windows allow goes out with the first ping; whoever answers the third has seen that.
+    for _ in 0..3 {
+        pings.ping(h2::Ping::opaque()).await.unwrap();
+    }
+    let read = calls.into_iter().map(|response| async {
+        let mut body = response.await.unwrap().into_body();
+        let mut received = Vec::new();
+        while let Some(part) = body.data().await {
+            let part = part.unwrap();
+            received.extend_from_slice(&part);
+            body.flow_control().release_capacity(part.len()).unwrap();
+        }
+        let mut answered = 0;
+        let mut rest = &received[..];
+        while let Some((prefix, behind)) = rest.split_first_chunk::<5>() {
+            let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]);
+            let (message, behind) = behind.split_at(usize::try_from(length).unwrap());
+            rest = behind;
+            let answer = v1::FetchStreamResponse::decode(message).unwrap();
+            let Some(Response::Blocks(blocks)) = answer.response else {
+                panic!("{answer:?}")
+            };
+            let from = usize::try_from(answer.id % 256).unwrap() * 4096;
+            assert!(blocks.data == bytes[from..from + 4096], "{}", answer.id);
+            answered += 1;
+        }
+        answered
+    });
+    assert_eq!(futures_util::future::join_all(read).await, [REQUESTS; 4]);
+    drop(sender);
+    connection.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn who_sends_bytes_in_frames_of_their_own_is_counted() {
+    // Scenario: a client sends its stream byte by byte, each in a frame of its own, and reads nothing. Expectation: the
+    // connection ends (h2's rule, which bounds the memory of such frames), and the end is counted as a flood.
+    let (setup, _) = crate::data::plain_blocks(Setup::new("mmap"), 256);
+    let daemon = setup.set("limits.stream_requests_in_flight", "1").start();
+    let stream = tokio::net::TcpStream::connect(daemon.grpc).await.unwrap();
+    let (sender, connection) = h2::client::Builder::new()
+        .initial_window_size(1)
+        .handshake::<_, Bytes>(stream)
+        .await
+        .unwrap();
+    let connection = tokio::spawn(connection);
+    let message = v1::FetchStreamRequest {
+        id: 1,
+        request: Some(Request::Blocks(wire::blocks("blocks", &[1]))),
+        deadline_ms: 0,
+    }
+    .encode_to_vec();
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        let request = http::Request::post("http://localhost/ringfetch.v1.FetchService/FetchStream")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        let mut sender = sender.clone().ready().await.unwrap();
+        let (response, mut body) = sender.send_request(request.body(()).unwrap(), false).unwrap();
+        for _ in 0..10_000 / message.len() {
+            let prefix = u32::try_from(message.len()).unwrap().to_be_bytes();
+            for byte in [&[0], &prefix[..], &message[..]].concat() {
+                body.send_data(Bytes::from(vec![byte]), false).unwrap();
+            }
+        }
+        open.push((response, body));
+    }
+    let ended = connection.await.unwrap().unwrap_err();
+    assert_eq!(ended.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{ended}");
+    eventually_async("the end is counted", async || {
+        let labels = [("transport", "grpc"), ("reason", "flood")];
+        let closed = daemon.scrape().await;
+        (closed.sum("ringfetch_connections_closed_total", &labels) > 0.5).then_some(())
+    })
+    .await;
+    daemon.assert_serves("blocks").await;
 }
