@@ -126,7 +126,7 @@ class Daemon:
             "engine": {"backend": "uring", "on_unavailable": "fail", "cores": 2, "memory_budget": BUDGET_BYTES,
                        "pread": {"threads": 8}},
             "datasets": [dataset.describe() for dataset in datasets.values()],
-            "limits": {"request_memory": REQUEST_MEMORY_BYTES, "connections": CONNECTIONS, "deadline_ms": DEADLINE_MS,
+            "limits": {"request_bytes": MIB, "request_memory": REQUEST_MEMORY_BYTES, "connections": CONNECTIONS, "deadline_ms": DEADLINE_MS,
                        "connection_bytes": 8 * MIB},
             "timeouts": {"handshake_ms": 2000, "head_ms": 2000, "body_ms": 3000, "send_ms": 3000},
             "access": {"principals": str(self.principals.path), "anonymous": "nobody"},

@@ -89,8 +89,8 @@ pub(crate) struct RingConfig {
     pub(crate) register: Option<(usize, usize)>,
 }
 
-/// The result of setting up a ring: an error text if registration failed.
-pub(crate) type RegistrationOutcome = Option<String>;
+/// The result of setting up a ring: the error if registration failed.
+pub(crate) type RegistrationOutcome = Option<io::Error>;
 
 /// A shard without a thread yet.
 pub(crate) struct UnplacedShard {
@@ -118,12 +118,9 @@ fn ring_backend(ring: RingHandle, plan: RingConfig) -> (UringBackend, Registrati
     if let Err(error) = backend.cap_workers(plan.queue_depth.min(64)) {
         tracing::debug!(%error, "the kernel's worker threads cannot be capped");
     }
-    let outcome = plan.register.and_then(|(base, bytes)| {
-        backend
-            .register_memory(base as *mut u8, bytes)
-            .err()
-            .map(|error| error.to_string())
-    });
+    let outcome = plan
+        .register
+        .and_then(|(base, bytes)| backend.register_memory(base as *mut u8, bytes).err());
     (backend, outcome)
 }
 
@@ -333,7 +330,7 @@ mod tests {
                 placed,
             };
             assert!(core.send(command).is_ok());
-            assert_eq!(answer.recv().unwrap().unwrap(), None, "shard {number}");
+            assert!(answer.recv().unwrap().unwrap().is_none(), "shard {number}");
             drop(mailbox);
         }
         drop(core);

@@ -286,14 +286,19 @@ impl Starter<'_> {
     }
 
     fn report(ring: usize, outcome: cores::RegistrationOutcome) {
-        if let Some(error) = outcome {
-            tracing::warn!(
-                ring,
-                %error,
-                "the response memory is not registered with the ring; reads continue unregistered (raise RLIMIT_MEMLOCK to \
-                 engine.memory_budget for each ring, or set engine.uring.registered_buffers: false)"
-            );
-        }
+        let Some(error) = outcome else { return };
+        // io_uring_register(2): over RLIMIT_MEMLOCK. Anything else, a filter's EPERM say, no limit helps.
+        let remedy = if error.raw_os_error() == Some(libc::ENOMEM) {
+            "raise RLIMIT_MEMLOCK to engine.memory_budget for each ring, or set engine.uring.registered_buffers: false"
+        } else {
+            "set engine.uring.registered_buffers: false, or allow io_uring_register"
+        };
+        tracing::warn!(
+            ring,
+            %error,
+            remedy,
+            "the response memory is not registered with the ring; reads continue unregistered"
+        );
     }
 }
 

@@ -65,6 +65,17 @@ pub enum AccessLogError {
 }
 
 impl AccessLog {
+    /// Whether the log could be opened. Creates nothing.
+    ///
+    /// # Errors
+    /// It could not.
+    pub fn check(config: &AccessLogConfig) -> Result<(), AccessLogError> {
+        output::check(&config.target).map_err(|problem| AccessLogError::Target {
+            path: config.target.to_string(),
+            problem,
+        })
+    }
+
     /// Opens the log and starts the thread that writes it. Registers `ringfetch_access_log_dropped_total{reason}`.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ pub use self::handle::{DatasetHandle, Dtype, Kind, RequiredKind};
 pub use self::listing::{ObjectPage, PAGE_NAMES_MAX, PageRequest};
 pub(crate) use self::rejection::Rejection;
 pub use self::request::{FetchError, Items, RateLimit, RequestContext};
-pub(crate) use self::request_memory::RequestMemory;
+pub(crate) use self::request_memory::{RequestMemory, enough_for};
 pub use self::scoring::{ScoreQuery, Scoring};
 pub use self::snapshot::{ReadPhase, Snapshot, SnapshotError};
 pub(crate) use self::window::BodyPart;

@@ -108,6 +108,9 @@ fn check_config(inputs: &Inputs, open: bool) -> anyhow::Result<()> {
     let opened = if open {
         load_tls(&config)?;
         load_access(&config)?;
+        if let Some(log) = &config.access_log {
+            AccessLog::check(log).map_err(|error| ConfigError(error.to_string()))?;
+        }
         Catalogue::open(&config.datasets).map_err(config_error)?;
         ", and they open"
     } else {
@@ -135,7 +138,8 @@ fn check_health(inputs: &Inputs) -> anyhow::Result<()> {
     let line = match load(inputs) {
         Ok(loaded) => ask(loaded.config).map_err(anyhow::Error::msg)?,
         Err(mistake) => {
-            let config = config::despite_mistakes(inputs).ok_or_else(|| anyhow::Error::msg(mistake.to_string()))?;
+            let config =
+                config::despite_mistakes(inputs).ok_or_else(|| anyhow::Error::msg(mistake.to_string()))?;
             let invalid = format!("the configuration as it is now is not valid: {mistake}");
             match ask(config) {
                 Ok(line) => format!("{line}, but {invalid}"),

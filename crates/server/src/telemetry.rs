@@ -12,6 +12,7 @@ use prometheus::{Counter, Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVe
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use tracing::Subscriber;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
 
@@ -106,7 +107,11 @@ impl Telemetry {
     /// # Errors
     /// The filter is invalid; the current one remains.
     pub fn set_filter(&self, filter: &str) -> Result<String, String> {
-        let parsed = parse(filter)?;
+        let parsed = parse(filter).map_err(|problem| {
+            format!(
+                "{filter:?} is not a filter: {problem}; write one like info or warn,ringfetch_engine=debug"
+            )
+        })?;
         // Held over the reload, so that the stored filter is the one in force.
         let mut current = self.filter.lock().unwrap_or_else(PoisonError::into_inner);
         self.handle.reload(parsed).map_err(|error| error.to_string())?;
@@ -114,10 +119,25 @@ impl Telemetry {
     }
 }
 
-fn parse(filter: &str) -> Result<EnvFilter, String> {
-    EnvFilter::try_new(filter).map_err(|error| {
-        format!("{filter:?} is not a filter: {error}; write one like info or warn,ringfetch_engine=debug")
-    })
+/// A filter of log lines. `EnvFilter` takes a word that is no level for a target, of which everything is logged, and nothing of all
+/// others: a mistyped level would silence the log. So a target must have a level here.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn parse(filter: &str) -> Result<EnvFilter, String> {
+    if filter.trim().is_empty() {
+        return Err("it names no level".to_owned());
+    }
+    // Fields of a span may have commas and words of their own.
+    let words = filter.split(',').map(str::trim).filter(|_| !filter.contains('['));
+    for word in words {
+        if !word.is_empty() && !word.contains('=') && word.parse::<LevelFilter>().is_err() {
+            return Err(format!(
+                "{word} is none of the levels off, error, warn, info, debug and trace; for a target, write {word}=debug"
+            ));
+        }
+    }
+    EnvFilter::try_new(filter).map_err(|error| error.to_string())
 }
 
 fn register_process(registry: &Registry) -> Result<(), prometheus::Error> {

@@ -104,6 +104,54 @@ fn every_bad_file_is_answered_with_all_its_problems() {
 }
 
 #[test]
+fn a_byte_order_mark_is_no_document() {
+    // Scenario: a file that an editor began with a byte order mark; an empty filter. Expectation: the file is read; the filter is
+    // refused, since it would silence the log.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("config.yaml");
+    let dataset = "datasets: [{ name: a, kind: blocks, path: a.bin, block_bytes: 4096 }]";
+    std::fs::write(&path, format!("\u{feff}engine: {{ backend: mmap }}\n{dataset}\n")).unwrap();
+    assert_eq!(
+        load(&of_file(&path)).unwrap().config.engine.backend.as_str(),
+        "mmap"
+    );
+    std::fs::write(&path, format!("log: {{ filter: '' }}\n{dataset}\n")).unwrap();
+    let problems = lines(&load(&of_file(&path)).expect_err("an empty filter"));
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(
+        problems[0].starts_with("log.filter: is \"\": it names no level"),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn check_config_asks_whether_the_access_log_can_be_written() {
+    // Scenario: an access log in a directory that is not there, one that is a directory, and one that can be made. Expectation:
+    // --open refuses the first two as the start does, with exit code 2, and makes none.
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    for (path, complaint) in [
+        (place("nowhere/log"), Some("cannot be created")),
+        (place(""), Some("is a directory")),
+        (place("log"), None),
+    ] {
+        let set = format!("access_log.path={path}");
+        let demo = place("demo");
+        std::fs::create_dir_all(&demo).unwrap();
+        assert!(ringfetchd(&["make-demo", "--demo-dir", &demo]).status.success());
+        let output = ringfetchd(&["--demo-dir", &demo, "--set", &set, "check-config", "--open"]);
+        let told = text(&output.stderr).to_owned();
+        assert_eq!(
+            output.status.code(),
+            Some(if complaint.is_some() { 2 } else { 0 }),
+            "{told}"
+        );
+        assert!(told.contains(complaint.unwrap_or_default()), "{told}");
+    }
+    assert!(!directory.path().join("log").exists());
+}
+
+#[test]
 fn flags_beat_the_environment_which_beats_the_file_which_beats_defaults() {
     // Scenario: one key set in every layer, others in fewer. Expectation: the highest layer counts, and each setting
     // names the layer it came from.

@@ -128,7 +128,16 @@ impl Opened {
             (cause.to_owned(), format!("{remedy}{}", if denied { hint } else { "" }))
         })?;
         let failed = |error: io::Error| {
-            let remedy = "check the device (the kernel log says more) and the permissions";
+            let remedy = match error.raw_os_error() {
+                Some(errno)
+                    if [Errno::MFILE, Errno::NFILE]
+                        .map(Errno::raw_os_error)
+                        .contains(&errno) =>
+                {
+                    "raise the limit of open files (ulimit -n, LimitNOFILE=)"
+                }
+                _ => "check the device (the kernel log says more) and the permissions",
+            };
             (format!("opens but cannot be read: {error}"), remedy.to_owned())
         };
         let path = path.canonicalize().map_err(failed)?;

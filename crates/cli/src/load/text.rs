@@ -164,7 +164,7 @@ fn server(report: &Report, table: &mut Table) {
             std::cmp::Ordering::Equal => "the same",
             std::cmp::Ordering::Less => "others read too, or requests were abandoned",
             std::cmp::Ordering::Greater => {
-                "the server counts no read of an empty object over HTTP, or was restarted"
+                "the server reads a vector once that a score names twice, counts no empty object over HTTP, or was restarted"
             }
         };
         let (client, server) = (grouped(both.client), grouped(both.server));

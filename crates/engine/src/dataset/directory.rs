@@ -125,6 +125,11 @@ impl Directory {
     }
 }
 
+/// Whether an errno says that the daemon has no permission.
+pub(super) fn is_forbidden(errno: Errno) -> bool {
+    matches!(errno, Errno::ACCESS | Errno::PERM)
+}
+
 /// Whether an errno says that there is no such file inside the directory, for whatever cause: nothing there, not a
 /// directory on the way, a link that leaves or loops, a name no file can have, a device or socket without a reader.
 pub(super) fn is_absent(errno: Errno) -> bool {

@@ -2,10 +2,11 @@
 //!
 //! `/` sorts like any byte: `a.txt` (0x2E) before `a/b` (0x2F) before `a0` (0x30). A directory's key among its
 //! neighbours is therefore its name with the `/`. Linked files that stay inside are listed; linked directories are not
-//! entered (their objects can be fetched), so that a loop cannot be. Names that are not UTF-8 are skipped.
+//! entered (their objects can be fetched), so that a loop cannot be. Names that are not UTF-8 are skipped, and what the daemon has no
+//! permission to look into.
 
 use super::ObjectEntry;
-use super::directory::{Directory, is_absent};
+use super::directory::{Directory, is_absent, is_forbidden};
 use super::objects::NAME_BYTES_MAX;
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -61,8 +62,8 @@ fn list_paged(
         if name.ends_with('/') {
             match Level::read(directory, name, after, None, page_entries) {
                 Ok(below) => levels.push(below),
-                // It was removed or replaced since its name was read.
-                Err(errno) if is_absent(errno) => {}
+                // It was removed or replaced since its name was read, or is not ours to read: `lost+found`, say.
+                Err(errno) if is_absent(errno) || is_forbidden(errno) => {}
                 Err(errno) => return Err(errno),
             }
             continue;
@@ -70,7 +71,7 @@ fn list_paged(
         match directory.stat_beneath(&name) {
             Ok((FileType::RegularFile, length_bytes)) => found.push(ObjectEntry { name, length_bytes }),
             Ok(_) => {}
-            Err(errno) if is_absent(errno) => {}
+            Err(errno) if is_absent(errno) || is_forbidden(errno) => {}
             Err(errno) => return Err(errno),
         }
     }
@@ -193,6 +194,42 @@ mod tests {
 
     fn names(found: Vec<ObjectEntry>) -> Vec<String> {
         found.into_iter().map(|entry| entry.name).collect()
+    }
+
+    /// A directory that may not be read, as `lost+found` is for an ordinary user, is left out; all else is listed. Who may read
+    /// it, root say, finds its file.
+    #[test]
+    fn what_may_not_be_read_is_left_out() {
+        use std::fs::Permissions;
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "lost+found/b", "z"] {
+            make(dir.path(), name);
+        }
+        let closed = dir.path().join("lost+found");
+        let set = |mode| std::fs::set_permissions(&closed, Permissions::from_mode(mode)).unwrap();
+        set(0);
+        let is_open = std::fs::read_dir(&closed).is_ok();
+        let found = names(list(&Directory::open(dir.path()).unwrap(), "", usize::MAX).unwrap());
+        // Readable, and closed to whoever asks for what is in it.
+        set(0o444);
+        let is_searched = closed.join("b").metadata().is_ok();
+        let named = names(list(&Directory::open(dir.path()).unwrap(), "", usize::MAX).unwrap());
+        set(0o755);
+        let expected = |has| {
+            if has {
+                vec!["a", "lost+found/b", "z"]
+            } else {
+                vec!["a", "z"]
+            }
+        };
+        assert_eq!(
+            (found, named),
+            (
+                expected(is_open).into_iter().map(str::to_owned).collect(),
+                expected(is_searched).into_iter().map(str::to_owned).collect()
+            )
+        );
     }
 
     /// A tree where order by bytes and order by parts differ: the listing is in byte order, with lengths, whatever the

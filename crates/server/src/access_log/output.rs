@@ -5,7 +5,7 @@
 
 use crate::config::AccessLogTarget;
 use prometheus::IntCounter;
-use rustix::fs::OFlags;
+use rustix::fs::{Access, OFlags};
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd as _;
@@ -151,6 +151,25 @@ fn write(mut file: &File, bytes: &[u8]) -> (usize, io::Result<()>) {
         }
     }
     (written, Ok(()))
+}
+
+/// Whether a target can be opened: where there is no file yet, whether one can be created.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn check(target: &AccessLogTarget) -> Result<(), String> {
+    let AccessLogTarget::File(path) = target else {
+        return Ok(());
+    };
+    if path.metadata().is_ok() {
+        return append_to(path).map(drop);
+    }
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        Some(_) | None => Path::new("."),
+    };
+    rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|errno| format!("cannot be created: {}", io::Error::from(errno)))
 }
 
 /// Opens a regular file or a character device to append to it.

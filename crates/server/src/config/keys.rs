@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
+use ringfetch_command::size;
 use ringfetch_engine::config::{
     BackendKind, DirectIo, EngineConfig, MmapConfig, OnUnavailable, Placement, PlanConfig, PreadConfig,
     UringConfig,
@@ -17,6 +18,7 @@ use super::layers::{self, Base, Inputs};
 use super::problem::Problems;
 use super::walk::{Section, Walk};
 use super::{Config, Limits, LogConfig, LogFormat, access, access_log, datasets, timeouts, tls, tracing};
+use crate::fetch::enough_for;
 
 pub(super) const BACKEND_WORDS: [(&str, BackendKind); 4] = [
     ("uring", BackendKind::Uring),
@@ -292,8 +294,8 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
         1 << 10..=256 << 20,
         1,
     );
-    // A caller alone may hold half of it.
-    let memory_default = default.request_memory_bytes.max(request_bytes.saturating_mul(4));
+    let enough = enough_for(request_bytes, items_per_request).next_multiple_of(1 << 20);
+    let memory_default = default.request_memory_bytes.max(enough);
     let request_memory_bytes = section.bytes("request_memory", memory_default, 1 << 16..=1 << 40, 1);
     let requests_in_flight = section.small("requests_in_flight", default.requests_in_flight, 1..=1 << 20);
     let per_connection_default = default.requests_per_connection.min(requests_in_flight);
@@ -347,15 +349,12 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
         connection_bytes,
         why,
     );
-    let problem = format!(
-        "is {request_bytes}, more than half of limits.request_memory, which is {request_memory_bytes}"
-    );
     walk.report_conflict(
         "limits.request_bytes",
         "limits.request_memory",
-        request_bytes > request_memory_bytes / 2,
-        problem,
-        "lower it, or raise limits.request_memory: one caller may hold half of it".to_owned(),
+        request_memory_bytes < enough,
+        format!("is {request_bytes}, and limits.request_memory is {request_memory_bytes}: such a request would always be refused"),
+        format!("lower it, or raise limits.request_memory to {}", size::exact(enough)),
     );
     let in_flight = u64::from(requests_in_flight);
     let why = "the rest would always be refused";
@@ -401,10 +400,10 @@ fn limits(mut section: Section<'_>, engine: &mut EngineConfig) -> Limits {
 fn log(mut section: Section<'_>) -> LogConfig {
     let allowed = "a tracing filter, such as info or warn,ringfetch_engine=debug";
     let filter = section.text_or("filter", LOG_FILTER, allowed, |filter| {
-        let parsed = tracing_subscriber::EnvFilter::try_new(filter);
+        let parsed = crate::telemetry::parse(filter);
         parsed
             .map(|_| ())
-            .map_err(|error| format!("is {filter:?}: {error}"))
+            .map_err(|problem| format!("is {filter:?}: {problem}"))
     });
     let format = section.word("format", LogFormat::Auto, &FORMAT_WORDS);
     section.finish();

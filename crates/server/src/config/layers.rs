@@ -170,7 +170,9 @@ fn read(path: &Path) -> Result<Value, ProblemAndRemedy> {
             "fix it there; nothing else was checked".to_owned(),
         )
     };
-    let mut value: Value = serde_yaml::from_str(&text).map_err(syntax)?;
+    // serde_yaml takes a byte order mark, which YAML allows, for a document.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let mut value: Value = serde_yaml::from_str(text).map_err(syntax)?;
     value.apply_merge().map_err(syntax)?;
     Ok(value)
 }

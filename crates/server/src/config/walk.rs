@@ -162,6 +162,11 @@ const ALIKE_MIN: f64 = 0.6;
 
 fn suggest(key: &str, known: &BTreeSet<String>) -> String {
     let key = without_indices(key);
+    if known.contains(&key) {
+        // Its path is one key of the file.
+        let (section, name) = split(&key);
+        return format!("write {name} below {section}, as a key of that section");
+    }
     let (section, name) = split(&key);
     let elsewhere = known
         .iter()

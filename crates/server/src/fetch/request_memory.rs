@@ -21,6 +21,20 @@ const ITEM_BYTES: usize = 32;
 /// Charges grow in steps, so that a request that arrives slowly does not update the counters for each byte.
 const STEP_BYTES: usize = 16 << 10;
 
+/// The request memory with which a request of so many bytes and items fits where nobody else holds any. The largest is a score
+/// over HTTP, which is charged as it is read, then four times, and its items twice. A connection that holds `h` of `c` is granted
+/// more up to `(c - h) / 2 - h` (`ringfetch_engine::share`): `c = 2 * (4 * bytes + 2 * items) + 3 * bytes`.
+pub(crate) fn enough_for(request_bytes: u64, items_per_request: u32) -> u64 {
+    // An item has a byte at least.
+    let items = request_bytes.min(items_per_request.into());
+    let items_bytes = items.saturating_mul(ITEM_BYTES as u64).saturating_mul(4);
+    let steps = 2 * STEP_BYTES as u64;
+    request_bytes
+        .saturating_mul(11)
+        .saturating_add(items_bytes)
+        .saturating_add(steps)
+}
+
 /// The memory of one request.
 #[derive(Debug)]
 pub(crate) struct RequestMemory<'a> {

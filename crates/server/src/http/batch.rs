@@ -9,16 +9,16 @@ use super::batch_request::{
     BatchParams, BatchRequest, BlocksBatch, ObjectsBatch, RangesBatch, VectorsBatch, parse,
 };
 use super::batch_response::{LENGTHS_LISTED_MAX, Shape, encode};
-use super::conditional::{ETag, Precondition, evaluate};
+use super::conditional::ETag;
 use super::negotiate::{ResponseFormat, preferred, require_json};
 use super::problem::{PathParams, Problem};
-use super::representation::precondition_failed;
+use super::representation::require_version;
 use crate::fetch::{FetchError, Kind, RequestContext, RequestMemory, RequiredKind, timeout_at, within};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,10 +112,9 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
     // Objects have a version each.
     let etag =
         (params.columns.items().required_kind() != RequiredKind::Objects).then(|| ETag::new(dataset.etag()));
-    if let Some(etag) = &etag
-        && evaluate(&parts.headers, etag) != Precondition::Holds
-    {
-        return Err(precondition_failed(etag));
+    match &etag {
+        Some(etag) => require_version(&parts.headers, etag)?,
+        None => refuse_preconditions(&parts.headers)?,
     }
 
     let deadline =
@@ -144,6 +143,17 @@ async fn run<R: BatchRequest>(app: &AppState, name: &str, request: Request) -> R
         response.headers_mut().insert(header::ETAG, etag.value());
     }
     Ok(response)
+}
+
+/// Refuses a precondition on all of a batch of objects, which have a version each.
+fn refuse_preconditions(headers: &HeaderMap) -> Result<(), Problem> {
+    for name in ["If-Match", "If-None-Match"] {
+        if headers.contains_key(name) {
+            let why = "is of one version, and each object has its own: give it as if_match of an object";
+            return Err(Problem::malformed(name, why));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses items of differing lengths if their lengths do not fit a header.

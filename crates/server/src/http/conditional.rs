@@ -62,11 +62,20 @@ impl fmt::Write for Quoted {
     }
 }
 
-/// Evaluates If-Match, then If-None-Match (RFC 9110 13.2.2), for GET and HEAD.
+/// Evaluates If-Match, then If-None-Match (RFC 9110 13.2.2).
 pub(super) fn evaluate(headers: &HeaderMap, current: &ETag) -> Precondition {
-    if headers.contains_key(header::IF_MATCH)
-        && !any_matches(headers, header::IF_MATCH, current, Comparison::Strong)
-    {
+    evaluate_part(headers, current, || None)
+}
+
+/// The same for a part of something that has a version itself, whose tag If-Match may name too: so many parts can be read of one
+/// version.
+pub(super) fn evaluate_part(
+    headers: &HeaderMap,
+    current: &ETag,
+    whole: impl FnOnce() -> Option<ETag>,
+) -> Precondition {
+    let names = |tag: &ETag| any_matches(headers, header::IF_MATCH, tag, Comparison::Strong);
+    if headers.contains_key(header::IF_MATCH) && !names(current) && !whole().is_some_and(|tag| names(&tag)) {
         return Precondition::Failed;
     }
     if any_matches(headers, header::IF_NONE_MATCH, current, Comparison::Weak) {

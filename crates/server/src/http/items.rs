@@ -2,7 +2,7 @@
 //! space.
 
 use super::AppState;
-use super::conditional::{ETag, Precondition, evaluate};
+use super::conditional::{ETag, Precondition, evaluate_part};
 use super::negotiate::{ResponseFormat, preferred};
 use super::problem::{PathParams, Problem};
 use super::representation::precondition_failed;
@@ -34,7 +34,7 @@ pub(super) const RINGFETCH_DTYPE: HeaderName = HeaderName::from_static("ringfetc
     responses(
         (status = 200, description = "The block.", content_type = "application/octet-stream"),
         (status = 304, description = "If-None-Match names this version."),
-        (status = 412, description = "If-Match names other versions."),
+        (status = 412, description = "If-Match names neither this version nor the dataset's."),
     ))]
 pub(super) async fn get_block(
     State(app): State<Arc<AppState>>,
@@ -63,7 +63,7 @@ pub(super) async fn block(
         return Err(not_there("block", index, count));
     }
     let etag = ETag::new(format_args!("{}-block-{index}", dataset.etag()));
-    let head = match conditional_head(parts, &etag)? {
+    let head = match conditional_head(parts, &etag, &dataset)? {
         Ok(head) => head,
         Err(not_modified) => return Ok(not_modified),
     };
@@ -88,7 +88,7 @@ pub(super) async fn block(
                 (Vec<u8> = "application/octet-stream"), (Vec<f32> = "application/json"))),
         (status = 304, description = "If-None-Match names this version."),
         (status = 406, description = "Accept takes neither form."),
-        (status = 412, description = "If-Match names other versions."),
+        (status = 412, description = "If-Match names neither this version nor the dataset's."),
     ))]
 pub(super) async fn get_vector(
     State(app): State<Arc<AppState>>,
@@ -127,7 +127,7 @@ pub(super) async fn vector(
     // A strong tag names one representation, and there are two.
     let suffix = if form == ResponseFormat::Json { "-json" } else { "" };
     let etag = ETag::new(format_args!("{}-vector-{id}{suffix}", dataset.etag()));
-    let mut head = match conditional_head(parts, &etag)? {
+    let mut head = match conditional_head(parts, &etag, &dataset)? {
         Ok(head) => head,
         Err(not_modified) => return Ok(vary_by_accept(not_modified)),
     };
@@ -167,11 +167,15 @@ fn not_there(what: &'static str, index: u64, count: u64) -> Problem {
 }
 
 /// The head of the response, or (inner error) the complete response if a precondition decides it.
-fn conditional_head(parts: &Parts, etag: &ETag) -> Result<Result<HeaderMap, Response>, Problem> {
+fn conditional_head(
+    parts: &Parts,
+    etag: &ETag,
+    dataset: &DatasetHandle,
+) -> Result<Result<HeaderMap, Response>, Problem> {
     // Room for all headers of a block.
     let mut head = HeaderMap::with_capacity(4);
     head.insert(header::ETAG, etag.value());
-    match evaluate(&parts.headers, etag) {
+    match evaluate_part(&parts.headers, etag, || Some(ETag::new(dataset.etag()))) {
         Precondition::Holds => Ok(Ok(head)),
         Precondition::NotModified => Ok(Err((StatusCode::NOT_MODIFIED, head).into_response())),
         Precondition::Failed => Err(precondition_failed(etag)),

@@ -64,11 +64,21 @@ pub(super) fn require_json_accepted(headers: &HeaderMap) -> Result<(), Problem> 
     .with_allowed(vec![JSON]))
 }
 
-/// Checks that a request's body is JSON.
+/// Checks that a request's body is JSON, and not encoded.
 ///
 /// # Errors
-/// 415 for another type, or none.
+/// 415 for another type, or none; for any Content-Encoding but `identity`.
 pub(super) fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let coded = |value: &&HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"identity");
+    if let Some(coding) = headers.get_all(header::CONTENT_ENCODING).iter().find(coded) {
+        return Err(Problem::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported-media-type",
+            format!("the request's Content-Encoding is {coding:?}: send the body as it is"),
+        )
+        .with_field("Content-Encoding")
+        .with_allowed(vec!["identity"]));
+    }
     let value = headers
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())

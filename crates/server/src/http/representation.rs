@@ -118,6 +118,24 @@ pub(super) async fn answer(
 pub(super) struct Changed;
 
 /// 412.
+/// The preconditions of a request that is no GET: 412 unless they hold.
+///
+/// # Errors
+/// 412, with the header that does not hold.
+pub(super) fn require_version(headers: &HeaderMap, etag: &ETag) -> Result<(), Problem> {
+    match evaluate(headers, etag) {
+        Precondition::Holds => Ok(()),
+        Precondition::Failed => Err(precondition_failed(etag)),
+        Precondition::NotModified => Err(Problem::new(
+            StatusCode::PRECONDITION_FAILED,
+            "precondition-failed",
+            "If-None-Match names the version that there is",
+        )
+        .with_field("If-None-Match")
+        .with_header(header::ETAG, etag.value())),
+    }
+}
+
 pub(super) fn precondition_failed(etag: &ETag) -> Problem {
     Problem::new(
         StatusCode::PRECONDITION_FAILED,

@@ -5,10 +5,10 @@ use super::batch::{not_sent_in_time, read_body};
 use super::batch_request::parse;
 use super::batch_response::{ItemErrorView, item_error_views};
 use super::bounded_list;
-use super::conditional::{ETag, Precondition, evaluate};
+use super::conditional::ETag;
 use super::negotiate::{require_json, require_json_accepted};
 use super::problem::{PathParams, Problem};
-use super::representation::precondition_failed;
+use super::representation::require_version;
 use crate::fetch::{
     FetchError, RequestContext, RequestMemory, RequiredKind, ScoreQuery, Scoring, timeout_at, within,
 };
@@ -119,9 +119,7 @@ pub(super) async fn score(
         .fetcher
         .open(&name, RequiredKind::Vectors, connection.as_ref())?;
     let etag = ETag::new(dataset.etag());
-    if evaluate(&parts.headers, &etag) != Precondition::Holds {
-        return Err(precondition_failed(&etag));
-    }
+    require_version(&parts.headers, &etag)?;
     let scoring = Scoring {
         queries: request
             .queries

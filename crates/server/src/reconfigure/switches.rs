@@ -152,13 +152,14 @@ impl<'a> BackendSwitches<'a> {
         Ok(())
     }
 
-    fn count_switch<T>(
+    fn count_switch(
         &self,
         backend: BackendKind,
-        switch: impl FnOnce() -> Result<T, StartError>,
-    ) -> Result<T, StartError> {
+        switch: impl FnOnce() -> Result<BackendStatus, StartError>,
+    ) -> Result<BackendStatus, StartError> {
         let result = switch();
-        self.inner.metrics.switched(backend, result.is_ok());
+        let is_used = result.as_ref().is_ok_and(|now| !now.is_fallback());
+        self.inner.metrics.switched(backend, is_used);
         result
     }
 

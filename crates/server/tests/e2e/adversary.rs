@@ -40,11 +40,14 @@ async fn during<Fut>(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_never_end_hold_no_more_than_their_memory() {
-    // Scenario: 2,000 calls send 1 MiB each of a request and never end it, with 8 MiB for requests. Expectation: the daemon
+    // Scenario: 2,000 calls send 512 KiB each of a request and never end it, with 8 MiB for requests. Expectation: the daemon
     // grows by little more than that, refuses what is over it, and serves others, also from the same address.
     for from in PLACES {
         let (setup, _) = plain_blocks(Setup::new("pread"), 1024);
-        let daemon = setup.set("limits.request_memory", "8MiB").start();
+        let daemon = setup
+            .set("limits.request_bytes", "640KiB")
+            .set("limits.request_memory", "8MiB")
+            .start();
         daemon.assert_serves("blocks").await;
         let before = resident_mib(&daemon);
         let tally = Tally::default();
@@ -52,7 +55,8 @@ async fn requests_that_never_end_hold_no_more_than_their_memory() {
         let options = cases::partial_bodies::Options {
             connections: 10,
             calls: 200,
-            body_bytes: 1 << 20,
+            announced_bytes: (512 << 10) + 1,
+            body_bytes: 512 << 10,
             ..Default::default()
         };
         during(

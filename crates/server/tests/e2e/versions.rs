@@ -298,3 +298,43 @@ async fn a_name_that_stands_twice_is_of_one_version() {
     tokio::join!(replace, read);
     daemon.stop().await;
 }
+
+#[tokio::test]
+async fn items_over_http_may_be_asked_for_by_the_version_of_their_dataset() {
+    // Scenario: blocks and vectors with `If-Match`: their own tag, their dataset's, another item's, another version; conditions on
+    // batches. Expectation: the first two hold, also for other items; the others do not, and the header that does not hold is named.
+    let (setup, everything) = everything(Setup::new("pread"));
+    let daemon = setup.start();
+    let http = daemon.http_client();
+    for (name, path) in [("joined", "blocks"), ("npy-f32", "vectors")] {
+        assert!(everything.spaces.iter().any(|space| space.name == name));
+        let item = |index: u32| format!("/v1/datasets/{name}/{path}/{index}");
+        let own = http.get(&item(1)).await.header("etag").to_owned();
+        let whole = http.get(&format!("/v1/datasets/{name}/bytes")).await;
+        let whole = whole.header("etag").to_owned();
+        for (index, tag, status) in [
+            (1, &own, 200),
+            (1, &whole, 200),
+            (2, &whole, 200),
+            (2, &own, 412),
+            (1, &"\"0123456789abcdef0123456789abcdef\"".to_owned(), 412),
+        ] {
+            let answer = http.get_with(&item(index), &[("if-match", tag)]).await;
+            assert_eq!(answer.status.as_u16(), status, "{path}/{index} of {tag}");
+        }
+        let both = [("if-match", &whole[..]), ("if-none-match", &own[..])];
+        assert_eq!(http.get_with(&item(1), &both).await.status, 304);
+        let ranges = format!("/v1/datasets/{name}/ranges:batchFetch");
+        let body = json!({"ranges": [{"offset": 0, "length": 1}]}).to_string();
+        let headers = [("content-type", "application/json"), ("if-none-match", "*")];
+        let answer = http.send(Method::POST, &ranges, &headers, body).await;
+        answer.is_problem(412, "precondition-failed", Some("If-None-Match"), &[]);
+    }
+    for (name, field) in [("if-match", "If-Match"), ("if-none-match", "If-None-Match")] {
+        let body = json!({"names": [everything.objects[3].0]}).to_string();
+        let headers = [("content-type", "application/json"), (name, "\"a\"")];
+        let path = "/v1/datasets/objects/objects:batchFetch";
+        let answer = http.send(Method::POST, path, &headers, body).await;
+        answer.is_problem(400, "malformed", Some(field), &["if_match"]);
+    }
+}
