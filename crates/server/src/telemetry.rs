@@ -137,7 +137,8 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, String> {
             ));
         }
     }
-    EnvFilter::try_new(filter).map_err(|error| error.to_string())
+    // h2 warns once for each connection that resets many requests, so that anybody could fill the log.
+    EnvFilter::try_new(format!("h2=error,{filter}")).map_err(|error| error.to_string())
 }
 
 fn register_process(registry: &Registry) -> Result<(), prometheus::Error> {

@@ -19,7 +19,14 @@ pub(super) fn read(mut section: Section<'_>) -> Option<TracingConfig> {
     let otlp_endpoint = section.text_or("otlp_endpoint", OFF, allowed, |text| {
         let uri = text.parse::<http::Uri>();
         let is_plain = uri.is_ok_and(|uri| {
-            uri.scheme_str() == Some("http") && uri.port().is_some() && matches!(uri.path(), "" | "/")
+            // A password would be printed with the configuration; OTEL_EXPORTER_OTLP_HEADERS has room for one.
+            let has_user = uri
+                .authority()
+                .is_some_and(|authority| authority.as_str().contains('@'));
+            uri.scheme_str() == Some("http")
+                && uri.port().is_some()
+                && matches!(uri.path(), "" | "/")
+                && !has_user
         });
         if is_plain || text == OFF {
             Ok(())

@@ -179,8 +179,13 @@ pub(super) fn render(mut response: Response, path: &str, matched: Option<&str>, 
     response
 }
 
+/// Of a request's path that a refusal repeats.
+const REFUSAL_PATH_BYTES: usize = 256;
+
 /// The response for a problem found before the router.
 pub(crate) fn refusal(status: StatusCode, slug: &'static str, detail: String, path: &str) -> Response {
+    // Nobody's memory is charged for it.
+    let path = &path[..path.floor_char_boundary(REFUSAL_PATH_BYTES)];
     Problem::new(status, slug, detail).into_answer(path)
 }
 

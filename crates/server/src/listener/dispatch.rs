@@ -11,9 +11,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::Router;
+use axum::body::Body;
 use axum::routing::future::RouteFuture;
+use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use http_body::Body as _;
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tonic::Code;
@@ -29,6 +31,14 @@ use crate::access::{Access, Denied, Need};
 use crate::caller::Connection;
 use crate::error_status::refused_call;
 use crate::http::refusal;
+use ringfetch_engine::share::Charge;
+
+/// Open calls of the health's watch and of reflection on a connection: each takes some 7 KiB, and nothing ends them.
+const SERVICES_MAX: usize = 2;
+/// Open requests on a connection up to which a refusal has a body.
+const REFUSALS_WITH_BODY: usize = 8;
+/// Text of a response up to which it is not charged.
+const FREE_TEXT_BYTES: u64 = 1 << 10;
 
 /// Serves some requests in the router's place.
 pub trait FastPath: std::fmt::Debug + Send + Sync {
@@ -91,8 +101,28 @@ impl RefusalCounters {
 pub(super) enum DispatchFuture {
     Refused(Option<Box<Response<AnswerBody>>>),
     Fast(ResponseFuture),
-    /// Boxed, to keep the other variants small.
-    Routed(Box<RouteFuture<Infallible>>),
+    /// With whose it is. Boxed, to keep the other variants small.
+    Routed(Box<(RouteFuture<Infallible>, Arc<Connection>)>),
+}
+
+impl DispatchFuture {
+    /// A refusal, which costs no memory of anybody's share. Its client may leave its body unread, so it has one only while few
+    /// requests are open on the connection; a head is not held back by windows.
+    fn refused(response: Response<AnswerBody>, progress: &Progress) -> Self {
+        let response = if progress.exchanges() <= REFUSALS_WITH_BODY {
+            response
+        } else {
+            without_body(response)
+        };
+        Self::Refused(Some(Box::new(response)))
+    }
+}
+
+fn without_body(response: Response<AnswerBody>) -> Response<AnswerBody> {
+    let (mut head, _body) = response.into_parts();
+    head.headers.remove(header::CONTENT_LENGTH);
+    head.headers.remove(header::CONTENT_TYPE);
+    Response::from_parts(head, AnswerBody::Routed(Body::empty()))
 }
 
 impl RequestDispatcher {
@@ -105,20 +135,32 @@ impl RequestDispatcher {
         progress: &Arc<Progress>,
     ) -> DispatchFuture {
         if let Some(refused) = self.refused(&request, progress.is_late()) {
-            return DispatchFuture::Refused(Some(Box::new(refused)));
+            return DispatchFuture::refused(refused, progress);
         }
         let admitted;
         let connection = match &self.access {
-            None => connection,
+            None => {
+                exchange.is_admitted();
+                connection
+            }
             Some(access) => match self.admitted(access, &mut request, connection, progress) {
                 Ok(as_principal) => {
                     core_turns::work_for(as_principal.account());
+                    if as_principal.principal().is_some() || self.need(request.uri().path()).is_some() {
+                        exchange.is_admitted();
+                    }
+                    exchange.is_of(&as_principal);
                     admitted = as_principal;
                     &admitted
                 }
-                Err(refused) => return DispatchFuture::Refused(Some(refused)),
+                Err(refused) => return DispatchFuture::refused(*refused, progress),
             },
         };
+        if is_service(request.uri().path()) && !exchange.is_service(SERVICES_MAX) {
+            let detail = "this connection has as many watches of the health and calls of reflection open as it may: use those";
+            let refused = refused_call(Code::ResourceExhausted, "too-many-watches", detail);
+            return DispatchFuture::refused(refused.into_http(), progress);
+        }
         let mut request = request.map(|body| RequestBody::new(body, Arc::clone(exchange)));
         match &self.fast_path {
             Some(fast_path) if fast_path.accepts(&request) => {
@@ -127,7 +169,8 @@ impl RequestDispatcher {
             Some(_) | None => {
                 request.extensions_mut().insert(connection.clone());
                 // A router is always ready.
-                DispatchFuture::Routed(Box::new(self.router.clone().call(request)))
+                let response = self.router.clone().call(request);
+                DispatchFuture::Routed(Box::new((response, Arc::clone(connection))))
             }
         }
     }
@@ -238,6 +281,11 @@ impl RequestDispatcher {
     }
 }
 
+/// Whether a call may last as long as its connection without being a fetch.
+fn is_service(path: &str) -> bool {
+    path == "/grpc.health.v1.Health/Watch" || path.starts_with("/grpc.reflection.")
+}
+
 /// Whether a request is a gRPC call, which a page in a browser cannot send without a CORS preflight.
 fn is_grpc<B>(request: &Request<B>) -> bool {
     let media_type = request.headers().get(header::CONTENT_TYPE);
@@ -259,9 +307,78 @@ impl Future for DispatchFuture {
             Self::Fast(answer) => Pin::new(answer)
                 .poll(cx)
                 .map(|response| Ok(with_length(response))),
-            Self::Routed(answer) => Pin::new(answer)
-                .poll(cx)
-                .map_ok(|response| response.map(AnswerBody::Routed)),
+            Self::Routed(answer) => {
+                let (answer, connection) = &mut **answer;
+                Pin::new(answer)
+                    .poll(cx)
+                    .map_ok(|response| charged(response, connection))
+            }
+        }
+    }
+}
+
+/// A body whose memory is charged until it is dropped.
+struct ChargedBody {
+    body: Body,
+    _charge: Charge,
+}
+
+impl http_body::Body for ChargedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Charges the text of a response (lists, metrics, descriptions, JSON) as response memory until it is sent. Bytes of data are
+/// charged since they were read.
+fn charged(response: axum::response::Response, connection: &Arc<Connection>) -> Response<AnswerBody> {
+    let is_data = response.headers().get(header::CONTENT_TYPE).is_none_or(|value| {
+        let value = value.as_bytes();
+        [
+            &b"application/octet-stream"[..],
+            b"multipart/",
+            b"application/grpc",
+        ]
+        .iter()
+        .any(|data| value.starts_with(data))
+    });
+    let text_bytes = response
+        .body()
+        .size_hint()
+        .exact()
+        .filter(|_| !is_data)
+        .unwrap_or(0);
+    if text_bytes <= FREE_TEXT_BYTES {
+        return response.map(AnswerBody::Routed);
+    }
+    match connection.account().memory().charge(text_bytes) {
+        Ok(charge) => response.map(|body| {
+            AnswerBody::Routed(Body::new(ChargedBody {
+                body,
+                _charge: charge,
+            }))
+        }),
+        Err(_used_up) => {
+            let mut refused = without_body(Response::new(AnswerBody::Routed(Body::empty())));
+            *refused.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            refused
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            refused
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use super::close::{CloseDecision, CloseReason};
 use super::timeouts::ExchangeStalls;
 use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
 use crate::access::Revoke;
+use crate::caller::Connection;
 use crate::lifecycle::State;
 use crate::record::Record;
 
@@ -57,13 +58,15 @@ pub(super) struct Progress {
     flood_base: AtomicI64,
     /// Exchanges started.
     begun: AtomicU64,
-    /// Exchanges whose request was complete.
+    /// Exchanges whose request was complete, and admitted.
     whole: AtomicU64,
     /// Exchanges that ended without a response.
     cancelled: AtomicU64,
-    /// Open exchanges, and those whose request is complete or whose response has started.
+    /// Open exchanges, and those whose request was admitted and is complete or whose response has started.
     open: AtomicUsize,
     open_whole: AtomicUsize,
+    /// Open exchanges that may last as long as the connection: see [`Exchange::is_service`].
+    services: AtomicUsize,
     /// A drain does not wait for it.
     is_late: bool,
     /// Its client's address, for records.
@@ -103,11 +106,11 @@ pub(super) struct SeenEvents {
 /// The activity of a connection, to choose one to evict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Activity {
-    /// No complete request yet.
+    /// No complete request yet that was admitted.
     Unproven,
-    /// No request in flight.
+    /// No such request in flight.
     Idle,
-    /// A complete request is in flight, or bytes are pending.
+    /// One is, or bytes are pending.
     Busy,
 }
 
@@ -118,6 +121,14 @@ pub(super) struct Exchange {
     key: usize,
     /// The request was read completely, or its response has started.
     is_whole: AtomicBool,
+    /// Its client may have what it asks for. Health and probes, which need no credential, and refusals show nothing of a client
+    /// where there are principals: a connection with nothing else is the first to make room.
+    is_admitted: AtomicBool,
+    /// Both, and counted so.
+    is_counted: AtomicBool,
+    is_service: AtomicBool,
+    /// Whose request it is. Held until the response is sent: a principal that is revoked loses it.
+    connection: OnceLock<Arc<Connection>>,
     /// The head of the response is ready.
     has_answer: AtomicBool,
     /// The service waits for more of the request's body.
@@ -191,7 +202,9 @@ impl Progress {
 
     #[cfg(test)]
     pub(super) fn open(self: &Arc<Self>, is_whole: bool) -> Arc<Exchange> {
-        self.open_recorded(is_whole, None)
+        let exchange = self.open_recorded(is_whole, None);
+        exchange.is_admitted();
+        exchange
     }
 
     /// Starts an exchange. `is_whole`: the request has no body.
@@ -208,6 +221,10 @@ impl Progress {
             progress: Arc::clone(self),
             key: entry.key(),
             is_whole: AtomicBool::new(false),
+            is_admitted: AtomicBool::new(false),
+            is_counted: AtomicBool::new(false),
+            is_service: AtomicBool::new(false),
+            connection: OnceLock::new(),
             has_answer: AtomicBool::new(false),
             wants_body: AtomicBool::new(false),
             received_bytes: AtomicU64::new(0),
@@ -277,6 +294,11 @@ impl Progress {
 
     pub(super) fn is_http2(&self) -> bool {
         self.is_http2.load(Ordering::Relaxed)
+    }
+
+    /// Open exchanges.
+    pub(super) fn exchanges(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
     }
 
     /// Whether no request is open.
@@ -417,10 +439,41 @@ impl Exchange {
 
     /// The request is complete.
     pub(super) fn is_whole(&self) {
-        if !self.is_whole.swap(true, Ordering::Relaxed) {
+        self.is_whole.store(true, Ordering::Relaxed);
+        self.count();
+    }
+
+    /// Its client may have what it asks for.
+    pub(super) fn is_admitted(&self) {
+        self.is_admitted.store(true, Ordering::Relaxed);
+        self.count();
+    }
+
+    fn count(&self) {
+        if self.is_whole.load(Ordering::Relaxed)
+            && self.is_admitted.load(Ordering::Relaxed)
+            && !self.is_counted.swap(true, Ordering::Relaxed)
+        {
             self.progress.whole.fetch_add(1, Ordering::Relaxed);
             self.progress.open_whole.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Whose request it is.
+    pub(super) fn is_of(&self, connection: &Arc<Connection>) {
+        let _only_once = self.connection.set(Arc::clone(connection));
+    }
+
+    /// It is a call that lasts, costs memory, and is no fetch: a watch of the health, or reflection. `false`: the connection has
+    /// `most` of them already.
+    pub(super) fn is_service(&self, most: usize) -> bool {
+        let fits = self.progress.services.fetch_add(1, Ordering::Relaxed) < most;
+        if fits {
+            self.is_service.store(true, Ordering::Relaxed);
+        } else {
+            self.progress.services.fetch_sub(1, Ordering::Relaxed);
+        }
+        fits
     }
 
     /// Whether this response announces that the connection closes after it.
@@ -525,8 +578,11 @@ impl Drop for Exchange {
             progress.cancelled.fetch_add(1, Ordering::Relaxed);
         }
         progress.open.fetch_sub(1, Ordering::Relaxed);
-        if self.is_whole.load(Ordering::Relaxed) {
+        if self.is_counted.load(Ordering::Relaxed) {
             progress.open_whole.fetch_sub(1, Ordering::Relaxed);
+        }
+        if self.is_service.load(Ordering::Relaxed) {
+            progress.services.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

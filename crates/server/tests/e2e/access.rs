@@ -1,5 +1,6 @@
 //! Principals on the ports of a real daemon: who may read what, by every road, and what happens when that changes.
 
+mod careless;
 mod changes;
 mod rates;
 

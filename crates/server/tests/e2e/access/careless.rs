@@ -1,0 +1,139 @@
+//! What clients without a credential, and connections with several, may hold.
+
+use super::*;
+use bytes::Bytes;
+use h2::client::{Connection, SendRequest};
+use prost::Message as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use tokio::net::TcpSocket;
+use tonic_types::StatusExt as _;
+
+type Http2 = (SendRequest<Bytes>, Connection<TcpStream, Bytes>);
+
+/// A connection from an address of this host, with a window for each answer.
+async fn http2(from: u8, to: SocketAddr, window_bytes: u32) -> Http2 {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket
+        .bind((IpAddr::V4(Ipv4Addr::new(127, 0, 0, from)), 0).into())
+        .unwrap();
+    let stream = socket.connect(to).await.unwrap();
+    let mut builder = h2::client::Builder::new();
+    builder.initial_window_size(window_bytes);
+    builder.handshake(stream).await.unwrap()
+}
+
+/// A gRPC call of one message, and its answer to come.
+async fn call(
+    sender: &SendRequest<Bytes>,
+    token: &str,
+    path: &str,
+    message: Vec<u8>,
+) -> h2::client::ResponseFuture {
+    let request = http::Request::post(format!("http://localhost{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .header("authorization", format!("Bearer {token}"))
+        .body(())
+        .unwrap();
+    let mut sender = sender.clone().ready().await.unwrap();
+    let (response, mut body) = sender.send_request(request, false).unwrap();
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    let framed = [&[0], &length[..], &message].concat();
+    body.send_data(Bytes::from(framed), true).unwrap();
+    response
+}
+
+#[tokio::test]
+async fn a_connection_has_two_watches() {
+    // Scenario: a client without a credential watches the health three times on one connection, and ends one. Expectation: the
+    // third is refused, with the reason; another one then is not, and neither is a check.
+    let daemon = served(&lines(&[("a", "first", "*")])).start();
+    let mut health = HealthClient::new(channel(daemon.grpc).await);
+    let ask = HealthCheckRequest::default;
+    let first = health.watch(ask()).await.unwrap();
+    let _second = health.watch(ask()).await.unwrap();
+    let refused = health.watch(ask()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(
+        refused.get_error_details().error_info().unwrap().reason,
+        "TOO_MANY_WATCHES"
+    );
+    health.check(ask()).await.unwrap();
+    drop(first);
+    let health = &health;
+    eventually_async("the place of the watch that ended is free", async || {
+        health.clone().watch(ask()).await.ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn refusals_hold_little_while_their_client_reads_nothing() {
+    // Scenario: a client that has no window for bodies sends 64 requests for another host with long paths. Expectation: each is
+    // answered; eight have a body, which repeats little of the path, and the others end with their heads.
+    let daemon = served(&lines(&[("a", "first", "*")])).start();
+    let (sender, connection) = http2(1, daemon.http, 0).await;
+    tokio::spawn(connection);
+    let mut bodies = Vec::new();
+    for _ in 0..64 {
+        let uri = format!("http://elsewhere.example/{}", "x".repeat(8000));
+        let request = http::Request::get(uri).body(()).unwrap();
+        let (response, _) = sender
+            .clone()
+            .ready()
+            .await
+            .unwrap()
+            .send_request(request, true)
+            .unwrap();
+        let response = response.await.unwrap();
+        assert_eq!(response.status(), 421);
+        bodies.push(response.into_body());
+    }
+    let held: Vec<_> = bodies.iter().filter(|body| !body.is_end_stream()).collect();
+    assert_eq!(held.len(), 8);
+}
+
+#[tokio::test]
+async fn who_shows_no_credential_makes_room_for_who_does() {
+    // Scenario: a port's eight connections are taken by watches of the health from two addresses, without a credential.
+    // Expectation: a principal from a third address is served, on both ports.
+    let daemon = served(&lines(&[("a", "first", "*")]))
+        .set("limits.connections", "8")
+        .start();
+    let mut open = Vec::new();
+    for from in [2, 3] {
+        for _ in 0..4 {
+            let (sender, connection) = http2(from, daemon.grpc, 1 << 16).await;
+            let connection = tokio::spawn(connection);
+            let path = "/grpc.health.v1.Health/Watch";
+            let answer = call(&sender, "", path, Vec::new()).await.await.unwrap();
+            open.push((sender, connection, answer));
+        }
+    }
+    assert_eq!(read(&daemon, "first", "blocks").await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_revoked_principals_answer_ends_also_where_another_has_asked_since() {
+    // Scenario: a client with no room for more asks for 256 KiB as one principal and for a block as another, on one connection;
+    // the line of the first is removed. Expectation: the connection is closed, with the answer on it.
+    let other = ("b", "second", "*");
+    let daemon = served(&lines(&[("a", "first", "*"), other])).start();
+    let (sender, connection) = http2(1, daemon.grpc, 1000).await;
+    let connection = tokio::spawn(connection);
+    let path = "/ringfetch.v1.FetchService/FetchBlocks";
+    let all: Vec<u64> = (0..64).collect();
+    let first = wire::blocks("blocks", &all).encode_to_vec();
+    let first = call(&sender, "first", path, first).await.await.unwrap();
+    let second = wire::blocks("blocks", &[1]).encode_to_vec();
+    let second = call(&sender, "second", path, second).await.await.unwrap();
+    assert_eq!(
+        (first.status(), second.status()),
+        (http::StatusCode::OK, http::StatusCode::OK)
+    );
+    rewrite(&daemon, &lines(&[other]));
+    let _how = timeout(PATIENCE, connection)
+        .await
+        .expect("the connection is closed");
+    assert_eq!(read(&daemon, "second", "blocks").await, Ok(()));
+}
