@@ -222,6 +222,19 @@ pub(crate) fn refused_call(code: Code, slug: &str, message: &str) -> tonic::Stat
     tonic::Status::with_error_details(code, message, details)
 }
 
+/// The status of a call for which there is no memory now, before it is read.
+pub(crate) fn overloaded_call(message: &str) -> tonic::Status {
+    let ErrorStatus {
+        grpc,
+        slug,
+        retry_after,
+        ..
+    } = overloaded(true);
+    let mut details = ErrorDetails::with_error_info(reason_of(slug), ERROR_DOMAIN, HashMap::new());
+    details.set_retry_info(retry_after);
+    tonic::Status::with_error_details(grpc, message, details)
+}
+
 /// The reason of `ErrorInfo`: the slug in capitals.
 fn reason_of(slug: &str) -> String {
     slug.replace('-', "_").to_ascii_uppercase()

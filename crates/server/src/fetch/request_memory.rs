@@ -18,8 +18,6 @@ use std::task::Poll;
 const SMALL_BYTES_MAX: usize = 512;
 /// What a decoded item takes besides its bytes.
 const ITEM_BYTES: usize = 32;
-/// What an open stream of requests takes besides them.
-const STREAM_BYTES: u64 = 4 << 10;
 /// Charges grow in steps, so that a request that arrives slowly does not update the counters for each byte.
 const STEP_BYTES: usize = 16 << 10;
 
@@ -109,26 +107,6 @@ impl<'a> RequestMemory<'a> {
 }
 
 impl Fetcher {
-    /// Charges an open stream, which has memory also while it asks for nothing.
-    ///
-    /// # Errors
-    /// `RequestMemory`.
-    pub(crate) fn charge_stream(
-        &self,
-        connection: Option<&Arc<Connection>>,
-    ) -> Result<Option<Charge>, FetchError> {
-        let charged = connection.map(|connection| connection.request_memory().charge(STREAM_BYTES));
-        let charged = charged.transpose().map_err(|refused| self.no_room(refused));
-        self.count_rejection(charged, connection)
-    }
-
-    fn no_room(&self, refused: Refused) -> FetchError {
-        FetchError::RequestMemory {
-            max: self.callers().request_memory().capacity(),
-            own: refused != Refused::Budget,
-        }
-    }
-
     /// Grows `charge` to at least `bytes` of request memory.
     ///
     /// # Errors
@@ -154,7 +132,10 @@ impl Fetcher {
             }
             (none, None) => budget.charge(more).map(|charged| *none = Some(charged)),
         };
-        let result = result.map_err(|refused| self.no_room(refused));
+        let result = result.map_err(|refused| FetchError::RequestMemory {
+            max: budget.capacity(),
+            own: refused != Refused::Budget,
+        });
         self.count_rejection(result, connection)
     }
 }

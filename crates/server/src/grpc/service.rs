@@ -228,19 +228,9 @@ impl<B: BytesBody> GrpcRequest<B> {
             message_bytes: limits.request_bytes,
             deadline,
         };
-        let base = match fetcher.charge_stream(connection.as_ref()) {
-            Ok(base) => base,
-            Err(error) => {
-                let status = error_status::to_status(&error, "request");
-                rpc.grpc(GrpcMethod::FetchStream)
-                    .observe(status.code(), started.elapsed());
-                return status.into_http();
-            }
-        };
         let (holding, held_by) = (fetcher.clone(), connection.clone());
         let mut charge = None;
         let hold = Box::new(move |bytes| {
-            let _while_open = &base;
             if bytes == 0 {
                 charge = None;
             }

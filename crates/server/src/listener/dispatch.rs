@@ -29,12 +29,14 @@ use super::progress::{Exchange, Progress};
 use super::response_future::ResponseFuture;
 use crate::access::{Access, Denied, Need};
 use crate::caller::Connection;
-use crate::error_status::refused_call;
+use crate::error_status::{overloaded_call, refused_call};
 use crate::http::refusal;
-use ringfetch_engine::share::Charge;
+use ringfetch_engine::share::{Charge, Refused};
 
-/// Open calls of the health's watch and of reflection on a connection: each takes some 7 KiB, and nothing ends them.
-const SERVICES_MAX: usize = 2;
+/// Open calls of the health and of reflection on a connection. Nothing ends a watch.
+const SERVICES_MAX: usize = 4;
+/// Of a call that tonic serves.
+const ROUTED_CALL_UNITS: usize = 3;
 /// Open requests on a connection up to which a refusal has a body.
 const REFUSALS_WITH_BODY: usize = 8;
 /// Text of a response up to which it is not charged.
@@ -69,6 +71,7 @@ pub(super) struct RefusalCounters {
     draining: IntCounter,
     unauthenticated: IntCounter,
     forbidden: IntCounter,
+    memory: IntCounter,
 }
 
 /// The metric, for all ports.
@@ -93,6 +96,7 @@ impl RefusalCounters {
             draining: counter("draining"),
             unauthenticated: counter("unauthenticated"),
             forbidden: counter("forbidden"),
+            memory: counter("memory"),
         }
     }
 }
@@ -137,6 +141,14 @@ impl RequestDispatcher {
         if let Some(refused) = self.refused(&request, progress.is_late()) {
             return DispatchFuture::refused(refused, progress);
         }
+        // A service is bounded by number: health must not depend on memory.
+        let by_address = connection.request_memory();
+        let is_service = is_service(request.uri().path());
+        if let Err(refused) = exchange.charge(1, by_address)
+            && !is_service
+        {
+            return self.no_memory(&request, refused, progress);
+        }
         let admitted;
         let connection = match &self.access {
             None => {
@@ -156,8 +168,8 @@ impl RequestDispatcher {
                 Err(refused) => return DispatchFuture::refused(*refused, progress),
             },
         };
-        if is_service(request.uri().path()) && !exchange.is_service(SERVICES_MAX) {
-            let detail = "this connection has as many watches of the health and calls of reflection open as it may: use those";
+        if is_service && !exchange.is_service(SERVICES_MAX) {
+            let detail = "this connection has as many calls of the health and of reflection open as it may";
             let refused = refused_call(Code::ResourceExhausted, "too-many-watches", detail);
             return DispatchFuture::refused(refused.into_http(), progress);
         }
@@ -167,6 +179,12 @@ impl RequestDispatcher {
                 DispatchFuture::Fast(fast_path.call(request, connection))
             }
             Some(_) | None => {
+                if is_grpc(&request)
+                    && let Err(refused) = exchange.charge(ROUTED_CALL_UNITS - 1, by_address)
+                    && !is_service
+                {
+                    return self.no_memory(&request, refused, progress);
+                }
                 request.extensions_mut().insert(connection.clone());
                 // A router is always ready.
                 let response = self.router.clone().call(request);
@@ -207,6 +225,28 @@ impl RequestDispatcher {
         // Nothing behind this needs it.
         request.headers_mut().remove(header::AUTHORIZATION);
         admitted.map_err(|denied| Box::new(self.denied(denied, request)))
+    }
+
+    /// The response to a request whose memory is not granted: no more than a head.
+    fn no_memory<B>(&self, request: &Request<B>, refused: Refused, progress: &Progress) -> DispatchFuture {
+        self.refusals.memory.inc();
+        let own = refused != Refused::Budget;
+        let response = if is_grpc(request) {
+            let detail = "as many requests are open as there is memory for (limits.request_memory)";
+            overloaded_call(detail).into_http()
+        } else {
+            let mut response = without_body(Response::new(AnswerBody::default()));
+            *response.status_mut() = if own {
+                StatusCode::TOO_MANY_REQUESTS
+            } else {
+                StatusCode::SERVICE_UNAVAILABLE
+            };
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            response
+        };
+        DispatchFuture::refused(response, progress)
     }
 
     fn denied<B>(&self, denied: Denied, request: &Request<B>) -> Response<AnswerBody> {
@@ -281,9 +321,9 @@ impl RequestDispatcher {
     }
 }
 
-/// Whether a call may last as long as its connection without being a fetch.
+/// Whether a call is of the health or of reflection.
 fn is_service(path: &str) -> bool {
-    path == "/grpc.health.v1.Health/Watch" || path.starts_with("/grpc.reflection.")
+    path.starts_with("/grpc.health.v1.Health/") || path.starts_with("/grpc.reflection.")
 }
 
 /// Whether a request is a gRPC call, which a page in a browser cannot send without a CORS preflight.

@@ -20,6 +20,7 @@ use crate::access::Revoke;
 use crate::caller::Connection;
 use crate::lifecycle::State;
 use crate::record::Record;
+use ringfetch_engine::share::{Charge, Refused, Share};
 
 /// Room for open exchanges that an idle connection keeps: 224 bytes.
 const KEPT_EXCHANGES: usize = 4;
@@ -30,6 +31,14 @@ pub(super) const PREFACE_BYTES: u64 = 24;
 const PREFACE_BEGIN: &[u8] = b"PRI";
 /// While draining, the time for an incomplete head to arrive.
 const HEAD_GRACE: Duration = Duration::from_secs(1);
+
+/// What an open exchange takes in h2, hyper and this crate, from its head on: 4.4 KiB, measured with 256 calls on each of 100
+/// connections; one that tonic serves 11.6 KiB.
+pub(super) const UNIT_BYTES: u64 = 4 << 10;
+/// So many are in what each connection is reckoned to take.
+const FREE_UNITS: usize = 4;
+/// The charge grows in steps, so that it is seldom touched.
+const UNITS_STEP: usize = 16;
 
 /// Bytes accounted for by a request, besides its body as far as it is read: its head, and a window of unread body.
 const EXPLAINED_PER_REQUEST: u64 = STREAM_WINDOW_BYTES as u64 + HEADER_LIST_BYTES as u64;
@@ -67,6 +76,11 @@ pub(super) struct Progress {
     open_whole: AtomicUsize,
     /// Open exchanges that may last as long as the connection: see [`Exchange::is_service`].
     services: AtomicUsize,
+    /// What open exchanges take, and how much of it was charged at most, both in units of [`UNIT_BYTES`].
+    units: AtomicUsize,
+    charged_units: AtomicUsize,
+    /// The charge for that. It stays until the connection ends: h2 keeps the memory for as many streams as there were at once.
+    charge: Mutex<Option<Charge>>,
     /// A drain does not wait for it.
     is_late: bool,
     /// Its client's address, for records.
@@ -127,6 +141,7 @@ pub(super) struct Exchange {
     /// Both, and counted so.
     is_counted: AtomicBool,
     is_service: AtomicBool,
+    units: AtomicUsize,
     /// Whose request it is. Held until the response is sent: a principal that is revoked loses it.
     connection: OnceLock<Arc<Connection>>,
     /// The head of the response is ready.
@@ -224,6 +239,7 @@ impl Progress {
             is_admitted: AtomicBool::new(false),
             is_counted: AtomicBool::new(false),
             is_service: AtomicBool::new(false),
+            units: AtomicUsize::new(0),
             connection: OnceLock::new(),
             has_answer: AtomicBool::new(false),
             wants_body: AtomicBool::new(false),
@@ -464,8 +480,30 @@ impl Exchange {
         let _only_once = self.connection.set(Arc::clone(connection));
     }
 
-    /// It is a call that lasts, costs memory, and is no fetch: a watch of the health, or reflection. `false`: the connection has
-    /// `most` of them already.
+    /// Charges `units` more of memory for it to its connection's share of request memory.
+    ///
+    /// # Errors
+    /// Which limit refuses it. It is counted all the same, until it ends.
+    pub(super) fn charge(&self, units: usize, share: &Arc<Share>) -> Result<(), Refused> {
+        let progress = &*self.progress;
+        self.units.fetch_add(units, Ordering::Relaxed);
+        let open = progress.units.fetch_add(units, Ordering::Relaxed) + units;
+        if open <= progress.charged_units.load(Ordering::Relaxed) + FREE_UNITS {
+            return Ok(());
+        }
+        let charged_units = (open - FREE_UNITS).next_multiple_of(UNITS_STEP);
+        let bytes = UNIT_BYTES * charged_units as u64;
+        let mut charge = progress.charge.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *charge {
+            Some(charge) => charge.grow(bytes.saturating_sub(charge.amount()))?,
+            none => *none = Some(share.charge(bytes)?),
+        }
+        progress.charged_units.store(charged_units, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// It is a call that needs no memory of anybody's share: of the health, or reflection. `false`: the connection has `most` of
+    /// them already.
     pub(super) fn is_service(&self, most: usize) -> bool {
         let fits = self.progress.services.fetch_add(1, Ordering::Relaxed) < most;
         if fits {
@@ -581,6 +619,9 @@ impl Drop for Exchange {
         if self.is_counted.load(Ordering::Relaxed) {
             progress.open_whole.fetch_sub(1, Ordering::Relaxed);
         }
+        progress
+            .units
+            .fetch_sub(self.units.load(Ordering::Relaxed), Ordering::Relaxed);
         if self.is_service.load(Ordering::Relaxed) {
             progress.services.fetch_sub(1, Ordering::Relaxed);
         }

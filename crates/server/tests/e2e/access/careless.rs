@@ -44,27 +44,74 @@ async fn call(
 }
 
 #[tokio::test]
-async fn a_connection_has_two_watches() {
-    // Scenario: a client without a credential watches the health three times on one connection, and ends one. Expectation: the
-    // third is refused, with the reason; another one then is not, and neither is a check.
+async fn a_connection_has_few_watches() {
+    // Scenario: a client without a credential watches the health five times on one connection, and ends one. Expectation: the
+    // fifth is refused, with the reason; another one then is not.
     let daemon = served(&lines(&[("a", "first", "*")])).start();
     let mut health = HealthClient::new(channel(daemon.grpc).await);
     let ask = HealthCheckRequest::default;
-    let first = health.watch(ask()).await.unwrap();
-    let _second = health.watch(ask()).await.unwrap();
+    let mut watches = Vec::new();
+    for _ in 0..4 {
+        watches.push(health.watch(ask()).await.unwrap());
+    }
     let refused = health.watch(ask()).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
     assert_eq!(
         refused.get_error_details().error_info().unwrap().reason,
         "TOO_MANY_WATCHES"
     );
-    health.check(ask()).await.unwrap();
-    drop(first);
+    drop(watches.pop());
     let health = &health;
     eventually_async("the place of the watch that ended is free", async || {
         health.clone().watch(ask()).await.ok()
     })
     .await;
+}
+
+#[tokio::test]
+async fn requests_that_never_end_are_charged_from_their_heads_on() {
+    // Scenario: four connections of one address, with 100 calls each of which nothing but the head comes, of listings and of reads,
+    // and 1 MiB of request memory. Expectation: the calls over the share are refused, with a hint when to come again, and counted;
+    // another address is served meanwhile; once the connections are gone, so is that one.
+    for path in [
+        "/ringfetch.v1.DatasetService/ListDatasets",
+        "/ringfetch.v1.FetchService/FetchBlocks",
+    ] {
+        let daemon = served(&lines(&[("a", "first", "*")]))
+            .set("limits.request_bytes", "16KiB")
+            .set("limits.request_memory", "1MiB")
+            .start();
+        let mut connections = Vec::new();
+        let mut open = Vec::new();
+        for _ in 0..4 {
+            let (sender, connection) = http2(2, daemon.grpc, 1 << 16).await;
+            connections.push(tokio::spawn(connection));
+            for _ in 0..100 {
+                let request = http::Request::post(format!("http://localhost{path}"))
+                    .header("content-type", "application/grpc")
+                    .header("authorization", "Bearer first");
+                let mut sender = sender.clone().ready().await.unwrap();
+                open.push(sender.send_request(request.body(()).unwrap(), false).unwrap());
+            }
+        }
+        let (answer, _body) = open.pop().unwrap();
+        let head = timeout(PATIENCE, answer).await.expect("an answer").unwrap();
+        let status = Status::from_header_map(head.headers()).unwrap();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(status.get_error_details().retry_info().is_some(), "{status:?}");
+        assert_eq!(read(&daemon, "first", "blocks").await, Ok(()), "{path}");
+        connections.iter().for_each(tokio::task::JoinHandle::abort);
+        let one = wire::blocks("blocks", &[1]).encode_to_vec();
+        eventually_async("the address is served again", async || {
+            let (sender, connection) = http2(2, daemon.grpc, 1 << 16).await;
+            let connection = tokio::spawn(connection);
+            let path = "/ringfetch.v1.FetchService/FetchBlocks";
+            let answer = call(&sender, "first", path, one.clone()).await.await.ok()?;
+            connection.abort();
+            (!answer.headers().contains_key("grpc-status")).then_some(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
