@@ -128,17 +128,25 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, String> {
     if filter.trim().is_empty() {
         return Err("it names no level".to_owned());
     }
+    let mut is_verbose = false;
     // Fields of a span may have commas and words of their own.
     let words = filter.split(',').map(str::trim).filter(|_| !filter.contains('['));
-    for word in words {
-        if !word.is_empty() && !word.contains('=') && word.parse::<LevelFilter>().is_err() {
+    for word in words.filter(|word| !word.is_empty() && !word.contains('=')) {
+        let level = word.parse::<LevelFilter>();
+        is_verbose |= level.as_ref().is_ok_and(|level| *level > LevelFilter::INFO);
+        if level.is_err() {
             return Err(format!(
                 "{word} is none of the levels off, error, warn, info, debug and trace; for a target, write {word}=debug"
             ));
         }
     }
-    // h2 warns once for each connection that resets many requests, so that anybody could fill the log.
-    EnvFilter::try_new(format!("h2=error,{filter}")).map_err(|error| error.to_string())
+    // h2 warns once for each connection that resets many requests, so that anybody could fill the log. What is named later wins.
+    let parsed = if is_verbose {
+        EnvFilter::try_new(filter)
+    } else {
+        EnvFilter::try_new(format!("h2=error,{filter}"))
+    };
+    parsed.map_err(|error| error.to_string())
 }
 
 fn register_process(registry: &Registry) -> Result<(), prometheus::Error> {

@@ -13,9 +13,8 @@ use std::task::{Context, Poll};
 use axum::Router;
 use axum::body::Body;
 use axum::routing::future::RouteFuture;
-use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tonic::Code;
@@ -25,13 +24,13 @@ use super::Role;
 use super::bodies::{AnswerBody, RequestBody};
 use super::core_turns;
 use super::hosts::{AllowedHosts, HostError};
-use super::progress::{Exchange, Progress};
+use super::progress::{Exchange, Progress, UNIT_BYTES};
 use super::response_future::ResponseFuture;
 use crate::access::{Access, Denied, Need};
 use crate::caller::Connection;
 use crate::error_status::{overloaded_call, refused_call};
 use crate::http::refusal;
-use ringfetch_engine::share::{Charge, Refused};
+use ringfetch_engine::share::{Refused, Share};
 
 /// Open calls of the health and of reflection on a connection. Nothing ends a watch.
 const SERVICES_MAX: usize = 4;
@@ -39,9 +38,6 @@ const SERVICES_MAX: usize = 4;
 const ROUTED_CALL_UNITS: usize = 3;
 /// Open requests on a connection up to which a refusal has a body.
 const REFUSALS_WITH_BODY: usize = 8;
-/// Text of a response up to which it is not charged.
-const FREE_TEXT_BYTES: u64 = 1 << 10;
-
 /// Serves some requests in the router's place.
 pub trait FastPath: std::fmt::Debug + Send + Sync {
     /// Whether it serves this request.
@@ -105,8 +101,15 @@ impl RefusalCounters {
 pub(super) enum DispatchFuture {
     Refused(Option<Box<Response<AnswerBody>>>),
     Fast(ResponseFuture),
-    /// With whose it is. Boxed, to keep the other variants small.
-    Routed(Box<(RouteFuture<Infallible>, Arc<Connection>)>),
+    /// Boxed, to keep the other variants small.
+    Routed(Box<RoutedRequest>),
+}
+
+/// A request with the router, and what its response is charged to.
+pub(super) struct RoutedRequest {
+    response: RouteFuture<Infallible>,
+    exchange: Arc<Exchange>,
+    by_address: Arc<Share>,
 }
 
 impl DispatchFuture {
@@ -187,8 +190,11 @@ impl RequestDispatcher {
                 }
                 request.extensions_mut().insert(connection.clone());
                 // A router is always ready.
-                let response = self.router.clone().call(request);
-                DispatchFuture::Routed(Box::new((response, Arc::clone(connection))))
+                DispatchFuture::Routed(Box::new(RoutedRequest {
+                    response: self.router.clone().call(request),
+                    exchange: Arc::clone(exchange),
+                    by_address: Arc::clone(by_address),
+                }))
             }
         }
     }
@@ -347,45 +353,27 @@ impl Future for DispatchFuture {
             Self::Fast(answer) => Pin::new(answer)
                 .poll(cx)
                 .map(|response| Ok(with_length(response))),
-            Self::Routed(answer) => {
-                let (answer, connection) = &mut **answer;
-                Pin::new(answer)
+            Self::Routed(routed) => {
+                let RoutedRequest {
+                    response,
+                    exchange,
+                    by_address,
+                } = &mut **routed;
+                Pin::new(response)
                     .poll(cx)
-                    .map_ok(|response| charged(response, connection))
+                    .map_ok(|response| charged(response, exchange, by_address))
             }
         }
     }
 }
 
-/// A body whose memory is charged until it is dropped.
-struct ChargedBody {
-    body: Body,
-    _charge: Charge,
-}
-
-impl http_body::Body for ChargedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// Charges the text of a response (lists, metrics, descriptions, JSON) as response memory until it is sent. Bytes of data are
-/// charged since they were read.
-fn charged(response: axum::response::Response, connection: &Arc<Connection>) -> Response<AnswerBody> {
+/// Charges the text of a response (lists, metrics, descriptions, JSON) as the request itself is. Bytes of data are charged as
+/// response memory since they were read; text is not, since metrics must be there when that is used up.
+fn charged(
+    response: axum::response::Response,
+    exchange: &Exchange,
+    by_address: &Arc<Share>,
+) -> Response<AnswerBody> {
     let is_data = response.headers().get(header::CONTENT_TYPE).is_none_or(|value| {
         let value = value.as_bytes();
         [
@@ -402,25 +390,17 @@ fn charged(response: axum::response::Response, connection: &Arc<Connection>) -> 
         .exact()
         .filter(|_| !is_data)
         .unwrap_or(0);
-    if text_bytes <= FREE_TEXT_BYTES {
+    // What is less is in the unit of the request.
+    let units = usize::try_from(text_bytes / UNIT_BYTES).unwrap_or(usize::MAX);
+    if units == 0 || exchange.charge(units, by_address).is_ok() {
         return response.map(AnswerBody::Routed);
     }
-    match connection.account().memory().charge(text_bytes) {
-        Ok(charge) => response.map(|body| {
-            AnswerBody::Routed(Body::new(ChargedBody {
-                body,
-                _charge: charge,
-            }))
-        }),
-        Err(_used_up) => {
-            let mut refused = without_body(Response::new(AnswerBody::Routed(Body::empty())));
-            *refused.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            refused
-                .headers_mut()
-                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-            refused
-        }
-    }
+    let mut refused = Response::new(AnswerBody::default());
+    *refused.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    refused
+        .headers_mut()
+        .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    refused
 }
 
 /// Sets Content-Length if the length is known, as the router does.

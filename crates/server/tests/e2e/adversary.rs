@@ -57,7 +57,6 @@ async fn requests_that_never_end_hold_no_more_than_their_memory() {
             calls: 200,
             announced_bytes: (512 << 10) + 1,
             body_bytes: 512 << 10,
-            ..Default::default()
         };
         during(
             &tally,
