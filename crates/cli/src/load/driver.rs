@@ -56,8 +56,7 @@ impl LoadThreads {
                 endpoints: endpoints.clone(),
                 connections: share(connections, count, thread),
                 slots: share(args.outstanding, count, thread),
-                // Every slot of every thread chooses its own items, the same ones in each run.
-                seed: args.choice_seed.wrapping_add(u64::from(thread) << 32),
+                seed: args.choice_seed,
                 workload: Arc::clone(workload),
                 recorder: Arc::clone(&recorder),
                 ready: ready.clone(),
@@ -127,6 +126,14 @@ fn share(whole: u32, parts: u32, part: u32) -> u32 {
     whole / parts + u32::from(part < whole % parts)
 }
 
+/// One seed from several numbers: every slot of every thread chooses its own items in each measurement, the same ones in each run
+/// with the same seed, and others with its neighbour. Items that came in the step before would be in a cache.
+fn mixed(numbers: &[u64]) -> u64 {
+    numbers
+        .iter()
+        .fold(0, |seed, number| fastrand::Rng::with_seed(seed ^ number).u64(..))
+}
+
 /// One thread's work.
 struct Driver {
     thread: u32,
@@ -171,15 +178,18 @@ impl Driver {
             workload: Arc::clone(&self.workload),
             recorder: Arc::clone(&self.recorder),
         });
+        let mut measurement = 0;
         while let Some(pacer) = self.measurements.recv().await {
+            let seed = mixed(&[self.seed, measurement, self.thread.into()]);
+            measurement += 1;
             let gate = Gate::new(
                 Arc::clone(&pacer),
                 self.thread,
                 self.threads,
-                self.seed,
+                mixed(&[seed, u64::MAX]),
                 Alarm::precise(),
             );
-            run_slots(Arc::clone(&context), pacer, gate, self.slots, self.seed).await;
+            run_slots(Arc::clone(&context), pacer, gate, self.slots, seed).await;
             let _ = self.ready.send(Ok(())).await;
         }
     }
@@ -197,7 +207,7 @@ async fn run_slots(context: Arc<ThreadContext>, pacer: Arc<Pacer>, gate: Gate, s
     let gate = Arc::new(gate);
     let mut tasks = tokio::task::JoinSet::new();
     for slot in 0..slots {
-        let random = fastrand::Rng::with_seed(seed.wrapping_add(slot.into()));
+        let random = fastrand::Rng::with_seed(mixed(&[seed, slot.into()]));
         let (context, pacer, gate) = (Arc::clone(&context), Arc::clone(&pacer), Arc::clone(&gate));
         tasks.spawn(async move { run_slot(slot, random, &context, &pacer, &gate).await });
     }
@@ -298,5 +308,24 @@ mod tests {
         assert!(tally.latency.percentile(99.0).unwrap() < 5e6);
         assert!(tally.latency.max_ns() >= Some(990_000_000));
         assert_eq!((tally.late, tally.lateness.count()), (0, 0));
+    }
+
+    #[test]
+    fn no_two_slots_choose_the_same_items() {
+        // Scenario: neighbouring seeds, in some measurements, on some threads with many slots and the arrivals of each. Expectation:
+        // all seeds differ, and the same numbers give the same one.
+        let mut seeds = std::collections::HashSet::new();
+        for (run, measurement, thread) in
+            (0..4).flat_map(|run| (0..4).flat_map(move |step| (0..4).map(move |of| (run, step, of))))
+        {
+            let of_thread = mixed(&[run, measurement, thread]);
+            assert_eq!(of_thread, mixed(&[run, measurement, thread]));
+            for slot in (0..256).chain([u64::MAX]) {
+                assert!(
+                    seeds.insert(mixed(&[of_thread, slot])),
+                    "{run} {measurement} {thread} {slot}"
+                );
+            }
+        }
     }
 }
