@@ -18,15 +18,14 @@ pub(super) fn read(mut section: Section<'_>) -> Option<TracingConfig> {
     let allowed = "a URL such as http://127.0.0.1:4317 (OTLP over gRPC, without TLS), or off";
     let otlp_endpoint = section.text_or("otlp_endpoint", OFF, allowed, |text| {
         let uri = text.parse::<http::Uri>();
+        // Not repeated, and not accepted: the configuration is printed, and its changes are logged.
+        if text.contains('@') {
+            return Err(
+                "names a user or a password, for which there is OTEL_EXPORTER_OTLP_HEADERS".to_owned(),
+            );
+        }
         let is_plain = uri.is_ok_and(|uri| {
-            // A password would be printed with the configuration; OTEL_EXPORTER_OTLP_HEADERS has room for one.
-            let has_user = uri
-                .authority()
-                .is_some_and(|authority| authority.as_str().contains('@'));
-            uri.scheme_str() == Some("http")
-                && uri.port().is_some()
-                && matches!(uri.path(), "" | "/")
-                && !has_user
+            uri.scheme_str() == Some("http") && uri.port().is_some() && matches!(uri.path(), "" | "/")
         });
         if is_plain || text == OFF {
             Ok(())
