@@ -55,6 +55,7 @@ pub use bodies::{AnswerBody, RequestBody};
 pub use connection_limits::ConnectionLimits;
 pub(crate) use core_turns::note_refusal;
 pub use dispatch::FastPath;
+pub(crate) use dispatch::HoldsData;
 pub use frame_parts::FrameParts;
 pub use hosts::AllowedHosts;
 pub use response_future::ResponseFuture;
@@ -64,14 +65,15 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// Interval and number of probes until the peer is considered gone.
 const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const TCP_KEEPALIVE_PROBES: u32 = 3;
-/// HTTP/2 windows for requests, which bound the memory of requests that are not read yet. Requests are small; the windows for
-/// responses are the clients'.
-///
-/// h2 ends a connection (`too_many_data_frames`) when the frames that wait to be read are together half a connection's window
-/// short of 256 bytes each. gRPC's clients send a frame for each message of a stream, so a stream's window must be full before:
-/// of 22 bytes each, 745 fill one, and half of the connection's window is enough for six streams of them.
+/// HTTP/2 windows for requests, which bound the memory of requests that are not read yet: of a body over HTTP, and of all of a
+/// connection's. The windows for responses are the clients'.
+const BODY_WINDOW_BYTES: u32 = 64 << 10;
+const BODIES_WINDOW_BYTES: u32 = 256 << 10;
+/// The same for gRPC, whose clients send a frame for each message of a stream. h2 ends a connection (`too_many_data_frames`) when the
+/// frames that wait to be read are together half a connection's window short of 256 bytes each, so a stream's window must be full
+/// before: of 22 bytes each, 745 fill one, and half of the connection's window is enough for six streams of them.
 const STREAM_WINDOW_BYTES: u32 = 16 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
+const MESSAGES_WINDOW_BYTES: u32 = 2 << 20;
 /// Longest list of headers, decoded (RFC 9113 6.5.2).
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 /// Pause after an `accept` that failed for lack of descriptors or memory.

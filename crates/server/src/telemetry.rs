@@ -128,23 +128,20 @@ pub(crate) fn parse(filter: &str) -> Result<EnvFilter, String> {
     if filter.trim().is_empty() {
         return Err("it names no level".to_owned());
     }
-    let mut is_verbose = false;
+    let mut most = LevelFilter::OFF;
     // Fields of a span may have commas and words of their own.
     let words = filter.split(',').map(str::trim).filter(|_| !filter.contains('['));
     for word in words.filter(|word| !word.is_empty() && !word.contains('=')) {
-        let level = word.parse::<LevelFilter>();
-        is_verbose |= level.as_ref().is_ok_and(|level| *level > LevelFilter::INFO);
-        if level.is_err() {
-            return Err(format!(
-                "{word} is none of the levels off, error, warn, info, debug and trace; for a target, write {word}=debug"
-            ));
-        }
+        let level = word.parse::<LevelFilter>().map_err(|_no_level| {
+            format!("{word} is none of the levels off, error, warn, info, debug and trace; for a target, write {word}=debug")
+        })?;
+        most = most.max(level);
     }
     // h2 warns once for each connection that resets many requests, so that anybody could fill the log. What is named later wins.
-    let parsed = if is_verbose {
-        EnvFilter::try_new(filter)
-    } else {
+    let parsed = if [LevelFilter::WARN, LevelFilter::INFO].contains(&most) {
         EnvFilter::try_new(format!("h2=error,{filter}"))
+    } else {
+        EnvFilter::try_new(filter)
     };
     parsed.map_err(|error| error.to_string())
 }

@@ -12,6 +12,8 @@ use super::negotiate::ResponseFormat;
 use super::problem::Problem;
 use crate::error_status;
 use crate::fetch::{Dtype, FetchResponse};
+use crate::listener::HoldsData;
+use axum::Extension;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
@@ -234,7 +236,7 @@ fn json(fetched: Fetched, etags: Vec<String>, shape: Option<Shape>) -> Response 
         data,
         after: true,
     };
-    (StatusCode::OK, head, Body::new(body)).into_response()
+    (StatusCode::OK, head, Extension(HoldsData), Body::new(body)).into_response()
 }
 
 /// `{...,"data":"` + base64 + `"}`.

@@ -117,7 +117,6 @@ pub(super) async fn answer(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Changed;
 
-/// 412.
 /// The preconditions of a request that is no GET: 412 unless they hold.
 ///
 /// # Errors
@@ -136,6 +135,7 @@ pub(super) fn require_version(headers: &HeaderMap, etag: &ETag) -> Result<(), Pr
     }
 }
 
+/// 412.
 pub(super) fn precondition_failed(etag: &ETag) -> Problem {
     Problem::new(
         StatusCode::PRECONDITION_FAILED,

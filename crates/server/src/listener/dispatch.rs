@@ -20,12 +20,12 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tonic::Code;
 use tower::Service as _;
 
-use super::Role;
 use super::bodies::{AnswerBody, RequestBody};
 use super::core_turns;
 use super::hosts::{AllowedHosts, HostError};
 use super::progress::{Exchange, Progress, UNIT_BYTES};
 use super::response_future::ResponseFuture;
+use super::{Role, STREAM_WINDOW_BYTES};
 use crate::access::{Access, Denied, Need};
 use crate::caller::Connection;
 use crate::error_status::{overloaded_call, refused_call};
@@ -34,8 +34,11 @@ use ringfetch_engine::share::{Refused, Share};
 
 /// Open calls of the health and of reflection on a connection. Nothing ends a watch.
 const SERVICES_MAX: usize = 4;
-/// Of a call that tonic serves.
+/// Units of memory of a call that tonic serves.
 const ROUTED_CALL_UNITS: usize = 3;
+/// And of a stream of requests, of which a window may wait to be read.
+const STREAM_UNITS: usize = 1 + (STREAM_WINDOW_BYTES as u64 / UNIT_BYTES) as usize;
+const FETCH_STREAM: &str = "/ringfetch.v1.FetchService/FetchStream";
 /// Open requests on a connection up to which a refusal has a body.
 const REFUSALS_WITH_BODY: usize = 8;
 /// Serves some requests in the router's place.
@@ -105,6 +108,10 @@ pub(super) enum DispatchFuture {
     Routed(Box<RoutedRequest>),
 }
 
+/// Marks a response of text that is made from data as it is sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HoldsData;
+
 /// A request with the router, and what its response is charged to.
 pub(super) struct RoutedRequest {
     response: RouteFuture<Infallible>,
@@ -144,10 +151,12 @@ impl RequestDispatcher {
         if let Some(refused) = self.refused(&request, progress.is_late()) {
             return DispatchFuture::refused(refused, progress);
         }
-        // A service is bounded by number: health must not depend on memory.
         let by_address = connection.request_memory();
-        let is_service = is_service(request.uri().path());
-        if let Err(refused) = exchange.charge(1, by_address)
+        let path = request.uri().path();
+        // Bounded by number: health must not depend on memory.
+        let is_service = !matches!(self.role, Role::DataAndProbes(_)) && is_service(path);
+        let units = if path == FETCH_STREAM { STREAM_UNITS } else { 1 };
+        if let Err(refused) = exchange.charge(units, by_address)
             && !is_service
         {
             return self.no_memory(&request, refused, progress);
@@ -367,28 +376,24 @@ impl Future for DispatchFuture {
     }
 }
 
-/// Charges the text of a response (lists, metrics, descriptions, JSON) as the request itself is. Bytes of data are charged as
-/// response memory since they were read; text is not, since metrics must be there when that is used up.
+/// Charges text that a response holds whole (lists, metrics, descriptions) as the request itself is: not as response memory, since
+/// metrics must be there when that is used up. Data is charged since it was read.
 fn charged(
     response: axum::response::Response,
     exchange: &Exchange,
     by_address: &Arc<Share>,
 ) -> Response<AnswerBody> {
-    let is_data = response.headers().get(header::CONTENT_TYPE).is_none_or(|value| {
-        let value = value.as_bytes();
-        [
-            &b"application/octet-stream"[..],
-            b"multipart/",
-            b"application/grpc",
-        ]
-        .iter()
-        .any(|data| value.starts_with(data))
-    });
+    let is_data = |value: &HeaderValue| {
+        let data = [&b"application/octet-stream"[..], b"multipart/"];
+        data.iter().any(|data| value.as_bytes().starts_with(data))
+    };
+    let holds_data = response.headers().get(header::CONTENT_TYPE).is_some_and(is_data)
+        || response.extensions().get::<HoldsData>().is_some();
     let text_bytes = response
         .body()
         .size_hint()
         .exact()
-        .filter(|_| !is_data)
+        .filter(|_| !holds_data)
         .unwrap_or(0);
     // What is less is in the unit of the request.
     let units = usize::try_from(text_bytes / UNIT_BYTES).unwrap_or(usize::MAX);

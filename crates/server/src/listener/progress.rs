@@ -4,23 +4,25 @@
 //! An `Exchange` is one request and its response, from the request's head to the last byte of the response written to the
 //! socket. HTTP/2 may buffer a response long after its body was produced; `TrackedBytes` counts those bytes.
 
+mod exchange;
+
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use exchange::ExchangeMemory;
+pub(super) use exchange::{Exchange, UNIT_BYTES};
 use futures_util::task::AtomicWaker;
 use slab::Slab;
 
 use super::close::{CloseDecision, CloseReason};
 use super::timeouts::ExchangeStalls;
-use super::{CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
+use super::{BODY_WINDOW_BYTES, HEADER_LIST_BYTES, MESSAGES_WINDOW_BYTES};
 use crate::access::Revoke;
-use crate::caller::Connection;
 use crate::lifecycle::State;
 use crate::record::Record;
-use ringfetch_engine::share::{Charge, Refused, Share};
 
 /// Room for open exchanges that an idle connection keeps: 224 bytes.
 const KEPT_EXCHANGES: usize = 4;
@@ -32,20 +34,12 @@ const PREFACE_BEGIN: &[u8] = b"PRI";
 /// While draining, the time for an incomplete head to arrive.
 const HEAD_GRACE: Duration = Duration::from_secs(1);
 
-/// What an open exchange takes in h2, hyper and this crate, from its head on: 4.4 KiB, measured with 256 calls on each of 100
-/// connections; one that tonic serves 11.6 KiB.
-pub(super) const UNIT_BYTES: u64 = 4 << 10;
-/// So many are in what each connection is reckoned to take.
-const FREE_UNITS: usize = 4;
-/// The charge grows in steps, so that it is seldom touched.
-const UNITS_STEP: usize = 16;
-
 /// Bytes accounted for by a request, besides its body as far as it is read: its head, and a window of unread body.
-const EXPLAINED_PER_REQUEST: u64 = STREAM_WINDOW_BYTES as u64 + HEADER_LIST_BYTES as u64;
+const EXPLAINED_PER_REQUEST: u64 = BODY_WINDOW_BYTES as u64 + HEADER_LIST_BYTES as u64;
 /// A window update or an acknowledgement is 13 or 17 bytes; clients send one for at least a few KiB.
 const SENT_PER_EXPLAINED: u64 = 16;
 /// Most unexplained bytes: a window that is not read yet, and a margin.
-const UNEXPLAINED_BYTES_MAX: i64 = CONNECTION_WINDOW_BYTES as i64 + (1 << 20);
+const UNEXPLAINED_BYTES_MAX: i64 = MESSAGES_WINDOW_BYTES as i64 + (1 << 20);
 /// Unexplained bytes allowed per second: pings, settings, priorities.
 const UNEXPLAINED_BYTES_PER_S: u128 = 256 << 10;
 
@@ -76,11 +70,7 @@ pub(super) struct Progress {
     open_whole: AtomicUsize,
     /// Open exchanges that may last as long as the connection: see [`Exchange::is_service`].
     services: AtomicUsize,
-    /// What open exchanges take, and how much of it was charged at most, both in units of [`UNIT_BYTES`].
-    units: AtomicUsize,
-    charged_units: AtomicUsize,
-    /// The charge for that. It stays until the connection ends: h2 keeps the memory for as many streams as there were at once.
-    charge: Mutex<Option<Charge>>,
+    memory: ExchangeMemory,
     /// A drain does not wait for it.
     is_late: bool,
     /// Its client's address, for records.
@@ -126,36 +116,6 @@ pub(super) enum Activity {
     Idle,
     /// One is, or bytes are pending.
     Busy,
-}
-
-/// One request and its response.
-#[derive(Debug)]
-pub(super) struct Exchange {
-    progress: Arc<Progress>,
-    key: usize,
-    /// The request was read completely, or its response has started.
-    is_whole: AtomicBool,
-    /// Its client may have what it asks for. Health and probes, which need no credential, and refusals show nothing of a client
-    /// where there are principals: a connection with nothing else is the first to make room.
-    is_admitted: AtomicBool,
-    /// Both, and counted so.
-    is_counted: AtomicBool,
-    is_service: AtomicBool,
-    units: AtomicUsize,
-    /// Whose request it is. Held until the response is sent: a principal that is revoked loses it.
-    connection: OnceLock<Arc<Connection>>,
-    /// The head of the response is ready.
-    has_answer: AtomicBool,
-    /// The service waits for more of the request's body.
-    wants_body: AtomicBool,
-    received_bytes: AtomicU64,
-    sent_bytes: AtomicU64,
-    owed_bytes: AtomicU64,
-    /// Its body has stalled: there will be no response.
-    is_stalled: AtomicBool,
-    waiting: Mutex<Option<Waker>>,
-    /// What is recorded of it; `None`: nothing.
-    record: Option<Arc<Record>>,
 }
 
 fn add(counter: &AtomicU64, bytes: usize) {
@@ -232,24 +192,7 @@ impl Progress {
         self.open.fetch_add(1, Ordering::Relaxed);
         let mut exchanges = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = exchanges.vacant_entry();
-        let exchange = Arc::new(Exchange {
-            progress: Arc::clone(self),
-            key: entry.key(),
-            is_whole: AtomicBool::new(false),
-            is_admitted: AtomicBool::new(false),
-            is_counted: AtomicBool::new(false),
-            is_service: AtomicBool::new(false),
-            units: AtomicUsize::new(0),
-            connection: OnceLock::new(),
-            has_answer: AtomicBool::new(false),
-            wants_body: AtomicBool::new(false),
-            received_bytes: AtomicU64::new(0),
-            sent_bytes: AtomicU64::new(0),
-            owed_bytes: AtomicU64::new(0),
-            is_stalled: AtomicBool::new(false),
-            waiting: Mutex::default(),
-            record,
-        });
+        let exchange = Exchange::new(Arc::clone(self), entry.key(), record);
         entry.insert(TrackedExchange {
             exchange: Arc::downgrade(&exchange),
             marks: ExchangeStalls::default(),
@@ -444,187 +387,6 @@ impl Progress {
 impl Revoke for Progress {
     fn revoke(&self) {
         self.decide(CloseDecision::Close(CloseReason::Revoked));
-    }
-}
-
-impl Exchange {
-    /// What is recorded of it.
-    pub(super) fn record(&self) -> Option<&Arc<Record>> {
-        self.record.as_ref()
-    }
-
-    /// The request is complete.
-    pub(super) fn is_whole(&self) {
-        self.is_whole.store(true, Ordering::Relaxed);
-        self.count();
-    }
-
-    /// Its client may have what it asks for.
-    pub(super) fn is_admitted(&self) {
-        self.is_admitted.store(true, Ordering::Relaxed);
-        self.count();
-    }
-
-    fn count(&self) {
-        if self.is_whole.load(Ordering::Relaxed)
-            && self.is_admitted.load(Ordering::Relaxed)
-            && !self.is_counted.swap(true, Ordering::Relaxed)
-        {
-            self.progress.whole.fetch_add(1, Ordering::Relaxed);
-            self.progress.open_whole.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Whose request it is.
-    pub(super) fn is_of(&self, connection: &Arc<Connection>) {
-        let _only_once = self.connection.set(Arc::clone(connection));
-    }
-
-    /// Charges `units` more of memory for it to its connection's share of request memory.
-    ///
-    /// # Errors
-    /// Which limit refuses it. It is counted all the same, until it ends.
-    pub(super) fn charge(&self, units: usize, share: &Arc<Share>) -> Result<(), Refused> {
-        let progress = &*self.progress;
-        self.units.fetch_add(units, Ordering::Relaxed);
-        let open = progress.units.fetch_add(units, Ordering::Relaxed) + units;
-        if open <= progress.charged_units.load(Ordering::Relaxed) + FREE_UNITS {
-            return Ok(());
-        }
-        let charged_units = (open - FREE_UNITS).next_multiple_of(UNITS_STEP);
-        let bytes = UNIT_BYTES * charged_units as u64;
-        let mut charge = progress.charge.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *charge {
-            Some(charge) => charge.grow(bytes.saturating_sub(charge.amount()))?,
-            none => *none = Some(share.charge(bytes)?),
-        }
-        progress.charged_units.store(charged_units, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// It is a call that needs no memory of anybody's share: of the health, or reflection. `false`: the connection has `most` of
-    /// them already.
-    pub(super) fn is_service(&self, most: usize) -> bool {
-        let fits = self.progress.services.fetch_add(1, Ordering::Relaxed) < most;
-        if fits {
-            self.is_service.store(true, Ordering::Relaxed);
-        } else {
-            self.progress.services.fetch_sub(1, Ordering::Relaxed);
-        }
-        fits
-    }
-
-    /// Whether this response announces that the connection closes after it.
-    pub(super) fn closes_connection(&self) -> bool {
-        self.progress.announces_close()
-    }
-
-    /// The head of the response is ready. The rest of the request may now take any time, as in streams.
-    pub(super) fn has_answer(&self) {
-        self.has_answer.store(true, Ordering::Relaxed);
-        self.is_whole();
-    }
-
-    /// Bytes of the body were read.
-    pub(super) fn received(&self, bytes: usize) {
-        self.wants_body.store(false, Ordering::Relaxed);
-        add(&self.received_bytes, bytes);
-        add(&self.progress.body_bytes, bytes);
-    }
-
-    /// The service waits for more of the body.
-    pub(super) fn wants_body(&self, cx: &Context<'_>) {
-        self.wants_body.store(true, Ordering::Relaxed);
-        if self.has_answer.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *waiting {
-            Some(waker) => waker.clone_from(cx.waker()),
-            None => *waiting = Some(cx.waker().clone()),
-        }
-    }
-
-    /// Whether the response waits for more of the body.
-    pub(super) fn waits_for_body(&self) -> bool {
-        self.wants_body.load(Ordering::Relaxed)
-            && !self.is_whole.load(Ordering::Relaxed)
-            && !self.is_stalled.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn received_bytes(&self) -> u64 {
-        self.received_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Aborts the request: its body stalled.
-    pub(super) fn stall(&self) {
-        self.is_stalled.store(true, Ordering::Relaxed);
-        let waker = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    pub(super) fn is_stalled(&self) -> bool {
-        self.is_stalled.load(Ordering::Relaxed)
-    }
-
-    /// Bytes of the response were produced.
-    pub(super) fn produced(&self, bytes: usize) {
-        add(&self.owed_bytes, bytes);
-        add(&self.progress.owed_bytes, bytes);
-    }
-
-    /// Bytes of it were written to the socket.
-    pub(super) fn sent(&self, bytes: usize) {
-        add(&self.sent_bytes, bytes);
-        self.forgiven(bytes);
-    }
-
-    /// Bytes of it will never be sent.
-    pub(super) fn forgiven(&self, bytes: usize) {
-        subtract(&self.owed_bytes, bytes);
-        subtract(&self.progress.owed_bytes, bytes);
-    }
-
-    pub(super) fn owes(&self) -> bool {
-        self.owed_bytes.load(Ordering::Relaxed) > 0
-    }
-
-    pub(super) fn sent_bytes(&self) -> u64 {
-        self.sent_bytes.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Exchange {
-    fn drop(&mut self) {
-        if let Some(record) = &self.record {
-            record.sent(self.sent_bytes());
-        }
-        let progress = &*self.progress;
-        let mut exchanges = progress.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
-        exchanges.try_remove(self.key);
-        if exchanges.is_empty() && exchanges.capacity() > KEPT_EXCHANGES {
-            // Frees the memory of an idle connection, but for that of a client that sends one request after the other.
-            *exchanges = Slab::new();
-        }
-        drop(exchanges);
-        progress
-            .read_bytes_at_end
-            .store(progress.read_bytes(), Ordering::Relaxed);
-        if !self.has_answer.load(Ordering::Relaxed) {
-            progress.cancelled.fetch_add(1, Ordering::Relaxed);
-        }
-        progress.open.fetch_sub(1, Ordering::Relaxed);
-        if self.is_counted.load(Ordering::Relaxed) {
-            progress.open_whole.fetch_sub(1, Ordering::Relaxed);
-        }
-        progress
-            .units
-            .fetch_sub(self.units.load(Ordering::Relaxed), Ordering::Relaxed);
-        if self.is_service.load(Ordering::Relaxed) {
-            progress.services.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 

@@ -15,7 +15,10 @@ use super::dispatch::RequestDispatcher;
 use super::progress::{ConnectionEvent, Progress, SeenEvents};
 use super::timeouts::{TimeoutTracker, WatchGuard};
 use super::tls_stream::AcceptedStream;
-use super::{CONNECTION_WINDOW_BYTES, ConnectionGuard, HEADER_LIST_BYTES, STREAM_WINDOW_BYTES};
+use super::{
+    BODIES_WINDOW_BYTES, BODY_WINDOW_BYTES, ConnectionGuard, HEADER_LIST_BYTES, MESSAGES_WINDOW_BYTES,
+    STREAM_WINDOW_BYTES,
+};
 use crate::caller::Connection;
 use crate::record::{Recorder, within};
 use hyper::body::{Body as _, Incoming};
@@ -206,9 +209,12 @@ impl PortServer {
 
     fn protocol(&self) -> auto::Builder<LocalExecutor> {
         let mut builder = auto::Builder::new(LocalExecutor);
-        if self.http2_only {
+        let (stream_window, connection_window) = if self.http2_only {
             builder = builder.http2_only();
-        }
+            (STREAM_WINDOW_BYTES, MESSAGES_WINDOW_BYTES)
+        } else {
+            (BODY_WINDOW_BYTES, BODIES_WINDOW_BYTES)
+        };
         builder
             .http1()
             .keep_alive(true)
@@ -220,8 +226,8 @@ impl PortServer {
             .http2()
             // No pings, which would wake the core for each connection. TCP keepalive finds lost peers, `timeouts` stalled ones.
             .max_header_list_size(HEADER_LIST_BYTES)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_stream_window_size(stream_window)
+            .initial_connection_window_size(connection_window)
             .adaptive_window(false)
             .max_concurrent_streams(self.connection_limits.streams())
             .max_send_buf_size(SEND_BUFFER_BYTES);

@@ -292,14 +292,24 @@ async fn a_dataset_has_a_backend_of_its_own_from_the_start() {
 
 #[tokio::test]
 async fn a_datasets_own_backend_falls_back_or_is_refused() {
-    // Scenario: io_uring is forbidden, and a dataset asks for it. Expectation: by `on_unavailable` it falls back to mmap
-    // for all to see, or the start is refused with its key.
+    // Scenario: io_uring is forbidden, and a dataset asks for it; it is switched, and a reload goes back to the file. Expectation:
+    // by `on_unavailable` it falls back to mmap for all to see, which is no switch that succeeded; or the start is refused with
+    // its key.
     use v1::Backend::{Mmap, Pread, Uring};
     let daemon = own_backends("mmap").without_io_uring(EPERM).start();
     assert_eq!(reads(&daemon, "pread").await, (Pread, Pread, true));
     daemon.logged(&["WARN", "fallback", "\"dataset\":\"uring\"", "seccomp"]);
     assert_eq!(reads(&daemon, "uring").await, (Mmap, Uring, true));
     daemon.assert_serves("uring").await;
+    set(&daemon, Pread, Some("uring")).await.unwrap();
+    crate::reload::reload(&daemon).await.unwrap();
+    assert_eq!(reads(&daemon, "uring").await, (Mmap, Uring, true));
+    let scrape = daemon.scrape().await;
+    for (result, count) in [("ok", 0.0), ("failed", 1.0)] {
+        let labels = [("backend", "uring"), ("result", result)];
+        let counted = scrape.sum("ringfetch_backend_switches_total", &labels);
+        assert!((counted - count).abs() < 0.5, "{result}: {counted}");
+    }
     daemon.stop().await;
     let refused = own_backends("fail").without_io_uring(EPERM).start_or_refused();
     let refused = refused.err().expect("a refusal");

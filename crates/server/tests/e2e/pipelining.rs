@@ -5,6 +5,7 @@ use crate::daemon::{Setup, backends, eventually_async, setups};
 use crate::data::everything;
 use crate::wire;
 use bytes::{BufMut as _, Bytes};
+use h2::client::{ResponseFuture, SendRequest};
 use prost::Message as _;
 use ringfetch_proto::v1;
 use ringfetch_proto::v1::fetch_stream_request::Request;
@@ -234,6 +235,15 @@ async fn a_client_that_does_not_read_holds_its_share_and_no_more() {
     }
 }
 
+/// A FetchStream whose client says which bytes a frame has.
+async fn fetch_stream(sender: &SendRequest<Bytes>) -> (ResponseFuture, h2::SendStream<Bytes>) {
+    let request = http::Request::post("http://localhost/ringfetch.v1.FetchService/FetchStream")
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    let mut sender = sender.clone().ready().await.unwrap();
+    sender.send_request(request.body(()).unwrap(), false).unwrap()
+}
+
 #[tokio::test]
 async fn a_burst_of_small_requests_waits_and_ends_no_connection() {
     // Scenario: four streams of one connection, each with 2,000 requests in a frame each, as gRPC's clients send them; all that
@@ -248,11 +258,7 @@ async fn a_burst_of_small_requests_waits_and_ends_no_connection() {
     let connection = tokio::spawn(connection);
     let mut calls = Vec::new();
     for _ in 0..4 {
-        let request = http::Request::post("http://localhost/ringfetch.v1.FetchService/FetchStream")
-            .header("content-type", "application/grpc")
-            .header("te", "trailers");
-        let mut sender = sender.clone().ready().await.unwrap();
-        let (response, mut body) = sender.send_request(request.body(()).unwrap(), false).unwrap();
+        let (response, mut body) = fetch_stream(&sender).await;
         for id in 0..REQUESTS {
             let message = v1::FetchStreamRequest {
                 id,
@@ -320,11 +326,7 @@ async fn who_sends_bytes_in_frames_of_their_own_is_counted() {
     .encode_to_vec();
     let mut open = Vec::new();
     for _ in 0..2 {
-        let request = http::Request::post("http://localhost/ringfetch.v1.FetchService/FetchStream")
-            .header("content-type", "application/grpc")
-            .header("te", "trailers");
-        let mut sender = sender.clone().ready().await.unwrap();
-        let (response, mut body) = sender.send_request(request.body(()).unwrap(), false).unwrap();
+        let (response, mut body) = fetch_stream(&sender).await;
         for _ in 0..10_000 / message.len() {
             let prefix = u32::try_from(message.len()).unwrap().to_be_bytes();
             for byte in [&[0], &prefix[..], &message[..]].concat() {

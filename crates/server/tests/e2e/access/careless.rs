@@ -184,3 +184,26 @@ async fn a_revoked_principals_answer_ends_also_where_another_has_asked_since() {
         .expect("the connection is closed");
     assert_eq!(read(&daemon, "second", "blocks").await, Ok(()));
 }
+
+#[tokio::test]
+async fn json_of_data_is_no_text_that_is_held() {
+    // Scenario: ten batches at once of 256 KiB each in JSON, which is 3.4 MiB of text, with 1 MiB of request memory. Expectation: all
+    // are answered: the text is made from the data while it is sent.
+    let daemon = served(&lines(&[("a", "first", "*")]))
+        .set("limits.request_bytes", "4KiB")
+        .set("limits.items_per_request", "64")
+        .set("limits.request_memory", "1MiB")
+        .start();
+    let body = json!({"indices": (0..64).collect::<Vec<u32>>()}).to_string();
+    let headers = [
+        ("content-type", "application/json"),
+        ("accept", "application/json"),
+        ("authorization", "Bearer first"),
+    ];
+    let path = "/v1/datasets/blocks/blocks:batchFetch";
+    let http = daemon.http_client();
+    let answers = (0..10).map(|_| http.send(Method::POST, path, &headers, body.clone()));
+    for answer in futures_util::future::join_all(answers).await {
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+}
