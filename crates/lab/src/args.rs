@@ -39,6 +39,31 @@ pub enum LabCommand {
     },
 }
 
+impl LabCommand {
+    /// The same with its lists rising, each value once: tables and plots have their columns in that order.
+    pub(crate) fn in_order(mut self) -> Self {
+        match &mut self {
+            Self::Strategies(args) => rise(&mut args.depths),
+            Self::BlockSize(args) => rise(&mut args.depths),
+            Self::Objects(args) => {
+                rise(&mut args.files);
+                rise(&mut args.file_bytes);
+            }
+            Self::Rescore(args) => {
+                rise(&mut args.parallel);
+                rise(&mut args.oversampling);
+            }
+            Self::Act(_) | Self::Flip(_) | Self::Calibrate(_) | Self::Compare { .. } => {}
+        }
+        self
+    }
+}
+
+fn rise<T: Ord>(values: &mut Vec<T>) {
+    values.sort_unstable();
+    values.dedup();
+}
+
 /// What all studies share.
 #[derive(Debug, Clone, Args)]
 pub struct Common {

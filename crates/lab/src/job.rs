@@ -281,7 +281,12 @@ impl Job {
         if let Some((before, after)) = daemon.zip(self.daemon_cpu()) {
             cpu += after.saturating_sub(before);
         }
-        let missed = self.pacer.get().map(|pacer| pacer.missed());
+        // What arrives is a request, what is counted are its reads.
+        let each = match self.setup.shape {
+            Shape::Items { batch, .. } => batch as u64,
+            Shape::Blocks { .. } | Shape::Files { .. } | Shape::Queries { .. } => 1,
+        };
+        let missed = self.pacer.get().map(|pacer| pacer.missed().saturating_mul(each));
         let sample = totals.counts.sample(end.duration_since(*begun), cpu, missed);
         Ok(Sample {
             own_memory_bytes: totals.own_memory_bytes,

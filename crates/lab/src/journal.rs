@@ -58,26 +58,33 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
+    /// Refuses a directory that cannot be the run's: asked before data are made, too.
+    ///
+    /// # Errors
+    /// The directory has results already, or none where a run is to go on.
+    pub(crate) fn check(directory: &Path, resume: bool) -> Result<(), LabError> {
+        let (shown, path) = (directory.display(), directory.join(NAME));
+        let usage = |problem: String| Err(LabError::Usage(problem));
+        match (path.exists(), resume) {
+            _ if directory.join("report.json").exists() => usage(format!(
+                "--out: {shown} has a finished report: name another directory"
+            )),
+            (true, false) => {
+                let choices = "--resume goes on with it, another directory begins anew";
+                usage(format!("--out: {shown} has an unfinished run: {choices}"))
+            }
+            (false, true) => usage(format!("--resume: {shown} has no unfinished run")),
+            (true, true) | (false, false) => Ok(()),
+        }
+    }
+
     /// Opens the journal of a directory, which is made where it is missing.
     ///
     /// # Errors
     /// The directory has results already, or those of something else; errno with the path.
     pub(crate) fn open(directory: &Path, header: Header, resume: bool) -> Result<Self, LabError> {
+        Self::check(directory, resume)?;
         let (shown, path) = (directory.display(), directory.join(NAME));
-        let usage = |problem: String| Err(LabError::Usage(problem));
-        match (path.exists(), resume) {
-            _ if directory.join("report.json").exists() => {
-                return usage(format!(
-                    "--out: {shown} has a finished report: name another directory"
-                ));
-            }
-            (true, false) => {
-                let choices = "--resume goes on with it, another directory begins anew";
-                return usage(format!("--out: {shown} has an unfinished run: {choices}"));
-            }
-            (false, true) => return usage(format!("--resume: {shown} has no unfinished run")),
-            (true, true) | (false, false) => {}
-        }
         fs::create_dir_all(directory).map_err(|error| LabError::at(format_args!("--out: {shown}"), error))?;
         let io = |error: io::Error| LabError::at(format_args!("--out: {}", path.display()), error);
         let mut options = OpenOptions::new();
@@ -108,6 +115,11 @@ impl Journal {
         self.file.read_to_end(&mut text).map_err(&io)?;
         let last = text.iter().rposition(|byte| *byte == b'\n');
         text.truncate(last.map_or(0, |at| at + 1));
+        if text.is_empty() {
+            // It was cut off while it wrote its first line: nothing was measured.
+            self.file.set_len(0).map_err(&io)?;
+            return write_line(&self.file, &self.header).map_err(&io);
+        }
         let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let first = lines.next().and_then(|line| serde_json::from_slice(line).ok());
         let known = first.filter(|header: &Header| header.format == FORMAT);
@@ -201,7 +213,8 @@ mod tests {
     #[test]
     fn unfinished_finished_and_foreign_results_are_refused() {
         // Scenario: an unfinished run without --resume; --resume without one; another seed; a damaged line; a file of
-        // something else; a finished report. Expected: an error that names the option and what is wrong.
+        // something else; a first line that was cut off; a finished report. Expected: an error that names the option and what
+        // is wrong; the cut line, before which nothing was measured, is written anew.
         let directory = tempfile::tempdir().unwrap();
         let open = |seed, resume| {
             let opened = Journal::open(directory.path(), header(seed), resume);
@@ -220,6 +233,9 @@ mod tests {
         fs::write(&path, "{\"format\":\"other\"}\n").unwrap();
         let foreign = open("1", true).unwrap_err();
         assert!(foreign.contains("line 1 is not from this command"));
+        fs::write(&path, "{\"format\":\"ring").unwrap();
+        open("3", true).unwrap();
+        assert!(open("1", true).unwrap_err().contains("has seed: 3"));
         fs::write(directory.path().join("report.json"), "{}").unwrap();
         assert!(open("1", true).unwrap_err().contains("finished report"));
     }

@@ -41,7 +41,7 @@ pub use stats::Summary;
 use crate::journal::{Header, Journal};
 use crate::material::Material;
 use crate::runner::Runner;
-use crate::study::{Cell, Key, Rows, Study, pair};
+use crate::study::{About, Cell, Key, Rows, Study, pair};
 use ringfetch_command::quantity::{approximate, size};
 use std::io::Write;
 use std::path::PathBuf;
@@ -81,17 +81,23 @@ fn refuse(marks: &[String], force: bool) -> Result<(), LabError> {
 /// One line that names the option or the path.
 pub fn run(lab: &Lab, context: &Context, out: &mut dyn Write) -> Result<(), LabError> {
     let runs = Runs { context, out };
-    match &lab.command {
-        LabCommand::Strategies(args) => runs.study(&args.common, |bar| studies::strategies::plan(args, bar)),
-        LabCommand::BlockSize(args) => runs.study(&args.common, |bar| studies::block_size::plan(args, bar)),
-        LabCommand::Objects(args) => runs.study(&args.common, |bar| studies::objects::plan(args, bar)),
-        LabCommand::Act(args) => runs.study(&args.common, |bar| {
+    match &lab.command.clone().in_order() {
+        LabCommand::Strategies(args) => runs.study(&studies::strategies::ABOUT, &args.common, |bar| {
+            studies::strategies::plan(args, bar)
+        }),
+        LabCommand::BlockSize(args) => runs.study(&studies::block_size::ABOUT, &args.common, |bar| {
+            studies::block_size::plan(args, bar)
+        }),
+        LabCommand::Objects(args) => runs.study(&studies::objects::ABOUT, &args.common, |bar| {
+            studies::objects::plan(args, bar)
+        }),
+        LabCommand::Act(args) => runs.study(&studies::act::ABOUT, &args.common, |bar| {
             studies::act::plan(args, &context.clients, bar)
         }),
-        LabCommand::Rescore(args) => runs.study(&args.common, |bar| {
+        LabCommand::Rescore(args) => runs.study(&studies::rescore::ABOUT, &args.common, |bar| {
             studies::rescore::plan(args, &context.clients, bar)
         }),
-        LabCommand::Flip(args) => runs.study(&args.common, |_| {
+        LabCommand::Flip(args) => runs.study(&studies::flip::ABOUT, &args.common, |_| {
             studies::flip::plan(args, &context.clients, &context.admin)
         }),
         LabCommand::Calibrate(args) => studies::calibrate::run(args, runs),
@@ -116,10 +122,11 @@ impl Runs<'_> {
     /// Measures a study's cells and reports.
     fn study(
         self,
+        about: &About,
         common: &Common,
         plan: impl FnOnce(material::Progress<'_>) -> Result<Study, LabError>,
     ) -> Result<(), LabError> {
-        let done = measured(self.context, common, plan, &mut |_, _| Vec::new())?;
+        let done = measured(self.context, about, common, plan, &mut |_, _| Vec::new())?;
         if let Some(stopped) = done.stopped {
             return Err(LabError::Failed(stopped));
         }
@@ -141,10 +148,11 @@ struct Measured {
     stopped: Option<String>,
 }
 
-/// Makes the data, checks that their figures would mean something, and measures: the planned cells, and then those that
+/// Looks whether the results have a place, makes the data, checks that their figures would mean something, and measures: the planned cells, and then those that
 /// `then` makes of what was measured until it has no more. Everything `then` decides by has to be in the rows.
 fn measured(
     context: &Context,
+    about: &About,
     common: &Common,
     plan: impl FnOnce(material::Progress<'_>) -> Result<Study, LabError>,
     then: &mut dyn FnMut(&mut Study, &Rows) -> Vec<Cell>,
@@ -154,6 +162,9 @@ fn measured(
         // Before data are made in it.
         refuse(&marks, common.force)?;
     }
+    let named = || PathBuf::from(format!("lab-{}", about.name));
+    let directory = common.out.clone().unwrap_or_else(named);
+    Journal::check(&directory, common.resume)?;
     more_descriptors();
     let stop = &context.stop;
     let bar = runner::bar("making data: {bytes}  {bytes_per_sec}");
@@ -166,8 +177,6 @@ fn measured(
     let materials: Vec<&Material> = study.materials.iter().map(Arc::as_ref).collect();
     marks.extend(honesty::objections(&materials, study.needs, &memory));
     refuse(&marks, common.force)?;
-    let named = || PathBuf::from(format!("lab-{}", study.about.name));
-    let directory = common.out.clone().unwrap_or_else(named);
     let now = || humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let line = context.command_line.clone();
     let header = Header::new(identity(&study, common), line, now(), marks);

@@ -53,6 +53,13 @@ pub struct Sample {
     pub multiple: Option<f64>,
 }
 
+impl Sample {
+    /// Of an open loop: the share of its reads that were never sent.
+    pub(crate) fn missed_share(&self) -> f64 {
+        approximate(self.missed) / approximate((self.reads + self.missed).max(1))
+    }
+}
+
 /// A figure of a sample.
 pub(crate) type Of = fn(&Sample) -> f64;
 

@@ -152,13 +152,8 @@ impl Study {
         materials: Vec<Material>,
     ) -> Result<Self, LabError> {
         let only = &common.only;
-        let names: Vec<&str> = names.split_whitespace().collect();
-        if let Some(wrong) = only.iter().find(|name| !names.contains(&name.as_str())) {
-            let all = names.join(", ");
-            return Err(LabError::Usage(format!("--only: {wrong}: this study has {all}")));
-        }
         let served = materials.iter().any(|material| material.served.is_some());
-        let wanted = names.iter().map(|name| (*name).to_owned());
+        let wanted = names.split_whitespace().map(str::to_owned);
         let chosen: Vec<String> = wanted
             .filter(|name| only.is_empty() || only.contains(name))
             .filter(|name| name != "daemon" || served)
@@ -229,6 +224,17 @@ impl At<'_> {
     pub(crate) fn number<T: std::str::FromStr + Default>(&self, name: &str) -> T {
         self.text(name).parse().unwrap_or_default()
     }
+}
+
+/// Refuses strategies that the study has not: called before data are made.
+pub(crate) fn check_only(common: &Common, names: &str) -> Result<(), LabError> {
+    let names: Vec<&str> = names.split_whitespace().collect();
+    let mut only = common.only.iter();
+    only.find(|name| !names.contains(&name.as_str()))
+        .map_or(Ok(()), |wrong| {
+            let all = names.join(", ");
+            Err(LabError::Usage(format!("--only: {wrong}: this study has {all}")))
+        })
 }
 
 /// The values of an axis.

@@ -21,7 +21,7 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
     // with itself. Expected: a report only at the end, marked as forced, with every row that was asked for.
     let directory = scratch();
     let words = format!(
-        "strategies {SMALL} --size 4MiB --step 10ms --warm-bytes 2MiB --depths 1,4 --profiles buffered \
+        "strategies {SMALL} --size 4MiB --step 10ms --warm-bytes 2MiB --depths 4,1,4 --profiles buffered \
          --only pread,threaded-pread,aio,mmap"
     );
     // Not forced it is refused, before anything is made.
@@ -34,16 +34,42 @@ fn a_study_of_strategies_is_measured_resumed_and_compared() {
     assert!(stopped.contains("--resume"), "{stopped}");
     let out = directory.path().join("out");
     assert!(!out.join("report.json").exists() && !out.join("report.html").exists());
-    let again = run(&words, directory.path(), false);
-    assert!(matches!(again, Err(LabError::Usage(_))));
+    let elsewhere = directory.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    // Refused before data are made, too.
+    let anew = words.replacen("--path DIR", "--path DIR/elsewhere", 1);
+    for words in [&words, &anew] {
+        let again = run(words, directory.path(), false);
+        assert!(matches!(again, Err(LabError::Usage(_))));
+    }
+    let unknown = anew
+        .replace("DIR/out", "DIR/new")
+        .replace("--only pread", "--only none,pread");
+    assert!(
+        run(&unknown, directory.path(), false)
+            .unwrap_err()
+            .to_string()
+            .starts_with("--only")
+    );
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
     let other = run(&format!("{words} --resume --seed 9"), directory.path(), false);
     assert!(other.unwrap_err().to_string().contains("seed"));
 
     let text = run(&format!("{words} --resume"), directory.path(), false).unwrap();
     assert!(text.contains("FORCED, no evidence: --repetitions: 2"), "{text}");
     let report = report(&out);
-    // pread has depth 1 only.
+    // pread has depth 1 only. Depths are in rising order, each once, whatever was typed.
     assert_eq!(report.rows.len(), 7);
+    let depths = report
+        .rows
+        .iter()
+        .filter_map(|row| row.key.iter().find(|(name, _)| name == "depth"));
+    assert!(
+        depths
+            .map(|(_, depth)| depth.as_str())
+            .collect::<String>()
+            .contains("14")
+    );
     assert!(report.rows.iter().all(|row| row.measures[0].1.count == 2));
     let mut facts = report.facts.iter();
     assert!(facts.any(|(name, value)| name == "command line" && value.contains("strategies")));

@@ -119,7 +119,14 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    pub(crate) fn between(before: &Page, after: &Page) -> Self {
+    /// # Errors
+    /// The daemon was started anew in between, so that its counters began at zero.
+    pub(crate) fn between(before: &Page, after: &Page) -> Result<Self, String> {
+        let [was, is] = [before, after].map(|page| page.sum("process_start_time_seconds"));
+        if was.to_bits() != is.to_bits() {
+            let meant = "what it counted before is lost";
+            return Err(format!("the daemon was restarted while it was measured: {meant}"));
+        }
         let grown = |name: &str| (after.sum(name) - before.sum(name)).max(0.0);
         let grown_by = |name: &str, label: &str| {
             let (old, new) = (before.by(name, label), after.by(name, label).into_iter());
@@ -140,7 +147,7 @@ impl Counted {
         let submissions = grown("ringfetch_submissions_total");
         let [depths, depth_count] =
             ["sum", "count"].map(|part| grown(&format!("ringfetch_queue_depth_{part}")));
-        Self {
+        Ok(Self {
             seconds: after.at.saturating_duration_since(before.at).as_secs_f64(),
             reads,
             read_bytes: whole(bytes),
@@ -153,7 +160,7 @@ impl Counted {
             read_amplification: ratio(device_bytes, bytes),
             submissions_per_read: ratio(submissions, read_count),
             queue_depth_mean: ratio(depths, depth_count),
-        }
+        })
     }
 
     /// CPU a read by the daemon's account alone: both were counted over the same time, by whomever they were caused.
@@ -208,7 +215,7 @@ broken{x="y 1
     fn what_grew_between_two_pages_is_counted() {
         let (before, after) = (Page::parse(BEFORE), Page::parse(AFTER));
         assert_eq!(after.samples[0].labels[1].1, "said \"no\", a } \\ b\n");
-        let counted = Counted::between(&before, &after);
+        let counted = Counted::between(&before, &after).unwrap();
         assert_eq!(counted.reads, BTreeMap::from([("ok".to_owned(), 200)]));
         assert_eq!(counted.reads_ok(), 200);
         assert_eq!((counted.device_reads, counted.read_bytes), (150, 4096));
@@ -218,7 +225,16 @@ broken{x="y 1
         assert_eq!(counted.read_amplification, Some(2.0));
         assert_eq!(counted.queue_depth_mean, Some(8.0));
         assert_eq!(counted.submissions_per_read, Some(0.0));
-        let nothing = Counted::between(&after, &after);
+        let nothing = Counted::between(&after, &after).unwrap();
         assert_eq!((nothing.reads_ok(), nothing.device_reads_per_read), (0, None));
+    }
+
+    #[test]
+    fn counters_of_a_daemon_that_was_started_anew_are_none() {
+        // Scenario: the second page is of a later start, with smaller counts. Expected: an error, no figures.
+        let at = |start: &str| Page::parse(&format!("{BEFORE}process_start_time_seconds {start}\n"));
+        assert!(Counted::between(&at("1700000000.25"), &at("1700000000.25")).is_ok());
+        let problem = Counted::between(&at("1700000000.25"), &at("1700000009.5")).unwrap_err();
+        assert!(problem.contains("restarted"), "{problem}");
     }
 }

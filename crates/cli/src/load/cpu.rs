@@ -14,15 +14,15 @@ impl Process {
     /// A process that is there.
     pub(crate) fn new(pid: u32) -> Result<Self, Failure> {
         let process = Self { pid };
-        process.cpu().map(|_| process)
+        process.cpu().map(|_| process).map_err(Failure::Failed)
     }
 
-    fn cpu(self) -> Result<Duration, Failure> {
+    fn cpu(self) -> Result<Duration, String> {
         let stat = i32::try_from(self.pid)
             .map_err(|error| error.to_string())
             .and_then(|pid| procfs::process::Process::new(pid).map_err(|error| error.to_string()))
             .and_then(|process| process.stat().map_err(|error| error.to_string()))
-            .map_err(|error| Failure::Failed(format!("--server-pid {}: {error}", self.pid)))?;
+            .map_err(|error| format!("--server-pid {}: {error}", self.pid))?;
         let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         let ticks = stat.utime.saturating_add(stat.stime);
         Ok(Duration::from_nanos(ticks.saturating_mul(tick_ns)))
@@ -37,11 +37,23 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    pub(crate) fn take(server: Option<&Process>) -> Result<Self, Failure> {
+    /// This process's, and the server's if there is one.
+    ///
+    /// # Errors
+    /// The server is gone.
+    pub(crate) fn take(server: Option<&Process>) -> Result<Self, String> {
+        let server = server.map(|process| process.cpu()).transpose()?;
+        Ok(Self {
+            server,
+            ..Self::own()
+        })
+    }
+
+    /// This process's alone.
+    pub(crate) fn own() -> Self {
         let own = clock_gettime(ClockId::ProcessCPUTime);
         let own = Duration::try_from(own).unwrap_or_default();
-        let server = server.map(|process| process.cpu()).transpose()?;
-        Ok(Self { own, server })
+        Self { own, server: None }
     }
 
     /// CPU time of this process since an earlier moment, all threads, user and system.

@@ -68,6 +68,9 @@ pub(crate) struct Report {
     pub(crate) server_cpu_us_per_read: Option<f64>,
     /// What the daemon counted over the window, everybody's load; null without --http.
     pub(crate) server: Option<Counted>,
+    /// Why something that was asked for is not known of the daemon: it has gone, or was restarted. Else null.
+    #[serde(default)]
+    pub(crate) server_unknown: Option<String>,
     /// Reads of the whole run, warm-up included, as both sides counted them; null without --http.
     pub(crate) reads_in_all: Option<BothSides>,
     /// The steps of --step-to-knee; the other numbers are those of the step at the knee.
@@ -159,6 +162,7 @@ pub(crate) struct Measured {
     pub(crate) before: Snapshot,
     pub(crate) after: Snapshot,
     pub(crate) server: Option<Counted>,
+    pub(crate) server_unknown: Option<String>,
     pub(crate) reads_in_all: Option<BothSides>,
 }
 
@@ -176,6 +180,7 @@ impl Report {
             before,
             after,
             server,
+            server_unknown,
             reads_in_all,
         } = measured;
         let end = tally.last_end.unwrap_or(pacer.measure_from());
@@ -259,6 +264,7 @@ impl Report {
             own_cpu,
             server_cpu,
             server,
+            server_unknown,
             reads_in_all,
             knee: None,
             request_errors: tally.request_errors,
@@ -338,6 +344,10 @@ impl Report {
         if reads(&other.server) > reads(&self.server) {
             self.server = other.server.clone();
         }
+        self.server_unknown = self
+            .server_unknown
+            .take()
+            .or_else(|| other.server_unknown.clone());
         let both = [self.server_cpu.take(), other.server_cpu.clone()]
             .into_iter()
             .flatten();

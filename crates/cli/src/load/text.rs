@@ -120,7 +120,11 @@ fn table(report: &Report) -> Table {
     row!(table, "own CPU" => "{}", cpu_text(&report.own_cpu));
     match &report.server_cpu {
         Some(cpu) => row!(table, "server CPU" => "{}", cpu_text(cpu)),
+        None if report.server_unknown.is_some() => {}
         None => row!(table, "server CPU" => "not measured (--http, --server-pid)"),
+    }
+    if let Some(problem) = &report.server_unknown {
+        row!(table, "server unknown" => "{problem}");
     }
     server(report, &mut table);
     table

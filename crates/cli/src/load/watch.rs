@@ -30,11 +30,11 @@ pub(super) struct Monitor {
 
 impl Monitor {
     /// The daemon's counters now, if they are wanted.
-    pub(super) async fn page(&self) -> Result<Option<Page>, Failure> {
+    pub(super) async fn page(&self) -> Result<Option<Page>, String> {
         let Some(http) = &self.http else { return Ok(None) };
         let failed = |RequestError { message, .. }| {
             let hint = "--http names the daemon's HTTP address";
-            Failure::Failed(format!("cannot read the counters of {http} ({message}); {hint}"))
+            format!("cannot read the counters of {http} ({message}); {hint}")
         };
         Page::read(http, &self.credentials, self.timeout)
             .await
@@ -51,7 +51,7 @@ impl Monitor {
         // One for the whole run: it remembers a signal that comes while nobody waits for it.
         let mut interrupts = signal(SignalKind::interrupt())
             .map_err(|error| Failure::Failed(format!("cannot listen for Ctrl-C: {error}")))?;
-        let at_first = self.page().await?;
+        let at_first = self.page().await.map_err(Failure::Failed)?;
         load_threads.measure(pacer).await;
         let mut run = Run {
             line: progress::line(),
@@ -64,8 +64,9 @@ impl Monitor {
             () = tokio::time::sleep_until(pacer.measure_from()) => {}
             _ = interrupts.recv() => pacer.stop(),
         }
-        let before = Snapshot::take(self.server.as_ref())?;
-        let page_before = self.page().await?;
+        let mut unknown = None;
+        let before = self.snapshot(&mut unknown);
+        let page_before = self.page_if_any(&mut unknown).await;
         let mut ticks = tokio::time::interval_at(Instant::now() + self.interval, self.interval);
         let mut running = load_threads.threads();
         while running > 0 {
@@ -78,21 +79,43 @@ impl Monitor {
                 _ = ticks.tick() => self.report_interval(&mut run, load_threads, pacer)?,
             }
         }
-        let after = Snapshot::take(self.server.as_ref())?;
-        let page_after = self.page().await?;
+        let after = self.snapshot(&mut unknown);
+        let page_after = self.page_if_any(&mut unknown).await;
         self.report_interval(&mut run, load_threads, pacer)?;
         run.line.finish_and_clear();
-        let between = |before: &Option<Page>| Some(Counted::between(before.as_ref()?, page_after.as_ref()?));
+        let mut between = |before: &Option<Page>| {
+            let counted = Counted::between(before.as_ref()?, page_after.as_ref()?);
+            counted.map_err(|problem| unknown = Some(problem)).ok()
+        };
         let client = run.total.reads_in_all;
+        let (server, whole) = (between(&page_before), between(&at_first));
         Ok(Measured {
             tally: run.total,
             before,
             after,
-            server: between(&page_before),
-            reads_in_all: between(&at_first).map(|whole| BothSides {
+            server,
+            server_unknown: unknown,
+            reads_in_all: whole.map(|whole| BothSides {
                 client,
                 server: whole.reads_ok(),
             }),
+        })
+    }
+
+    /// CPU times now; without the server's, and why, if it is gone: what was measured of it until then is reported.
+    fn snapshot(&self, unknown: &mut Option<String>) -> Snapshot {
+        Snapshot::take(self.server.as_ref()).unwrap_or_else(|problem| {
+            *unknown = Some(problem);
+            Snapshot::own()
+        })
+    }
+
+    /// The same of the daemon's counters.
+    async fn page_if_any(&self, unknown: &mut Option<String>) -> Option<Page> {
+        let page = self.page().await;
+        page.unwrap_or_else(|problem| {
+            *unknown = Some(problem);
+            None
         })
     }
 

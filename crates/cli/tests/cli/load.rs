@@ -291,11 +291,36 @@ fn a_connection_that_breaks_costs_its_requests_and_not_the_run() {
 #[test]
 fn ctrl_c_ends_a_run_early_and_it_is_reported() {
     // An open loop of a minute, interrupted once its series has a response: nothing is missed of what was still to come.
+    let report = interrupted("", || {});
+    assert!(number(&report["seconds"]) < 50.0, "{report}");
+    let (requests, missed) = (&report["requests"], &report["open_loop"]["missed"]);
+    assert!(requests.as_u64() > Some(0), "{report}");
+    assert!(missed.as_u64() < Some(100), "{report}");
+    assert!(report["server_unknown"].is_null(), "{report}");
+}
+
+#[test]
+fn a_server_that_ends_meanwhile_costs_its_own_figures_alone() {
+    // Scenario: the process of --server-pid ends while the load runs. Expected: the report, and why its CPU is not known.
+    let mut server = Command::new("sleep").arg("600").spawn().unwrap();
+    let report = interrupted(&format!(" --server-pid {}", server.id()), || {
+        server.kill().unwrap();
+        server.wait().unwrap();
+    });
+    assert!(report["requests"].as_u64() > Some(0), "{report}");
+    assert!(report["server_cpu"].is_null(), "{report}");
+    let problem = report["server_unknown"].as_str().unwrap();
+    assert!(problem.starts_with("--server-pid"), "{problem}");
+}
+
+/// The report of an open loop of a minute, interrupted once its series has a response and `then` is done.
+fn interrupted(more: &str, then: impl FnOnce()) -> Value {
     let server = start(Flaw::NONE);
     let directory = tempfile::tempdir().unwrap();
     let series = directory.path().join("series.csv");
     let args =
         "--json load --dataset blocks --rate 100 --batch 1 --seconds 60 --warmup-seconds 0 --interval 0.05";
+    let args = format!("{args}{more}");
     let run = Command::new(env!("CARGO_BIN_EXE_ringfetch"))
         .args(args.split(' '))
         .arg("--csv")
@@ -315,13 +340,10 @@ fn ctrl_c_ends_a_run_early_and_it_is_reported() {
         assert!(Instant::now() < deadline, "no answer in the series");
         std::thread::yield_now();
     }
+    then();
     let pid = Pid::from_child(&run);
     rustix::process::kill_process(pid, Signal::INT).unwrap();
     let output = run.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(number(&report["seconds"]) < 50.0, "{report}");
-    let (requests, missed) = (&report["requests"], &report["open_loop"]["missed"]);
-    assert!(requests.as_u64() > Some(0), "{report}");
-    assert!(missed.as_u64() < Some(100), "{report}");
+    serde_json::from_slice(&output.stdout).unwrap()
 }

@@ -40,8 +40,13 @@ fn over<const N: usize>(sample: &Sample) -> f64 {
     sample.over.map_or(NONE, |over| over[N])
 }
 
+/// The share of an open loop's reads that were never sent.
+fn missed(sample: &Sample) -> f64 {
+    sample.over.map_or(NONE, |_| sample.missed_share())
+}
+
 /// Everything that is summarised of a row. What a sample has not is no number, and is left out.
-pub(crate) const MEASURES: [Measure; 18] = [
+pub(crate) const MEASURES: [Measure; 19] = [
     measure("reads_per_second", "reads/s", reads_per_second, rate),
     measure("mib_per_second", "MiB/s", |s| bytes_per_second(s) / MIB, rate),
     measure("step_seconds", "time", seconds, TIME),
@@ -55,6 +60,7 @@ pub(crate) const MEASURES: [Measure; 18] = [
     measure("cpu_us_per_read", "CPU us/read", |s| s.cpu_us_per_read, TWO),
     measure("cpu_percent", "CPU %", cpu_percent, WHOLE),
     measure("multiple", "N", |s| s.multiple.unwrap_or(NONE), TIMES),
+    measure("missed_share", "never sent", missed, PERCENT),
     measure("over_1ms", "> 1 ms", over::<0>, PERCENT),
     measure("over_8ms", "> 8 ms", over::<3>, PERCENT),
     measure("over_64ms", "> 64 ms", over::<6>, PERCENT),

@@ -11,14 +11,14 @@ use crate::sample::{OVER_LIMITS, Sample, reads_per_second};
 use crate::served::{Clients, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Summary;
-use crate::study::{About, Measure, Once, Rows, Study, pair};
+use crate::study::{About, Measure, Once, Rows, Study, check_only, pair};
 use humantime::format_duration;
 use ringfetch_command::quantity::{approximate, rate};
 use std::sync::Arc;
 use std::time::Duration;
 
 const NAMES: &str = "uring auto mmap mmap-plain engine-pread daemon";
-static ABOUT: About = About {
+pub(crate) static ABOUT: About = About {
     name: "act",
     title: "the highest rate of reads of 1.5 KiB within the limits of a certification",
     source: "Aerospike's ACT",
@@ -34,6 +34,7 @@ const LIMITS: [(usize, f64); 3] = [(0, 0.05), (3, 0.01), (6, 0.001)];
 
 /// Plans the study.
 pub(crate) fn plan(args: &Act, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
+    check_only(&args.common, NAMES)?;
     let mut material = Material::one(&args.common.path, args.size, progress)?;
     material.served = Served::find(&args.daemon, clients)?.map(Arc::new);
     let length = material.length_bytes();

@@ -7,12 +7,12 @@ use crate::material::{Material, Progress};
 use crate::report::{Report, series};
 use crate::sample::{Of, Sample, bytes_per_second};
 use crate::setup::{Amount, Heat, Setup, Shape};
-use crate::study::{About, Row, Rows, Study, list, pair, texts};
+use crate::study::{About, Row, Rows, Study, check_only, list, pair, texts};
 use humantime::format_duration;
 use ringfetch_command::quantity::{exact_size, latency};
 
 const NAMES: &str = "pread threaded-pread preadv2-hipri aio ring ring-polled uring engine-pread";
-static ABOUT: About = About {
+pub(crate) static ABOUT: About = About {
     name: "block-size",
     title: "how latency grows with the block, and which block to read",
     source: "ClickHouse, A journey to io_uring, AIO and modern storage devices",
@@ -27,6 +27,7 @@ const ALMOST_THE_SAME: f64 = 1.2;
 
 /// Plans the study.
 pub(crate) fn plan(args: &BlockSize, progress: Progress<'_>) -> Result<Study, LabError> {
+    check_only(&args.common, NAMES)?;
     let material = Material::one(&args.common.path, args.blocks.size, progress)?;
     let length = material.length_bytes();
     let device = material.place.device.as_ref();

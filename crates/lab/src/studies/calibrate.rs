@@ -169,7 +169,7 @@ pub(crate) fn run(args: &Calibrate, runs: Runs<'_>) -> Result<(), LabError> {
         Ok(study)
     };
     let next = &mut |_: &mut Study, rows: &Rows| subject.next(&mut stage, rows, &pace);
-    let done = measured(runs.context, &common, study, next).map_err(|error| error.map(named_here))?;
+    let done = measured(runs.context, &ABOUT, &common, study, next).map_err(|error| error.map(named_here))?;
     let found = Found::new(&subject, &done.rows, done.stopped.is_some());
     if done.rows.0.iter().all(|row| row.measured().next().is_none()) {
         return Err(failed("stopped before anything was measured".to_owned()));

@@ -8,7 +8,7 @@ use crate::report::Report;
 use crate::sample::{Of, Sample, reads_per_second};
 use crate::served::{Clients, Flip, Items, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
-use crate::study::{About, Cell, Measure, Once, Row, Rows, Study, get, list, pair};
+use crate::study::{About, Cell, Measure, Once, Row, Rows, Study, check_only, get, list, pair};
 use humantime::format_duration;
 use ringfetch_client::{Backend, Kind};
 use ringfetch_pace::trace::{self, TraceEntries, TraceShape};
@@ -17,11 +17,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 const TRACE_BYTES_MAX: u64 = 1 << 30;
-static ABOUT: About = About {
+pub(crate) static ABOUT: About = About {
     name: "flip",
     title: "one load on a running daemon, under each backend",
     source: "the operator",
-    columns: "reads_per_second p50_us p99_us p999_us depth_achieved cpu_us_per_read",
+    columns: "reads_per_second missed_share p50_us p99_us p999_us depth_achieved cpu_us_per_read",
     judge,
 };
 
@@ -30,7 +30,7 @@ pub(crate) fn plan(args: &FlipArgs, clients: &Clients, admin: &str) -> Result<St
     let missing = || LabError::Usage("--server: this study needs a running daemon, and --dataset".to_owned());
     let mut material = Material::found(&args.common.path)?;
     let backends = Backend::ALL.map(Backend::as_str).join(" ");
-    // What is wrong with `--only` needs no daemon to be seen.
+    check_only(&args.common, &backends)?;
     let mut study = Study::new(&ABOUT, &args.common, &backends, Vec::new(), Vec::new())?;
     let mut served = Served::find(&args.daemon, clients)?.ok_or_else(missing)?;
     let count = load(&mut served, args.trace.as_deref())?;
@@ -142,15 +142,34 @@ fn measured(rows: &Rows) -> (&'static str, Of) {
 
 fn judge(report: &mut Report, rows: &Rows) {
     let (what, of) = measured(rows);
-    report.notes.insert(0, verdict(rows, what, of));
+    let (held, missed) = rows.0.iter().cloned().partition(holds);
+    let (held, missed): (Vec<Row>, Vec<Row>) = (held, missed);
+    let mut words = verdict(&Rows(held), what, of);
+    if !missed.is_empty() {
+        let each = missed.iter().map(|row| {
+            let share = row.measured().map(Sample::missed_share).fold(0.0, f64::max);
+            format!("{} ({:.1} % never sent)", name(row), share * 100.0)
+        });
+        let each = list(&each.collect::<Vec<_>>());
+        words = format!("{words}; the rate was not held by {each}, whose p99 is only of what was sent");
+    }
+    report.notes.insert(0, words);
+}
+
+/// Whether its p99 is one of the reads that arrived: more than a hundredth of them never sent, and it is not.
+fn holds(row: &Row) -> bool {
+    row.measured().all(|sample| sample.missed_share() <= 0.01)
+}
+
+fn name(row: &Row) -> String {
+    row.get("backend").unwrap_or_default().to_owned()
 }
 
 /// Which backend to choose, in a sentence.
 fn verdict(rows: &Rows, what: &str, of: Of) -> String {
     let Some(best) = rows.best(&[], of) else {
-        return "verdict: none, nothing was measured".to_owned();
+        return "verdict: none, nothing was measured that can be compared".to_owned();
     };
-    let name = |row: &Row| row.get("backend").unwrap_or_default().to_owned();
     let (mut ahead, mut level) = (Vec::new(), Vec::new());
     for other in rows.0.iter().filter(|row| !std::ptr::eq(*row, best)) {
         let Some(ratio) = best.ratio(other, of) else {
@@ -167,7 +186,7 @@ fn verdict(rows: &Rows, what: &str, of: Of) -> String {
     let best = name(best);
     let (some, none) = (list(&ahead), list(&level));
     match (ahead.is_empty(), level.is_empty()) {
-        (true, true) => format!("verdict: only {best} was measured"),
+        (true, true) => format!("verdict: {best}, with which nothing can be compared"),
         (false, true) => format!("verdict: {best}; its {what}: {some}"),
         (true, false) => format!("verdict: it does not matter beyond the spread; {what} of {best}: {none}"),
         (false, false) => {
@@ -197,7 +216,7 @@ mod tests {
         let two = of(&[("uring", fast), ("mmap", slow), ("auto", level)]);
         assert!(two.contains("; no difference beyond the spread: "), "{two}");
         assert!(of(&[("uring", fast), ("auto", level)]).contains("does not matter"));
-        assert!(of(&[("uring", fast)]).contains("only uring"));
+        assert!(of(&[("uring", fast)]).contains("uring, with which nothing can be compared"));
     }
 
     #[test]
@@ -215,5 +234,17 @@ mod tests {
         judge(&mut report, &rows);
         let expected = "verdict: uring; its shortness of p99: 2.00x of mmap (2.00 to 2.00, 94 %)";
         assert_eq!(report.notes[0], expected);
+        // The one with the better p99 left a tenth of its reads unsent in one repetition.
+        for sample in rows.0[0].samples.iter_mut().flatten().take(1) {
+            sample.missed = 1;
+        }
+        let mut report = crate::report::tests::report();
+        judge(&mut report, &rows);
+        let expected = "verdict: mmap, with which nothing can be compared; the rate was not held by uring (10.0 % never sent), whose p99 is \
+                        only of what was sent";
+        assert_eq!(report.notes[0], expected);
+        rows.0.pop();
+        judge(&mut report, &rows);
+        assert!(report.notes[0].starts_with("verdict: none"), "{:?}", report.notes);
     }
 }

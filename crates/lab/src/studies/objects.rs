@@ -11,11 +11,11 @@ use crate::report::{Claim, Report, series};
 use crate::sample::seconds;
 use crate::setup::{Amount, Heat, Setup, Shape};
 use crate::stats::Summary;
-use crate::study::{About, Needs, Row, Rows, STEP_BYTES_MAX, Study, list, pair, texts};
+use crate::study::{About, Needs, Row, Rows, STEP_BYTES_MAX, Study, check_only, list, pair, texts};
 use ringfetch_command::quantity::{exact_size, size};
 
 const NAMES: &str = "threaded-pread ring uring";
-static ABOUT: About = About {
+pub(crate) static ABOUT: About = About {
     name: "objects",
     title: "whole files, many of them: threads against io_uring",
     source: "An io_uring experiment in Grafana Loki's read path",
@@ -50,6 +50,7 @@ fn sizes(args: &Objects) -> Result<Vec<(u64, u64)>, LabError> {
 
 /// Plans the study.
 pub(crate) fn plan(args: &Objects, progress: Progress<'_>) -> Result<Study, LabError> {
+    check_only(&args.common, NAMES)?;
     let made = sizes(args)?.into_iter();
     let made = made.map(|(count, bytes)| Material::many(&args.common.path, count, bytes, progress));
     let materials: Vec<Material> = made.collect::<Result<_, _>>()?;

@@ -12,7 +12,7 @@ use crate::report::{Claim, Report, series};
 use crate::sample::{Of, cpu_percent, reads_per_second, seconds};
 use crate::served::{Clients, Served};
 use crate::setup::{Amount, Heat, Setup, Shape};
-use crate::study::{About, Row, Rows, Study, list, pair, texts};
+use crate::study::{About, Row, Rows, Study, check_only, list, pair, texts};
 use ringfetch_client::{Dtype, Kind};
 use std::fs::File;
 use std::io::{self, BufWriter, Read as _, Write as _};
@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const NAMES: &str = "uring auto mmap mmap-plain engine-pread daemon";
-static ABOUT: About = About {
+pub(crate) static ABOUT: About = About {
     name: "rescore",
     title: "rescoring the candidates of a vector search from disk",
     source: "Qdrant under the hood: io_uring",
@@ -112,6 +112,7 @@ fn write(part: &Path, count: u64, progress: Progress<'_>) -> io::Result<()> {
 
 /// Plans the study.
 pub(crate) fn plan(args: &Rescore, clients: &Clients, progress: Progress<'_>) -> Result<Study, LabError> {
+    check_only(&args.common, NAMES)?;
     let material = material(args, clients, progress)?;
     let served = material.served.as_ref().map(|served| served.shown());
     let questions = material.questions.as_ref();

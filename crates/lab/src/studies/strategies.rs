@@ -10,13 +10,13 @@ use crate::material::{Material, Progress};
 use crate::report::{Claim, Report, series};
 use crate::sample::reads_per_second;
 use crate::setup::{Amount, Heat, Setup, Shape};
-use crate::study::{About, Needs, Rows, Study, list, pair, texts};
+use crate::study::{About, Needs, Rows, Study, check_only, list, pair, texts};
 use humantime::format_duration;
 use ringfetch_command::quantity::size;
 
 const NAMES: &str = "pread threaded-pread preadv2-hipri tokio-fs aio ring ring-polled uring \
     uring-batch auto mmap mmap-plain engine-pread";
-static ABOUT: About = About {
+pub(crate) static ABOUT: About = About {
     name: "strategies",
     title: "which way to read is fastest, by queue depth",
     source: "io-uring-bench (NVMe, 24 cores, poll_queues=16)",
@@ -39,6 +39,7 @@ const PUBLISHED: [(&str, f64); 6] = [
 
 /// Plans the study.
 pub(crate) fn plan(args: &Strategies, progress: Progress<'_>) -> Result<Study, LabError> {
+    check_only(&args.common, NAMES)?;
     let material = Material::one(&args.common.path, args.blocks.size, progress)?;
     let length = material.length_bytes();
     let has = |profile: &&str| args.profiles.iter().any(|known| known == profile);
