@@ -183,7 +183,8 @@ impl Report {
             server_unknown,
             reads_in_all,
         } = measured;
-        let end = tally.last_end.unwrap_or(pacer.measure_from());
+        // All of the window, also what was without an answer, and the answers that came after it.
+        let end = tally.last_end.max(pacer.end()).unwrap_or(pacer.measure_from());
         let elapsed = end.saturating_duration_since(pacer.measure_from());
         let seconds = elapsed.as_secs_f64();
         let rate = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };

@@ -65,6 +65,9 @@ fn an_open_loop_holds_its_rate_and_writes_every_form_of_result() {
     }
     let ramp = json(server, &format!("{run} --ramp 100:300 --seconds 1"));
     assert_eq!(ramp["open_loop"]["arrivals"], 200, "{ramp}");
+    // Rates are those of the window, of which the last quarter has no arrival.
+    let slow = json(server, &format!("{run} --rate 4 --seconds 1"));
+    assert!(slow["requests"] == 4 && number(&slow["seconds"]) >= 1.0, "{slow}");
     let text = stdout(server, &format!("{run} --rate 200 --requests 100"));
     for row in [
         "\nintended         200 requests/s, constant arrivals (100 in all)\n",
