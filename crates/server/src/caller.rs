@@ -235,6 +235,11 @@ impl Connection {
         &self.shares.requests
     }
 
+    /// Requests in flight of its caller, over all connections.
+    pub(crate) fn caller_requests(&self) -> u64 {
+        self.caller.requests_in_flight()
+    }
+
     /// Bytes of its unfinished and decoded requests.
     pub fn request_memory(&self) -> &Arc<Share> {
         &self.shares.request_memory

@@ -149,6 +149,7 @@ pub fn of_fetch(error: &FetchError) -> ErrorStatus {
         FetchError::TooManyRequests { own, .. } | FetchError::RequestMemory { own, .. } => {
             return overloaded(*own);
         }
+        FetchError::PrincipalRequests { .. } => return overloaded(true),
         FetchError::ListingsBusy { .. } => return overloaded(false).retry(RETRY_LISTING),
         FetchError::OverRate { retry_after, .. } => {
             let status = ErrorStatus::new(Code::ResourceExhausted, Http::TOO_MANY_REQUESTS, "rate-limited");
@@ -174,6 +175,7 @@ pub fn field_of(error: &FetchError) -> Option<&str> {
         FetchError::Read(ReadError::VersionMismatch { .. }) => Some("if_match"),
         FetchError::ResponseTooLarge { .. }
         | FetchError::TooManyRequests { .. }
+        | FetchError::PrincipalRequests { .. }
         | FetchError::RequestMemory { .. }
         | FetchError::ListingsBusy { .. }
         | FetchError::OverRate { .. }

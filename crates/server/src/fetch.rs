@@ -244,6 +244,14 @@ impl Fetcher {
         Ok(DatasetHandle(dataset))
     }
 
+    /// The principal's limit of requests in flight, if it is below the share of any caller and used up.
+    fn principals_most(limits: &Limits, context: &RequestContext) -> Option<u64> {
+        let connection = context.connection.as_ref()?;
+        let most = connection.requests().most();
+        let is_used = connection.caller_requests() >= most;
+        (most < u64::from(limits.requests_in_flight) / 2 && is_used).then_some(most)
+    }
+
     /// Counts the request as in flight; returns also its deadline.
     fn admit(
         &self,
@@ -254,9 +262,12 @@ impl Fetcher {
             Some(connection) => connection.requests().charge(1),
             None => self.inner.callers.requests().charge(1),
         };
-        let entered = entered.map_err(|refused| FetchError::TooManyRequests {
-            max: limits.requests_in_flight,
-            own: refused != Refused::Budget,
+        let entered = entered.map_err(|refused| match Self::principals_most(limits, context) {
+            Some(max) if refused == Refused::Caller => FetchError::PrincipalRequests { max },
+            Some(_) | None => FetchError::TooManyRequests {
+                max: limits.requests_in_flight,
+                own: refused != Refused::Budget,
+            },
         })?;
         let arrived = context.arrived.unwrap_or_else(Instant::now);
         let deadline = within(limits, arrived, context.deadline);

@@ -26,6 +26,7 @@ pub(crate) enum Rejection {
     CallerObjects,
     RequestsPerSecond,
     BytesPerSecond,
+    PrincipalRequests,
 }
 
 /// Every rejection at its place: `reason as usize`.
@@ -46,11 +47,12 @@ const REJECTIONS: [(Rejection, &str); Rejection::COUNT] = [
     (Rejection::CallerObjects, "caller_objects"),
     (Rejection::RequestsPerSecond, "requests_per_second"),
     (Rejection::BytesPerSecond, "bytes_per_second"),
+    (Rejection::PrincipalRequests, "principal_requests"),
 ];
 
 impl Rejection {
     /// How many there are.
-    pub(crate) const COUNT: usize = Self::BytesPerSecond as usize + 1;
+    pub(crate) const COUNT: usize = Self::PrincipalRequests as usize + 1;
 
     /// All, with their labels.
     pub(crate) fn all() -> impl Iterator<Item = (Self, &'static str)> {
@@ -61,7 +63,11 @@ impl Rejection {
     pub(crate) fn is_principals(self) -> bool {
         matches!(
             self,
-            Self::RequestsInFlight | Self::CallerMemory | Self::RequestsPerSecond | Self::BytesPerSecond
+            Self::RequestsInFlight
+                | Self::PrincipalRequests
+                | Self::CallerMemory
+                | Self::RequestsPerSecond
+                | Self::BytesPerSecond
         )
     }
 
@@ -71,6 +77,7 @@ impl Rejection {
             FetchError::TooManyItems { .. } => Some(Self::Items),
             FetchError::ResponseTooLarge { .. } => Some(Self::ResponseBytes),
             FetchError::TooManyRequests { .. } => Some(Self::RequestsInFlight),
+            FetchError::PrincipalRequests { .. } => Some(Self::PrincipalRequests),
             FetchError::Read(ReadError::DeadlineExceeded) => Some(Self::Deadline),
             FetchError::Read(ReadError::Draining) => Some(Self::Draining),
             FetchError::Read(ReadError::Overloaded { resource }) => Some(match resource {

@@ -145,6 +145,15 @@ pub enum FetchError {
         /// Whether the caller's own share is used up.
         own: bool,
     },
+    /// The principal has as many requests in flight as its line allows.
+    #[error(
+        "overloaded: this principal has as many requests in flight as its limit allows (requests={max}); retry after a \
+         moment"
+    )]
+    PrincipalRequests {
+        /// The limit.
+        max: u64,
+    },
     /// The memory for requests that are being received is used up, or this caller's share of it.
     #[error(
         "overloaded: {} (limits.request_memory is {max} bytes); retry after a moment",

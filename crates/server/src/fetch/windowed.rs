@@ -155,7 +155,9 @@ impl SnapshotReader {
 fn is_transient(error: &FetchError) -> bool {
     matches!(
         error,
-        FetchError::TooManyRequests { .. } | FetchError::Read(ReadError::Overloaded { .. })
+        FetchError::TooManyRequests { .. }
+            | FetchError::PrincipalRequests { .. }
+            | FetchError::Read(ReadError::Overloaded { .. })
     )
 }
 

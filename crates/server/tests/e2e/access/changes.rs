@@ -1,5 +1,6 @@
 //! What happens to open streams and to later requests when the file of principals changes.
 
+use super::rates::metrics;
 use super::*;
 
 #[tokio::test]
@@ -99,13 +100,7 @@ async fn limits_are_a_principals_own_and_change_under_its_streams() {
     })
     .await;
     stream.answers_one().await.unwrap();
-    let scrape = async || {
-        let metrics = get(&daemon, "root", "/metrics").await;
-        Scrape {
-            text: String::from_utf8_lossy(&metrics.body).into_owned(),
-        }
-    };
-    let seen = scrape().await;
+    let seen = metrics(&daemon).await;
     let requests = "ringfetch_principal_requests_total";
     assert!(seen.sum(requests, &[("principal", "small")]) > 3.5);
     assert!(seen.sum(requests, &[("principal", "root")]) > 1.5);
@@ -116,14 +111,48 @@ async fn limits_are_a_principals_own_and_change_under_its_streams() {
     ] {
         let nothing = format!("{metric}{{principal=\"small\"}} 0");
         eventually_async("it holds nothing", async || {
-            scrape().await.text.contains(&nothing).then_some(())
+            metrics(&daemon).await.text.contains(&nothing).then_some(())
         })
         .await;
     }
     rewrite(&daemon, &lines(&[("root", "root", "*")]));
     daemon.signal(Signal::HUP);
     stream.ends().await;
-    assert!(!scrape().await.text.contains("principal=\"small\""));
+    assert!(!metrics(&daemon).await.text.contains("principal=\"small\""));
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_limit_of_requests_in_flight_is_named_to_its_principal() {
+    // Scenario: a principal that may have one request in flight has a long object under way that it does not read.
+    // Expectation: its next one is refused by its own limit, by name; another principal is served; and so is it once the
+    // first is over.
+    let rights = [("one", "one", "blocks,objects requests=1"), ("root", "root", "*")];
+    let setup = served(&lines(&rights));
+    setup.file("objects/long", &vec![7; 64 << 20]);
+    let daemon = setup.start();
+    let mut unread = TcpStream::connect(daemon.http).await.unwrap();
+    let request = "GET /v1/datasets/objects/objects/long HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer one\r\n\r\n";
+    unread.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 12];
+    unread.read_exact(&mut answer).await.unwrap();
+    assert_eq!(answer, b"HTTP/1.1 200");
+    let mut fetch = daemon.fetch().await;
+    let mut ask = async |token| {
+        fetch
+            .fetch_blocks(with(token, wire::blocks("blocks", &[1])))
+            .await
+    };
+    let refused = ask("one").await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("requests=1"), "{refused:?}");
+    ask("root").await.unwrap();
+    let seen = metrics(&daemon).await;
+    let refused = |name: &str| seen.sum(name, &[("reason", "principal_requests")]);
+    assert!((refused("ringfetch_principal_rejected_total") - 1.0).abs() < 0.5);
+    assert!((refused("ringfetch_rejected_total") - 1.0).abs() < 0.5);
+    drop(unread);
+    eventually_async("it is served", async || ask("one").await.ok()).await;
     daemon.stop().await;
 }
 

@@ -30,7 +30,7 @@ async fn read_much(daemon: &Daemon, token: &str) -> Result<(), Status> {
     daemon.fetch().await.fetch_blocks(request).await.map(drop)
 }
 
-async fn metrics(daemon: &Daemon) -> Scrape {
+pub(super) async fn metrics(daemon: &Daemon) -> Scrape {
     let metrics = get(daemon, "root", "/metrics").await;
     Scrape {
         text: String::from_utf8_lossy(&metrics.body).into_owned(),
